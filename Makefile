@@ -1,0 +1,40 @@
+# Some virtual machines trap AMX, and torch's bf16 products then die with an illegal instruction.
+export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-slow lint format clean
+
+demo: .venv/.base
+	$(BIN)/gradproof sizes
+	$(BIN)/gradproof verify --html runs/demo/verify.html --json runs/demo/verify.json
+
+test: .venv/.test
+	$(BIN)/pytest
+
+test-slow: .venv/.test
+	$(BIN)/pytest -m slow
+
+lint: .venv/.lint
+	$(BIN)/ruff check gradproof tests
+	$(BIN)/ruff format --check gradproof tests
+	$(BIN)/pyright
+
+format: .venv/.lint
+	$(BIN)/ruff check --fix gradproof tests
+	$(BIN)/ruff format gradproof tests
+
+clean:
+	rm -rf .venv runs
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.base: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
+	touch $@
+
+.venv/.%: pyproject.toml | .venv/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@

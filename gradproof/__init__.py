@@ -1,0 +1,36 @@
+"""Gradproof: decision models with explicit backward passes, and the proof that they are right.
+
+Importing the package loads nothing heavy: each public name is imported when it is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradproof.models.dense import Dense, DenseConfig
+    from gradproof.models.moe import MoE, MoEConfig, MoEOutput
+    from gradproof.params import ParamSpace
+    from gradproof.proof.module import verify
+
+__version__ = "0.1.0"
+__all__ = ["Dense", "DenseConfig", "MoE", "MoEConfig", "MoEOutput", "ParamSpace", "verify"]
+
+_HOMES = {
+    "Dense": "gradproof.models.dense",
+    "DenseConfig": "gradproof.models.dense",
+    "MoE": "gradproof.models.moe",
+    "MoEConfig": "gradproof.models.moe",
+    "MoEOutput": "gradproof.models.moe",
+    "ParamSpace": "gradproof.params",
+    "verify": "gradproof.proof.module",
+}
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gradproof' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,3 @@
+from gradproof.cli import main
+
+main()

@@ -1,0 +1,113 @@
+"""What an operation promises, what is judged, and the record of having judged it.
+
+A `Contract` stands beside each op and model and says which inputs are valid and what holds for them. A `Subject` is
+anything with named values that can be run forward and backward: an op on one example, a model, a user's module.
+`Evidence` is one check of one claim. Nothing here computes: `gradproof.proof` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+Status = Literal["proven", "refuted", "inconclusive", "unused"]
+Outputs = tuple[Tensor, ...]
+Gradients = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Example:
+    """One valid call: the arguments by name, and keyword options. `smooth` is false on a tie or a kink, where
+    differences of the forward say nothing about its derivative."""
+
+    label: str
+    arguments: Mapping[str, Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    smooth: bool = True
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A property by name. `check` is given for what only the op itself can state: (example, outputs, gradients) to
+    (measured, bound), where holding means measured ≤ bound. `axis` names the axis of `equivariant`."""
+
+    name: str
+    axis: str = ""
+    check: Callable[[Example, Outputs, Gradients], tuple[float, float]] | None = None
+
+
+ADJOINT = Claim("adjoint")  # ⟨dy, J v⟩ = ⟨Jᵀdy, v⟩, J v by forward-mode differentiation of the forward
+MATCHES_AUTOGRAD = Claim("matches_autograd")  # reverse mode through the forward, float64
+MATCHES_DIFFERENCES = Claim("matches_differences")  # extrapolated differences of the forward, float64
+DETERMINISTIC = Claim("deterministic")  # the same bits twice
+WRITES_ALL = Claim("writes_all")  # fresh memory poisoned with NaN: nothing unwritten is returned
+NO_ALIAS = Claim("no_alias")  # the inputs are unchanged
+EVERY_OP = (ADJOINT, MATCHES_AUTOGRAD, MATCHES_DIFFERENCES, DETERMINISTIC, WRITES_ALL, NO_ALIAS)
+
+
+def equivariant(axis: str) -> Claim:
+    """Permuting `axis` of the inputs permutes it in outputs and gradients and changes nothing else."""
+    return Claim("equivariant", axis=axis)
+
+
+@dataclass(frozen=True)
+class Contract:
+    """Valid calls and what holds for them.
+
+    shapes   "x[T,I] w[O,I] b[O] -> y[T,O]": arguments in forward's order, then the outputs
+    sizes    the values that each axis takes; every value occurs, combinations change with the seed
+    grads    the arguments that backward returns gradients for, in its order
+    options  keyword options of forward (and backward); all are tried
+    draw     (sizes, generator, options) to the arguments that are not N(0,1), such as indices
+    edges    examples at the edge of the domain: ties, saturation, constant rows
+    """
+
+    shapes: str
+    sizes: Mapping[str, tuple[int, ...]]
+    grads: tuple[str, ...]
+    claims: tuple[Claim, ...] = EVERY_OP
+    options: tuple[Mapping[str, Any], ...] = ({},)
+    draw: Callable[[Mapping[str, int], Any, Mapping[str, Any]], dict[str, Any]] | None = None
+    edges: tuple[Callable[[Any], Example], ...] = ()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Something that can be judged.
+
+    values   the differentiated tensors by name; those named in `inputs` are inputs, the rest parameters
+    run      (values, cotangents) to (outputs, gradients by name). Without cotangents only the forward runs, and for
+             an op or a model of ours that forward is differentiable by autograd.
+    fixed    entries, as boolean masks by name, that have no gradient by definition and are not judged
+    """
+
+    name: str
+    values: Mapping[str, Tensor]
+    run: Callable[[Mapping[str, Tensor], Outputs | None], tuple[Outputs, Gradients]]
+    inputs: frozenset[str] = frozenset()
+    kernel: str = "reference"
+    fixed: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """One check. `value` names the judged tensor where the claim is about one; `resolution` is the smallest relative
+    error of it that this check would have refuted."""
+
+    claim: str
+    subject: str
+    status: Status
+    measured: float
+    bound: float
+    value: str | None = None
+    resolution: float | None = None
+    example: str = ""
+    kernel: str = "reference"
+    device: str = "cpu"
+    dtype: str = "float64"
+    shape: tuple[tuple[int, ...], ...] = ()
+    seed: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)

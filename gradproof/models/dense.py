@@ -1,0 +1,113 @@
+"""The dense baseline: no residuals, no attention.
+
+Linear(I,H) → LayerNorm;  n × [Linear(H,F) → LayerNorm → GELU → Linear(F,H) → LayerNorm → GELU];  Linear(H,O)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Contract, equivariant
+from gradproof.models import chain
+from gradproof.models.model import SIZES, Model, spec_count
+from gradproof.models.moe import MoEOutput
+from gradproof.params import Entry
+
+MATCHED_BLOCKS = 2  # deep stacks without residuals barely learn, so a matched dense model is wide
+
+
+@dataclass(frozen=True)
+class DenseConfig:
+    """Shape: `feedforward` is F."""
+
+    inputs: int = 96
+    outputs: int = 20
+    hidden: int = 128
+    feedforward: int = 512
+    blocks: int = 2
+
+    def __post_init__(self):
+        if min(self.inputs, self.outputs, self.hidden, self.feedforward) < 1 or self.blocks < 0:
+            raise ValueError("inputs, outputs, hidden and feedforward must be at least 1, blocks at least 0")
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.inputs, self.hidden, *[self.feedforward, self.hidden] * self.blocks, self.outputs]
+
+    @property
+    def active(self) -> list[bool]:
+        """The first layer has no GELU."""
+        return [False, *[True] * (2 * self.blocks)]
+
+    @classmethod
+    def sized(cls, name: str, **overrides: Any) -> DenseConfig:
+        """0.7b, a deep stack for speed and memory; nano, tiny, medium, full match the MoE's count."""
+        if name == "0.7b":
+            return cls(hidden=1024, feedforward=4096, blocks=84, **overrides)
+        if name not in SIZES:
+            raise ValueError(f"there is no dense size {name!r}; the sizes are {', '.join(SIZES)} and 0.7b")
+        return replace(cls.matching(SIZES[name]), **overrides)
+
+    @classmethod
+    def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> DenseConfig:
+        """The config whose parameter count is nearest to `budget`: two wide blocks, F about 4H, F takes the rest."""
+
+        def count(hidden: int, feedforward: int) -> int:
+            return cls(inputs, outputs, hidden, feedforward, MATCHED_BLOCKS).param_count()
+
+        hidden = 1
+        while count(2 * hidden, 8 * hidden) <= budget:
+            hidden *= 2
+        step = hidden
+        while step := step // 2:
+            if count(hidden + step, 4 * (hidden + step)) <= budget:
+                hidden += step
+        fixed = count(hidden, 0 + 1)
+        per_unit = count(hidden, 2) - fixed
+        feedforward = max(1, 1 + round((budget - fixed) / per_unit))
+        if count(hidden, feedforward) > 2 * budget:
+            raise ValueError(
+                f"no dense model of {inputs} inputs and {outputs} outputs has as few as {budget:,} parameters"
+            )
+        return cls(inputs, outputs, hidden, feedforward, MATCHED_BLOCKS)
+
+    def spec(self) -> list[Entry]:
+        """Layers in order."""
+        return chain.entries("", self.widths)
+
+    def param_count(self) -> int:
+        """The exact number of parameters, without allocating one."""
+        return spec_count(self.spec())
+
+    def saved_per_row(self) -> int:
+        """How many numbers a tape keeps for each input row."""
+        return chain.saved_per_row(self.widths, self.active)
+
+
+class Dense(Model):
+    """The plain baseline with an explicit backward. Its one gate is 1, so that every metric has one form."""
+
+    config: DenseConfig
+
+    @classmethod
+    def sized(cls, name: str, **options: Any) -> Dense:
+        """`Dense.sized("nano", seed=0, device="cpu")`."""
+        return cls(DenseConfig.sized(name), **options)
+
+    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, chain.Saved]:
+        y_TO, saved = chain.forward(params, "", x_TI, self.config.active)
+        return MoEOutput(y_TO, x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), saved
+
+    def pull_back(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        dy: tuple[Tensor, Tensor],
+        x_TI: Tensor,
+        saved: chain.Saved,
+    ) -> Tensor:
+        return chain.backward(params, grads, "", dy[0], saved, self.config.active)

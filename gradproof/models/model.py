@@ -1,0 +1,118 @@
+"""What every model shares: the parameters, the tape, and the checks that turn misuse into one sentence.
+
+    forward(x_TI) -> (output, tape);   backward(d_logits_TO, tape, d_aux=0.0, accumulate=False) -> dx_TI
+
+`forward` hides nothing on the model, so two forwards may be in flight. A tape serves one backward, with the parameters
+and the input that it was made with.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproof.params import Entry, ParamSpace
+
+# What the names of sizes mean for every family: the exact parameter counts of the MoE.
+SIZES = {"nano": 195_540, "tiny": 84_984_276, "medium": 337_740_244, "full": 807_846_356}
+
+
+@dataclass
+class Tape:
+    """What one forward keeps for its backward."""
+
+    owner: Model
+    generation: int
+    x_TI: Tensor
+    x_version: int
+    saved: Any
+    used: bool = False
+
+
+class Model(ABC):
+    """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
+
+    def __init__(
+        self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ):
+        self.config = config
+        self.params = ParamSpace(config.spec(), dtype=dtype, device=device).initialise(seed)
+        self.buffers: dict[str, Tensor] = {}
+
+    @abstractmethod
+    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[Any, Any]:
+        """The forward as a function of parameters and input: (output, saved)."""
+
+    @abstractmethod
+    def pull_back(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        dy: tuple[Tensor, Tensor],
+        x_TI: Tensor,
+        saved: Any,
+    ) -> Tensor:
+        """The backward: adds the gradients to `grads`, returns dx_TI. `dy` is (d_logits_TO, d_aux)."""
+
+    @torch.no_grad()
+    def forward(self, x_TI: Tensor) -> tuple[Any, Tape]:
+        """The output, and the tape that backward needs. ValueError on a wrong width, dtype or device."""
+        if x_TI.dim() != 2 or x_TI.shape[1] != self.config.inputs or x_TI.shape[0] == 0:
+            raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")
+        self._check_like_params("the input", x_TI)
+        output, saved = self.apply(self.params, x_TI)
+        return output, Tape(self, self.params.generation, x_TI, _version(x_TI), saved)
+
+    def __call__(self, x_TI: Tensor) -> tuple[Any, Tape]:
+        return self.forward(x_TI)
+
+    @torch.no_grad()
+    def backward(
+        self, d_logits_TO: Tensor, tape: Tape, d_aux: Tensor | float = 0.0, accumulate: bool = False
+    ) -> Tensor:
+        """Writes the gradients to `params.grad_P` (adds to it with `accumulate`) and returns dx_TI."""
+        self._check_tape(tape)
+        want = [tape.x_TI.shape[0], self.config.outputs]
+        if list(d_logits_TO.shape) != want:
+            raise ValueError(f"the cotangent must be {want}, like the logits, not {list(d_logits_TO.shape)}")
+        self._check_like_params("the cotangent", d_logits_TO)
+        d_aux = torch.as_tensor(d_aux, dtype=d_logits_TO.dtype, device=d_logits_TO.device)
+        if d_aux.dim():
+            raise ValueError(f"d_aux is the cotangent of one number, not of {list(d_aux.shape)}")
+        if not accumulate:
+            self.params.grad_P.zero_()
+        dx_TI = self.pull_back(self.params, self.params.grads, (d_logits_TO, d_aux), tape.x_TI, tape.saved)
+        tape.used, tape.saved = True, None
+        return dx_TI
+
+    def _check_tape(self, tape: Tape) -> None:
+        if tape.owner is not self:
+            raise ValueError("this tape belongs to another model; run backward on the model whose forward made it")
+        if tape.used:
+            raise ValueError("this tape has been used; a tape serves one backward: run forward again")
+        if tape.generation != self.params.generation:
+            raise ValueError("the parameters changed after this tape was made; run forward again before backward")
+        if tape.x_version != _version(tape.x_TI):
+            raise ValueError("the input was modified in place after forward; run forward again before backward")
+
+    def _check_like_params(self, what: str, tensor: Tensor) -> None:
+        flat_P = self.params.flat_P
+        if tensor.dtype != flat_P.dtype:
+            raise ValueError(f"{what} is {tensor.dtype} but the parameters are {flat_P.dtype}; convert one of them")
+        if tensor.device != flat_P.device:
+            raise ValueError(f"{what} is on {tensor.device}, the parameters are on {flat_P.device}; move one of them")
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def spec_count(spec: list[Entry]) -> int:
+    """The number of parameters of a spec."""
+    return sum(math.prod(entry.shape) for entry in spec)

@@ -1,0 +1,182 @@
+"""Sparse Mixture-of-Experts.
+
+    z = x Wᵣᵀ + bᵣ;  gates, aux = route(z);  y_t = Σ_{e∈S_t} gates_te·f_e(x_t)
+    f_e: (Linear → LayerNorm → GELU) × (1 + depth), then Linear to O
+
+Only routed rows are computed: sorted by expert, worked on in contiguous slices, combined in a fixed order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
+from gradproof.models import chain
+from gradproof.models.model import SIZES, Model, spec_count
+from gradproof.ops import combine, dispatch, linear, route
+from gradproof.params import Entry
+
+
+@dataclass(frozen=True)
+class MoEConfig:
+    """Shape and routing. `correction` > 0 balances the load by a selection bias that moves by that much a step."""
+
+    inputs: int = 96
+    outputs: int = 20
+    experts: int = 4
+    hidden: int = 128
+    depth: int = 2
+    k: int = 2
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    renormalise: bool = False
+    balance: float = 0.0
+    z_loss: float = 0.0
+    correction: float = 0.0
+
+    def __post_init__(self):
+        if min(self.inputs, self.outputs, self.experts, self.hidden) < 1 or self.depth < 0:
+            raise ValueError("inputs, outputs, experts and hidden must be at least 1, depth at least 0")
+        if self.k > self.experts:
+            raise ValueError(f"k = {self.k} experts a row cannot be chosen from {self.experts}; k must be at most E")
+        _ = self.routing
+
+    @property
+    def routing(self) -> route.Routing:
+        return route.Routing(self.k, self.scores, self.renormalise, self.balance, self.z_loss)
+
+    @property
+    def widths(self) -> list[int]:
+        """The widths through one expert."""
+        return [self.inputs, *[self.hidden] * (1 + self.depth), self.outputs]
+
+    @property
+    def active(self) -> list[bool]:
+        return [True] * (1 + self.depth)
+
+    @classmethod
+    def sized(cls, name: str, **overrides: Any) -> MoEConfig:
+        """nano, tiny, medium or full."""
+        shapes = {"nano": (128, 2), "tiny": (2048, 5), "medium": (4096, 5), "full": (4096, 12)}
+        if name not in shapes:
+            raise ValueError(f"there is no MoE size {name!r}; the sizes are {', '.join(shapes)}")
+        hidden, depth = shapes[name]
+        return cls(hidden=hidden, depth=depth, **overrides)
+
+    @classmethod
+    def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> MoEConfig:
+        """The config whose parameter count is nearest to `budget`: depth 2 where that comes within half a percent,
+        otherwise whichever depth up to 5 comes nearest."""
+        nearest = [cls(inputs, outputs, hidden=_hidden(cls, budget, inputs, outputs, d), depth=d) for d in range(1, 6)]
+        error = {config: abs(config.param_count() - budget) for config in nearest}
+        best = nearest[1] if error[nearest[1]] <= 0.005 * budget else min(nearest, key=lambda config: error[config])
+        if best.hidden == 1 and best.param_count() > 2 * budget:
+            raise ValueError(f"no MoE of {inputs} inputs and {outputs} outputs has as few as {budget:,} parameters")
+        return best
+
+    def spec(self) -> list[Entry]:
+        """Router first, then the experts, each in the order of its layers."""
+        spec = chain.linear_entries("router", self.inputs, self.experts)
+        for e in range(self.experts):
+            spec += chain.entries(f"experts.{e}.", self.widths)
+        return spec
+
+    def param_count(self) -> int:
+        """The exact number of parameters, without allocating one."""
+        expert = spec_count(chain.entries("", self.widths))
+        return self.experts * expert + spec_count(chain.linear_entries("router", self.inputs, self.experts))
+
+    def saved_per_row(self) -> int:
+        """How many numbers a tape keeps for each input row (indices not counted)."""
+        routed = self.inputs + chain.saved_per_row(self.widths, self.active) + self.outputs
+        return self.k * routed + 3 * self.experts
+
+
+def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth: int) -> int:
+    """The hidden width whose count is nearest to the budget; the count rises with the width."""
+    low, high = 1, 2
+    base = cls(inputs, outputs, depth=depth)
+
+    def count(hidden: int) -> int:
+        return replace(base, hidden=hidden).param_count()
+
+    while count(high) < budget:
+        high *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if count(middle) <= budget else (low, middle)
+    return min((low, high), key=lambda hidden: abs(count(hidden) - budget))
+
+
+class MoEOutput(NamedTuple):
+    logits_TO: Tensor
+    gates_TE: Tensor
+    aux: Tensor
+
+
+class Saved(NamedTuple):
+    routed: route.Saved
+    plan: dispatch.Plan
+    experts: list[chain.Saved]
+    rows_NO: Tensor
+
+
+class MoE(Model):
+    """A sparse Mixture-of-Experts with an explicit backward."""
+
+    config: MoEConfig
+
+    def __init__(self, config: MoEConfig, **options: Any):
+        super().__init__(config, **options)
+        if config.correction:
+            self.buffers["router.correction"] = self.params.flat_P.new_zeros(config.experts)
+
+    @classmethod
+    def sized(cls, name: str, **options: Any) -> MoE:
+        """`MoE.sized("nano", seed=0, device="cpu")`."""
+        return cls(MoEConfig.sized(name), **options)
+
+    def rebalance(self, load_E: Tensor) -> None:
+        """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""
+        if "router.correction" not in self.buffers:
+            raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
+        c_E = self.buffers["router.correction"]
+        self.buffers["router.correction"] = route.rebalance(c_E, load_E, self.config.correction)
+
+    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, Saved]:
+        z_TE, _ = linear.forward(x_TI, params["router.weight"], params["router.bias"])
+        routed, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
+        plan = dispatch.plan(saved.index_TK, self.config.experts)
+        rows_NI, _ = dispatch.forward(x_TI, plan)
+        outputs, experts = [], []
+        for e in range(self.config.experts):
+            rows_eI = rows_NI[plan.bounds[e] : plan.bounds[e + 1]]
+            y_eO, kept = chain.forward(params, f"experts.{e}.", rows_eI, self.config.active)
+            outputs.append(y_eO)
+            experts.append(kept)
+        rows_NO = torch.cat(outputs)
+        y_TO, _ = combine.forward(rows_NO, routed.gates_TE, plan)
+        return MoEOutput(y_TO, routed.gates_TE, routed.aux), Saved(saved, plan, experts, rows_NO)
+
+    def pull_back(
+        self,
+        params: Mapping[str, Tensor],
+        grads: Mapping[str, Tensor],
+        dy: tuple[Tensor, Tensor],
+        x_TI: Tensor,
+        saved: Saved,
+    ) -> Tensor:
+        dy_TO, d_aux = dy
+        plan = saved.plan
+        drows_NO, dgates_TE = combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
+        drows = []
+        for e in range(self.config.experts):
+            drows_eO = drows_NO[plan.bounds[e] : plan.bounds[e + 1]]
+            drows.append(chain.backward(params, grads, f"experts.{e}.", drows_eO, saved.experts[e], self.config.active))
+        dz_TE = route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
+        dx_TI = chain.linear_backward(params, grads, "router", dz_TE, x_TI)
+        return dx_TI + dispatch.backward(torch.cat(drows), None, plan)

@@ -1,0 +1,71 @@
+"""Cross-entropy of logits against class indices, optionally with class weights.
+
+    L = Σ_t w_t·(logsumexp(z_t) − z_t[y_t])/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
+    dz = dL·w_t·(softmax(z_t) − onehot(y_t))/W
+
+`total` is the count (or weight) of the whole accumulated batch: micro-batches divide by it once, so that their
+losses add up; a mean of means would weigh short ones too much.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Contract, Example
+
+
+def forward(
+    z_TC: Tensor, target_T: Tensor, weight_C: Tensor | None = None, total: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1."""
+    _check_target(z_TC, target_T)
+    weight_T = z_TC.new_ones(z_TC.shape[0]) if weight_C is None else weight_C[target_T]
+    scale_T = weight_T / (weight_T.sum() if total is None else total)
+    nll_T = torch.logsumexp(z_TC, -1) - z_TC.gather(1, target_T[:, None])[:, 0]
+    return (scale_T * nll_T).sum(), scale_T
+
+
+def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Tensor:
+    """Returns dz_TC."""
+    p_TC = torch.softmax(z_TC, -1)
+    onehot_TC = torch.zeros_like(z_TC).scatter(1, target_T[:, None], 1.0)
+    return dloss * saved[:, None] * (p_TC - onehot_TC)
+
+
+def _check_target(z_TC: Tensor, target_T: Tensor) -> None:
+    T, C = z_TC.shape
+    if target_T.shape != (T,) or target_T.dtype != torch.int64:
+        raise ValueError(f"target must be int64 [{T}], one class a row, not {target_T.dtype} {list(target_T.shape)}")
+    bad_T = (target_T < 0) | (target_T >= C)
+    if bool(bad_T.any()):
+        row = int(bad_T.nonzero()[0])
+        raise ValueError(f"target[{row}] = {int(target_T[row])} is out of range: the classes are 0..{C - 1}")
+
+
+def draw_target(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    return dict(target=torch.randint(sizes["C"], (sizes["T"],), generator=generator))
+
+
+def _weighted(generator: torch.Generator) -> Example:
+    z_TC, target_T = torch.randn(9, 5, generator=generator).double(), torch.arange(9) % 5
+    weight_C = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0]).double()
+    return Example("class weights", dict(z=z_TC, target=target_T), dict(weight=weight_C))
+
+
+def _confident(generator: torch.Generator) -> Example:
+    """Wrong with certainty: the loss is 900, not the logarithm of a clamped probability."""
+    z_TC = torch.randn(3, 4, generator=generator).double()
+    z_TC[1] = torch.tensor([900.0, 0.0, 1.0, -3.0])
+    return Example("confidently wrong", dict(z=z_TC, target=torch.tensor([0, 1, 2])))
+
+
+CONTRACT = Contract(
+    shapes="z[T,C] target[T] -> loss[]",
+    sizes=dict(T=(1, 2, 7, 33), C=(2, 3, 12)),
+    grads=("z",),
+    draw=draw_target,
+    options=({}, dict(total=50.0)),
+    claims=EVERY_OP,
+    edges=(_weighted, _confident),
+)

@@ -1,0 +1,56 @@
+"""Dispatch: the rows of each expert side by side.
+
+    rows_n = x[token_n],  n over the T·K choices sorted by expert (stable);   dx = Σ over the K rows of each token
+
+Only routed rows exist, so an expert without rows has an empty slice.
+"""
+
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Contract
+from gradproof.ops import route
+
+
+class Plan(NamedTuple):
+    """Where each routed row goes. Slot t·K + k is the k-th choice of token t."""
+
+    slot_N: Tensor  # the slot that stands at row n
+    row_TK: Tensor  # the row where slot (t, k) stands: the inverse of slot_N
+    index_TK: Tensor  # the expert of slot (t, k)
+    bounds: list[int]  # expert e has rows bounds[e] : bounds[e + 1]
+
+
+def plan(index_TK: Tensor, experts: int) -> Plan:
+    """Sorts the choices by expert. Reading the row counts is the one wait for the device."""
+    slot_N = torch.sort(index_TK.flatten(), stable=True).indices
+    row_TK = torch.empty_like(slot_N).scatter_(0, slot_N, torch.arange(slot_N.numel(), device=slot_N.device))
+    bounds = [0, *accumulate(route.load(index_TK, experts).tolist())]
+    return Plan(slot_N, row_TK.view_as(index_TK), index_TK, bounds)
+
+
+def forward(x_TI: Tensor, plan: Plan) -> tuple[Tensor, None]:
+    """rows_NI, sorted by expert."""
+    return x_TI[plan.slot_N // plan.row_TK.shape[1]], None
+
+
+def backward(drows_NI: Tensor, saved: None, plan: Plan) -> Tensor:
+    """Returns dx_TI, summed over the K choices in their order: no atomics, so the same bits every time."""
+    return drows_NI[plan.row_TK].sum(1)
+
+
+def draw_plan(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    """A random choice of K of E experts for each row."""
+    score_TE = torch.rand(sizes["T"], sizes["E"], generator=generator)
+    return dict(plan=plan(score_TE.argsort(1)[:, : sizes["K"]].contiguous(), sizes["E"]))
+
+
+CONTRACT = Contract(
+    shapes="x[T,I] plan -> rows[N,I]",
+    sizes=dict(T=(1, 2, 7, 33), I=(1, 3, 8), E=(4, 5), K=(1, 2, 4)),
+    grads=("x",),
+    draw=draw_plan,
+)

@@ -1,0 +1,42 @@
+"""Linear layer.
+
+y = x Wᵀ + b
+dx = dy W,  dW = dyᵀ x,  db = Σ_T dy
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
+
+
+def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
+    """y_TO; backward needs nothing but the arguments."""
+    return x_TI @ w_OI.T + b_O, None
+
+
+def backward(dy_TO: Tensor, saved: None, x_TI: Tensor, w_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns dx_TI, dw_OI, db_O."""
+    return dy_TO @ w_OI, dy_TO.T @ x_TI, dy_TO.sum(0)
+
+
+def _rounding(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """float32 against float64: |ŷ−y| ≤ c√n·u·(|x||W|ᵀ+|b|) + u|y|, n the length of the sum, c = 4. Reported as the
+    largest ratio of the two sides."""
+    x_TI, w_OI, b_O = (example.arguments[name].to(torch.float32) for name in ("x", "w", "b"))
+    exact_TO, _ = forward(x_TI.double(), w_OI.double(), b_O.double())
+    terms_TO = x_TI.double().abs() @ w_OI.double().abs().T + b_O.double().abs()
+    u = torch.finfo(torch.float32).eps / 2
+    bound_TO = 4 * math.sqrt(x_TI.shape[1] + 1) * u * terms_TO + u * exact_TO.abs()
+    error_TO = (forward(x_TI, w_OI, b_O)[0].double() - exact_TO).abs()
+    return float((error_TO / bound_TO).max()), 1.0
+
+
+CONTRACT = Contract(
+    shapes="x[T,I] w[O,I] b[O] -> y[T,O]",
+    sizes=dict(T=(1, 2, 7, 64), I=(1, 3, 96, 129), O=(1, 4, 5, 20)),
+    grads=("x", "w", "b"),
+    claims=(*EVERY_OP, equivariant("T"), Claim("error_bound", check=_rounding)),
+)

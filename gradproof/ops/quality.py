@@ -1,0 +1,56 @@
+"""The quality loss: which outcome, and how good.
+
+    L = cross_entropy(y[:, :C], outcome) + λ·mse(y[:, C:], metrics);   dy is the two gradients side by side
+
+The target is the pair (outcome_T, metrics_TM); C = O − M. `total` counts rows of the whole accumulated batch.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Contract
+from gradproof.ops import cross_entropy, mse
+
+
+class Saved(NamedTuple):
+    scale_T: Tensor
+    scaled_TM: Tensor
+
+
+def forward(
+    y_TO: Tensor,
+    outcome_T: Tensor,
+    metrics_TM: Tensor,
+    weight: float = 1.0,
+    total: float | None = None,
+) -> tuple[Tensor, Saved]:
+    """The loss, `weight` being λ."""
+    C, M = y_TO.shape[1] - metrics_TM.shape[1], metrics_TM.shape[1]
+    if C < 2:
+        raise ValueError(f"{y_TO.shape[1]} outputs cannot hold {M} metrics and at least two outcomes")
+    outcome, scale_T = cross_entropy.forward(y_TO[:, :C], outcome_T, total=total)
+    metrics, scaled_TM = mse.forward(y_TO[:, C:], metrics_TM, total=None if total is None else total * M)
+    return outcome + weight * metrics, Saved(scale_T, scaled_TM)
+
+
+def backward(dloss: Tensor, saved: Saved, y_TO: Tensor, outcome_T: Tensor, weight: float = 1.0) -> Tensor:
+    """Returns dy_TO."""
+    C = y_TO.shape[1] - saved.scaled_TM.shape[1]
+    dz_TC = cross_entropy.backward(dloss, saved.scale_T, y_TO[:, :C], outcome_T)
+    return torch.cat([dz_TC, mse.backward(dloss * weight, saved.scaled_TM)], 1)
+
+
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    outcome_T = torch.randint(sizes["O"] - sizes["M"], (sizes["T"],), generator=generator)
+    return dict(outcome=outcome_T, metrics=torch.rand(sizes["T"], sizes["M"], generator=generator).double())
+
+
+CONTRACT = Contract(
+    shapes="y[T,O] outcome[T] metrics[T,M] -> loss[]",
+    sizes=dict(T=(1, 2, 7, 33), O=(11, 20), M=(1, 8)),
+    grads=("y",),
+    draw=_draw,
+    options=({}, dict(weight=0.3), dict(weight=2.0, total=50.0)),
+)

@@ -1,0 +1,141 @@
+"""ParamSpace: all parameters of a model in one flat tensor, with named views; the gradients in a second one.
+
+Every entry starts at a multiple of 64 elements. Padding is zero and is not counted. Blocks with the same entries take
+the same length, so the copies of one entry in E experts are a strided [E, ...] view (`stack`), and an expert is one
+contiguous shard.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+ALIGNMENT = 64
+Kind = Literal["matrix", "bias", "gamma", "beta"]
+
+
+class Entry(NamedTuple):
+    """A parameter: `matrix` is [out, in]; `bias` belongs to the matrix declared before it; `gamma` and `beta` are a
+    norm's scale and shift."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+
+
+class ParamSpace(Mapping[str, Tensor]):
+    """Maps each name to its view of `flat_P`, in declaration order. `grad_P` has the same layout; `grads` are its
+    views. `generation` rises with every update: call `touch()` after writing through a raw kernel."""
+
+    def __init__(
+        self,
+        spec: Sequence[Entry],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ):
+        names = [entry.name for entry in spec]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"parameter {twice!r} is declared twice")
+        self.spec = tuple(Entry(name, tuple(shape), kind) for name, shape, kind in spec)
+        self.offsets: dict[str, int] = {}
+        end = 0
+        for entry in self.spec:
+            self.offsets[entry.name] = end
+            end += padded(math.prod(entry.shape))
+        self.flat_P = torch.zeros(end, dtype=dtype, device=device)
+        self._views = self._view_all(self.flat_P)
+        self._grad_P: Tensor | None = None
+        self._grads: dict[str, Tensor] = {}
+        self._touched = 0
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._views)
+
+    def __len__(self) -> int:
+        return len(self.spec)
+
+    @property
+    def count(self) -> int:
+        """The number of parameters, padding not counted."""
+        return sum(math.prod(entry.shape) for entry in self.spec)
+
+    @property
+    def grad_P(self) -> Tensor:
+        """The gradients, allocated when first asked for."""
+        if self._grad_P is None:
+            self._grad_P = torch.zeros_like(self.flat_P)
+            self._grads = self._view_all(self._grad_P)
+        return self._grad_P
+
+    @property
+    def grads(self) -> Mapping[str, Tensor]:
+        """The gradient of each parameter, a view of `grad_P`."""
+        _ = self.grad_P
+        return self._grads
+
+    @property
+    def generation(self) -> int:
+        """Changes whenever the values do, by torch's own operations or by `touch()`."""
+        return self._touched + self.flat_P._version
+
+    def touch(self) -> None:
+        """Says that the values changed; raw kernels do not bump torch's version counter."""
+        self._touched += 1
+
+    def stack(self, pattern: str, *, grads: bool = False) -> Tensor:
+        """The copies of one entry as a strided view [E, *shape]: `stack("experts.*.linear.0.weight")`."""
+        head, _, tail = pattern.partition("*")
+        names = [name for name in self.offsets if name.startswith(head) and name.endswith(tail)]
+        names = [name for name in names if name[len(head) : len(name) - len(tail)].isdigit()]
+        if not names:
+            raise KeyError(f"no parameter matches {pattern!r}")
+        starts = [self.offsets[name] for name in names]
+        steps = {b - a for a, b in pairwise(starts)} or {0}
+        first = (self.grads if grads else self)[names[0]]
+        if len(steps) > 1 or any(self[name].shape != first.shape for name in names):
+            raise ValueError(f"the parameters {pattern!r} are not copies at equal distances")
+        flat_P = self.grad_P if grads else self.flat_P
+        return flat_P.as_strided((len(names), *first.shape), (steps.pop(), *first.stride()), starts[0])
+
+    def initialise(self, seed: int) -> ParamSpace:
+        """U(±1/√in) for matrices and biases, γ = 1, β = 0; the same bits on every machine and device."""
+        fan_in = 1
+        for entry in self.spec:
+            if entry.kind == "matrix":
+                fan_in = entry.shape[-1]
+            if entry.kind in ("matrix", "bias"):
+                values = uniform(seed, entry.name, entry.shape, 1 / math.sqrt(fan_in))
+                self[entry.name].copy_(torch.from_numpy(values))
+            else:
+                self[entry.name].fill_(1.0 if entry.kind == "gamma" else 0.0)
+        return self
+
+    def _view_all(self, flat_P: Tensor) -> dict[str, Tensor]:
+        return {
+            name: flat_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
+            for name, shape, _ in self.spec
+        }
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to the alignment."""
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
+def uniform(seed: int, name: str, shape: tuple[int, ...], bound: float) -> np.ndarray:
+    """float64 U(−bound, bound) on a grid of 2⁻²³·bound, from Philox keyed by sha256(seed, name)."""
+    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")
+    raw = np.random.Philox(key=key).random_raw(math.prod(shape)) >> np.uint64(40)
+    return ((raw.astype(np.float64) + 0.5) * 2.0**-23 - 1.0).reshape(shape) * bound

@@ -1,0 +1,313 @@
+"""`verify(module, inputs)`: is the backward pass of the user's own module right?
+
+Autograd is the accused here, and torch's forward mode would stop at the same `detach`, so only differences of the
+forward testify. The module is run in float64 where it can: as it is, or with its float32 casts promoted and grouped
+products decomposed, or else in its own precision with bounds from its measured noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import inspect
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map, tree_unflatten
+
+from gradproof.contract import Gradients, Outputs, Subject
+from gradproof.proof.differences import Judgement, Probe, judge
+from gradproof.proof.recorder import Recorder
+from gradproof.proof.state import ModuleState, random_state_kept
+from gradproof.proof.verdict import Report, SubjectVerdict
+
+INPUT = "input:"
+
+
+class CannotRun(ValueError):
+    """The module cannot be judged at all; the message says why in one sentence."""
+
+
+def verify(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    quick: bool = False,
+    seed: int = 0,
+    device: str | torch.device | None = None,
+    name: str | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Judges the gradients of `module`'s parameters and of the floating tensors in `inputs` (a tuple of positional or a
+    dict of keyword arguments). The module is left exactly as it was found.
+
+    The projected loss is L = ⟨r, y⟩, y the first floating output with grad and r ~ N(0, 1)/√numel."""
+    if not isinstance(module, nn.Module):
+        raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
+    device = torch.device(device) if device else None
+    with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
+        state = ModuleState(module)
+        try:
+            return Report([_judge_module(module, inputs, state, device, name or type(module).__name__, quick, seed, progress)])
+        finally:
+            state.restore()
+
+
+def _judge_module(
+    module: nn.Module,
+    inputs: Any,
+    state: ModuleState,
+    device: torch.device | None,
+    name: str,
+    quick: bool,
+    seed: int,
+    progress: Callable[[int, int], None],
+) -> SubjectVerdict:
+    runner, trial, recorder, notes, spent = _first_run(module, inputs, state, device, seed)
+    cotangent = _cotangent(trial, seed)
+    base = Probe.of((trial,), (cotangent,), recorder)
+    with Recorder(promote=True) if runner.promote else nullcontext():
+        (output,), grads = runner.run(runner.values, (cotangent,))
+    again = Probe.of((output,), (cotangent,), recorder)
+    fixed = _padding_rows(module, runner.groups)
+    notes += [f"the padding row of {n} has no gradient by definition and is not judged" for n in fixed]
+    subject = Subject(name, runner.values, runner.run, frozenset(runner.inputs), fixed=fixed)
+    if abs(again.loss - base.loss) > 1e-6 * base.terms:
+        notes.append(
+            "two forwards with the same seed and values differ, so differences mean nothing; draw random numbers from "
+            "torch's default generator (it is seeded before each run), or switch the source off, e.g. with .eval()"
+        )
+        judged = {n: Judgement(n, "inconclusive", math.nan, math.nan, None, notes[-1]) for n in runner.values}
+        return _verdict(name, "inconclusive", judged.values(), spent + 1, 0, seed, notes)
+    verdict = judge(
+        subject,
+        (cotangent,),
+        grads,
+        seed=seed,
+        quick=quick,
+        promote=runner.promote,
+        base=base,
+        spent=spent + 1,
+        progress=progress,
+    )
+    return _verdict(name, verdict.status, verdict.judgements, verdict.forwards, verdict.directions, seed, notes)
+
+
+def _verdict(name: str, status: Any, judged: Any, forwards: int, directions: int, seed: int, notes: list[str]):
+    judged = list(judged)
+    inputs = [dataclasses.replace(j, name=j.name.removeprefix(INPUT)) for j in judged if j.name.startswith(INPUT)]
+    parameters = [j for j in judged if not j.name.startswith(INPUT)]
+    return SubjectVerdict(name, status, parameters, inputs, forwards, directions, seed, notes)
+
+
+def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch.device | None, seed: int):
+    """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards)."""
+    failure: Exception | None = None
+    for spent, (dtype, promote) in enumerate([(torch.float64, False), (torch.float64, True), (None, False)], 1):
+        state.swap(dtype, device)
+        torch.set_default_dtype(torch.float64 if promote else torch.float32)
+        runner = Runner(module, inputs, state, dtype, device, promote, seed)
+        try:
+            with Recorder(promote) as recorder:
+                trial = runner.forward(runner.values)
+        except Exception as error:
+            failure = error
+            continue
+        rounds_to_float32 = recorder.coarsest >= torch.finfo(torch.float32).eps
+        if dtype is torch.float64 and not promote and rounds_to_float32:
+            continue
+        return runner, trial, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent
+    raise CannotRun(f"the module's forward raised {_one_line(failure)}") from failure
+
+
+def _precision_note(dtype: torch.dtype | None, promote: bool, coarsest: float, failure: Exception | None) -> str:
+    if dtype is None:
+        return f"judged in its own precision, because in float64 it raised {_one_line(failure)}"
+    if coarsest >= torch.finfo(torch.float32).eps:
+        return f"judged in float64, but the forward rounds to a format of epsilon {coarsest:.1e} inside"
+    return "judged in float64, with the float32 casts inside promoted" if promote else "judged in float64"
+
+
+class Runner:
+    """Runs the module at given values. Tensors that share memory are one value, named after all of them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        inputs: Any,
+        state: ModuleState,
+        dtype: torch.dtype | None,
+        device: torch.device | None,
+        promote: bool,
+        seed: int,
+    ):
+        self.module, self.state, self.promote, self.seed = module, state, promote, seed
+        self.keyword = isinstance(inputs, Mapping)
+        given = dict(inputs) if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
+        leaves, self.structure = tree_flatten_with_path(given)
+        self.leaves = [_copied(leaf, dtype, device) for _, leaf in leaves]
+        names = _argument_names(module, self.keyword)
+        self.inputs = {
+            INPUT + _leaf_name(path, names): i
+            for i, (path, _) in enumerate(leaves)
+            if isinstance(self.leaves[i], Tensor) and self.leaves[i].dtype.is_floating_point
+        }
+        self.groups = _groups(module)
+        self.values = {name: _extent([p.data for p in group]) for name, group in self.groups.items()}
+        self.values = {name: value.clone() for name, value in self.values.items()}
+        self.values |= {name: self.leaves[i] for name, i in self.inputs.items()}
+        self._current = dict(self.values)
+        self._chosen: int | None = None
+
+    def run(self, values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
+        """The projected output and, given its cotangent, every gradient: `.backward()` on the module itself."""
+        output = self.forward(values)
+        if cotangents is None:
+            return (output,), {}
+        if output.requires_grad:
+            output.backward(cotangents[0].to(output.dtype))
+        grads: Gradients = {name: _gathered(group) for name, group in self.groups.items()}
+        grads |= {name: self._leaf_inputs[name].grad for name in self.inputs}
+        for group in self.groups.values():
+            for p in group:
+                p.grad = None
+        return (output,), grads
+
+    def forward(self, values: Mapping[str, Tensor]) -> Tensor:
+        """The first floating output with grad, at `values`, from the same state and seed every time."""
+        with _disable_current_modes():  # the recorder watches the module, not its preparation
+            given = self._prepare(values)
+        output = self.module(**given) if self.keyword else self.module(*given)
+        floating = [leaf for leaf in _output_tensors(output) if leaf.dtype.is_floating_point]
+        if not floating:
+            raise CannotRun("the module's output holds no floating tensor to project")
+        if self._chosen is None:
+            self._chosen = next((i for i, leaf in enumerate(floating) if leaf.requires_grad), 0)
+        return floating[self._chosen]
+
+    def _prepare(self, values: Mapping[str, Tensor]) -> Any:
+        """Puts the values in place and returns the arguments. Inputs are clones of leaves, so that the module may
+        write into them."""
+        self.state.reset(self.seed)
+        for name, group in self.groups.items():
+            if values[name] is not self._current[name]:
+                _extent([p.data for p in group]).copy_(values[name])
+                self._current[name] = values[name]
+        self._leaf_inputs = {name: values[name].detach().clone().requires_grad_() for name in self.inputs}
+        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        for name, i in self.inputs.items():
+            leaves[i] = self._leaf_inputs[name].clone()
+        return tree_unflatten(leaves, self.structure)
+
+
+def _copied(leaf: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
+    if not isinstance(leaf, Tensor):
+        return leaf
+    target = dtype if dtype is not None and leaf.dtype.is_floating_point else leaf.dtype
+    return leaf.detach().to(device=device or leaf.device, dtype=target, copy=True).contiguous()
+
+
+def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
+    if keyword:
+        return []
+    try:
+        kinds = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+
+
+def _leaf_name(path: Any, names: list[str]) -> str:
+    """`x`, or `x[0]` inside a structure; by number where the signature has no name."""
+    first, *rest = path
+    key = getattr(first, "idx", getattr(first, "key", None))
+    name = names[key] if isinstance(key, int) and key < len(names) else str(key)
+    return name + keystr(tuple(rest))
+
+
+def _groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """Trainable parameters by name; those that overlap in memory together."""
+    groups: list[tuple[list[str], list[nn.Parameter], int, int]] = []
+    for name, p in module.named_parameters():
+        if not p.requires_grad or not p.dtype.is_floating_point:
+            continue
+        start = p.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+        end = start + (last + 1) * p.element_size() if p.numel() else start
+        for group in groups:
+            if p.numel() and start < group[3] and group[2] < end and p.dtype == group[1][0].dtype:
+                groups.remove(group)
+                groups.append(([*group[0], name], [*group[1], p], min(start, group[2]), max(end, group[3])))
+                break
+        else:
+            groups.append(([name], [p], start, end))
+    return {" = ".join(names): parameters for names, parameters, _, _ in groups}
+
+
+def _padding_rows(module: nn.Module, groups: Mapping[str, list[nn.Parameter]]) -> dict[str, Tensor]:
+    """The rows at `padding_idx` of embeddings, which torch leaves out of the gradient on purpose."""
+    fixed = {}
+    for m in module.modules():
+        if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.padding_idx is not None:
+            for name, group in groups.items():
+                if len(group) == 1 and group[0] is m.weight:
+                    fixed[name] = torch.zeros(m.weight.shape, dtype=torch.bool, device=m.weight.device)
+                    fixed[name][m.padding_idx] = True
+    return fixed
+
+
+def _extent(tensors: list[Tensor]) -> Tensor:
+    """A single tensor as it is; several that overlap as the stretch of memory that they cover."""
+    if len(tensors) == 1:
+        return tensors[0]
+    first = min(t.storage_offset() for t in tensors)
+    ends = [t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors]
+    return tensors[0].as_strided((max(ends) - first + 1,), (1,), first)
+
+
+def _gathered(group: list[nn.Parameter]) -> Tensor | None:
+    """The gradient of a value: the parameter's own, or those of all that share the memory, added up in place."""
+    grads = [None if p.grad is None else p.grad.to_dense().detach() for p in group]
+    if len(group) == 1:
+        return grads[0]
+    if all(grad is None for grad in grads):
+        return None
+    extent = _extent([p.data for p in group])
+    total = torch.zeros_like(extent)
+    first = min(p.storage_offset() for p in group)
+    for p, grad in zip(group, grads, strict=True):
+        if grad is not None:
+            total.as_strided(p.shape, p.stride(), p.storage_offset() - first).add_(grad)
+    return total
+
+
+def _output_tensors(output: Any) -> Iterator[Tensor]:
+    """The tensors of an output in order: tensor, tuple, dict, dataclass, Hugging Face output."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from _output_tensors(value)
+    elif isinstance(output, (list, tuple)):
+        for value in output:
+            yield from _output_tensors(value)
+    elif dataclasses.is_dataclass(output):
+        for item in dataclasses.fields(output):
+            yield from _output_tensors(getattr(output, item.name))
+
+
+def _cotangent(output: Tensor, seed: int) -> Tensor:
+    key = hashlib.sha256(f"{seed}:cotangent".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
+    drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(max(output.numel(), 1))
+    return drawn.to(output.device)
+
+
+def _one_line(error: Exception | None) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}"

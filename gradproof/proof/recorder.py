@@ -1,0 +1,159 @@
+"""A dispatch mode that watches a forward: which discrete decisions it took, and how coarse its numbers became.
+
+Differences across a kink or a top-k boundary say nothing about the derivative, so two probes are compared only when
+their `signature` is the same: a hash over the sequence of aten ops, every integer or boolean result computed from
+floating values (comparisons, sort and top-k indices, arg-max), and the side of the kink that piecewise ops were on.
+
+With `promote`, explicit float32 casts, factories and stray float32 tensors become float64, and grouped products, which
+have no float64 kernel, are decomposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+aten = torch.ops.aten
+
+WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+
+# Piecewise ops that return no indices, and the pattern that tells on which piece each element is.
+PIECES: dict[Any, Callable[..., Tensor]] = {
+    aten.relu: lambda x, *_: x > 0,
+    aten.relu_: lambda x, *_: x > 0,
+    aten.leaky_relu: lambda x, *_: x > 0,
+    aten.leaky_relu_: lambda x, *_: x > 0,
+    aten.rrelu_with_noise: lambda x, *_: x > 0,
+    aten._prelu_kernel: lambda x, *_: x > 0,
+    aten.elu: lambda x, *_: x > 0,
+    aten.elu_: lambda x, *_: x > 0,
+    aten.abs: lambda x, *_: x > 0,
+    aten.abs_: lambda x, *_: x > 0,
+    aten.sign: lambda x, *_: x > 0,
+    aten.sgn: lambda x, *_: x > 0,
+    aten.threshold: lambda x, threshold, *_: x > threshold,
+    aten.hardshrink: lambda x, width=0.5, *_: x.abs() > width,
+    aten.softshrink: lambda x, width=0.5, *_: x.abs() > width,
+    aten.hardtanh: lambda x, low=-1, high=1, *_: (x > low).int() + (x > high).int(),
+    aten.hardtanh_: lambda x, low=-1, high=1, *_: (x > low).int() + (x > high).int(),
+    aten.hardsigmoid: lambda x, *_: (x > -3).int() + (x > 3).int(),
+    aten.hardsigmoid_: lambda x, *_: (x > -3).int() + (x > 3).int(),
+    aten.hardswish: lambda x, *_: (x > -3).int() + (x > 3).int(),
+    aten.hardswish_: lambda x, *_: (x > -3).int() + (x > 3).int(),
+    aten.clamp: lambda x, low=None, high=None, *_: _clamped(x, low, high),
+    aten.clamp_: lambda x, low=None, high=None, *_: _clamped(x, low, high),
+    aten.clamp_min: lambda x, low, *_: x > low,
+    aten.clamp_min_: lambda x, low, *_: x > low,
+    aten.clamp_max: lambda x, high, *_: x > high,
+    aten.clamp_max_: lambda x, high, *_: x > high,
+    aten.maximum: lambda x, y, *_: x > y,
+    aten.minimum: lambda x, y, *_: x > y,
+    aten.amax: lambda x, dim=(), *_: x == x.amax(dim, keepdim=True),
+    aten.amin: lambda x, dim=(), *_: x == x.amin(dim, keepdim=True),
+    aten.max: lambda x, *rest: x > rest[0] if rest and isinstance(rest[0], Tensor) else x == x.max(),
+    aten.min: lambda x, *rest: x > rest[0] if rest and isinstance(rest[0], Tensor) else x == x.min(),
+    aten.round: lambda x, *_: x.round(),
+    aten.floor: lambda x, *_: x.floor(),
+    aten.ceil: lambda x, *_: x.ceil(),
+    aten.trunc: lambda x, *_: x.trunc(),
+    aten.frac: lambda x, *_: x.trunc(),
+    aten.remainder: lambda x, y, *_: torch.floor(x / y),
+    aten.fmod: lambda x, y, *_: torch.trunc(x / y),
+}
+
+
+def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
+    side = torch.zeros_like(x, dtype=torch.int8)
+    if low is not None:
+        side += x > low
+    if high is not None:
+        side += x > high
+    return side
+
+
+class Recorder(TorchDispatchMode):
+    """Watches what runs inside. `signature` is comparable between runs of one process; `coarsest` is the largest
+    machine epsilon that a floating value was rounded to."""
+
+    def __init__(self, promote: bool = False):
+        super().__init__()
+        self.promote = promote
+        self.signature = 0
+        self.coarsest = 0.0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self.promote:
+            args, kwargs = _promoted(func, args, kwargs)
+        packet = func.overloadpacket
+        # The pattern is taken before an in-place op overwrites its argument.
+        piece = PIECES.get(packet) if args and _floating(args[0]) else None
+        pattern = piece(*args) if piece else None
+        if self.promote and packet is aten._grouped_mm and args[0].dtype == torch.float64:
+            out = grouped_mm(*args, **kwargs)
+        else:
+            out = func(*args, **kwargs)
+        self._note(func, args, out, pattern)
+        return out
+
+    def _note(self, func: Any, args: Any, out: Any, pattern: Tensor | None) -> None:
+        marks: list[Any] = [str(func)]
+        if pattern is not None:
+            marks.append(_bits(pattern))
+        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        floating_in = any(_floating(leaf) for leaf in tree_leaves(args))
+        for result in results:
+            if _floating(result):
+                if floating_in and result.numel():
+                    self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
+            elif floating_in and not result.dtype.is_complex:
+                marks.append(_bits(result))
+        self.signature = hash((self.signature, *marks))
+
+
+def _floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dtype.is_floating_point
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().cpu().numpy().tobytes()
+
+
+def _promoted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    if kwargs.get("dtype") in WIDER:
+        kwargs = {**kwargs, "dtype": WIDER[kwargs["dtype"]]}
+    # A view or a write must keep its own storage, so only ops that make new tensors see wider arguments.
+    if not (func._schema.is_mutable or func.is_view):
+        args, kwargs = tree_map(_widen, (args, kwargs))
+    return args, kwargs
+
+
+def _widen(value: Any) -> Any:
+    return value.to(WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in WIDER else value
+
+
+def grouped_mm(
+    a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`torch._grouped_mm` as one product a group; rows after the last group, unwritten by the kernel, are 0."""
+    if offs is None:
+        out = a @ b
+    else:
+        ends = offs.tolist()
+        groups = list(zip([0, *ends[:-1]], ends, strict=True))
+        if a.dim() == 2 and b.dim() == 2:  # groups along the summed axis
+            out = torch.stack([a[:, i:j] @ b[i:j] for i, j in groups])
+        elif a.dim() == 2:  # groups along the rows of a
+            out = a.new_zeros(a.shape[0], b.shape[-1])
+            for g, (i, j) in enumerate(groups):
+                out[i:j] = a[i:j] @ b[g]
+        else:  # groups along the columns of b
+            out = a.new_zeros(a.shape[-2], b.shape[-1])
+            for g, (i, j) in enumerate(groups):
+                out[:, i:j] = a[g] @ b[:, i:j]
+    return out if bias is None else out + bias

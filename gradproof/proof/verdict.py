@@ -1,0 +1,150 @@
+"""The answer of `verify`: statuses, one sentence, and a record that goes to JSON and to the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gradproof.contract import Evidence, Status
+from gradproof.proof.differences import Judgement
+
+
+@dataclass
+class SubjectVerdict:
+    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim."""
+
+    name: str
+    status: Status
+    parameters: list[Judgement]
+    inputs: list[Judgement]
+    forwards: int
+    directions: int
+    seed: int
+    notes: list[str] = field(default_factory=list)
+    evidence: list[Evidence] = field(default_factory=list)
+
+    def failures(self) -> list[str]:
+        """What was refuted, by name; a claim that is about no single tensor gives its own name."""
+        named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
+        named += [f"input {j.name}" for j in self.inputs if j.status == "refuted"]
+        return named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
+
+
+@dataclass
+class MutantVerdict:
+    """A wrong backward and what gave it away."""
+
+    name: str
+    subject: str
+    status: Status
+    claim: str | None
+    parameter: str | None
+
+
+@dataclass
+class Report:
+    """True only when proven."""
+
+    subjects: list[SubjectVerdict]
+    mutants: list[MutantVerdict] | None = None
+
+    def __bool__(self) -> bool:
+        return self.status == "proven"
+
+    @property
+    def status(self) -> Status:
+        """Any refuted, refuted; else any inconclusive, inconclusive; else proven. A mutant that survives refutes."""
+        statuses = {subject.status for subject in self.subjects}
+        if "refuted" in statuses or any(mutant.status != "refuted" for mutant in self.mutants or []):
+            return "refuted"
+        return "proven" if statuses == {"proven"} else "inconclusive"
+
+    @property
+    def summary(self) -> str:
+        """The answer in one or two sentences."""
+        return " ".join(_sentences(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what is not finite becomes null."""
+        record: dict[str, Any] = {
+            "status": self.status,
+            "summary": self.summary,
+            "subjects": [asdict(subject) for subject in self.subjects],
+            "environment": environment(),
+        }
+        if self.mutants is not None:
+            record["mutants"] = [asdict(mutant) for mutant in self.mutants]
+        return _finite(record)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def _sentences(report: Report) -> list[str]:
+    survivors = [mutant.name for mutant in report.mutants or [] if mutant.status != "refuted"]
+    sentences = []
+    if report.mutants is not None:
+        caught = len(report.mutants) - len(survivors)
+        sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
+    wrong = [subject for subject in report.subjects if subject.status == "refuted"]
+    if wrong:
+        return [*sentences, *(f"{subject.name} is wrong: {_listed(subject.failures())}." for subject in wrong)]
+    unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
+    if unclear:
+        return [*sentences, *(f"{s.name} is inconclusive: {_why(s)}." for s in unclear)]
+    resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
+    count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
+    finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
+    return [*sentences, f"{count} proven{finest}."]
+
+
+def _why(subject: SubjectVerdict) -> str:
+    unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
+    if subject.notes and not unclear:
+        return subject.notes[-1]
+    if not unclear:
+        return "no gradient could be judged, because the output depends on nothing that is differentiated"
+    rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""
+    return f"{unclear[0].name}{rest}: {unclear[0].note}"
+
+
+def _listed(names: Sequence[str], lead: str = "", most: int = 6) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return lead + ", ".join(names[:most]) + more
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def environment() -> dict[str, Any]:
+    """What the figures depend on."""
+    import torch
+
+    from gradproof import __version__
+
+    return {
+        **versions(),
+        "gradproof": __version__,
+        "threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+    }
+
+
+def versions() -> dict[str, str]:
+    """The libraries whose arithmetic was used."""
+    import numpy
+    import torch
+
+    return {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": numpy.__version__}
