@@ -60,6 +60,7 @@ class Contract:
     shapes   "x[T,I] w[O,I] b[O] -> y[T,O]": arguments in forward's order, then the outputs
     sizes    the values that each axis takes; every value occurs, combinations change with the seed
     grads    the arguments that backward returns gradients for, in its order
+    parameters  those of them that are learned; the others are inputs
     options  keyword options of forward (and backward); all are tried
     draw     (sizes, generator, options) to the arguments that are not N(0,1), such as indices
     edges    examples at the edge of the domain: ties, saturation, constant rows
@@ -68,6 +69,7 @@ class Contract:
     shapes: str
     sizes: Mapping[str, tuple[int, ...]]
     grads: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
     claims: tuple[Claim, ...] = EVERY_OP
     options: tuple[Mapping[str, Any], ...] = ({},)
     draw: Callable[[Mapping[str, int], Any, Mapping[str, Any]], dict[str, Any]] | None = None

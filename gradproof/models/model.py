@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,14 @@ from gradproof.params import Entry, ParamSpace
 
 # What the names of sizes mean for every family: the exact parameter counts of the MoE.
 SIZES = {"nano": 195_540, "tiny": 84_984_276, "medium": 337_740_244, "full": 807_846_356}
+
+
+class MoEOutput(NamedTuple):
+    """What every model returns; a dense model has one gate, which is 1."""
+
+    logits_TO: Tensor
+    gates_TE: Tensor
+    aux: Tensor
 
 
 @dataclass
@@ -46,7 +54,7 @@ class Model(ABC):
         self.buffers: dict[str, Tensor] = {}
 
     @abstractmethod
-    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[Any, Any]:
+    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, Any]:
         """The forward as a function of parameters and input: (output, saved)."""
 
     @abstractmethod
@@ -61,7 +69,7 @@ class Model(ABC):
         """The backward: adds the gradients to `grads`, returns dx_TI. `dy` is (d_logits_TO, d_aux)."""
 
     @torch.no_grad()
-    def forward(self, x_TI: Tensor) -> tuple[Any, Tape]:
+    def forward(self, x_TI: Tensor) -> tuple[MoEOutput, Tape]:
         """The output, and the tape that backward needs. ValueError on a wrong width, dtype or device."""
         if x_TI.dim() != 2 or x_TI.shape[1] != self.config.inputs or x_TI.shape[0] == 0:
             raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")
@@ -69,7 +77,7 @@ class Model(ABC):
         output, saved = self.apply(self.params, x_TI)
         return output, Tape(self, self.params.generation, x_TI, _version(x_TI), saved)
 
-    def __call__(self, x_TI: Tensor) -> tuple[Any, Tape]:
+    def __call__(self, x_TI: Tensor) -> tuple[MoEOutput, Tape]:
         return self.forward(x_TI)
 
     @torch.no_grad()

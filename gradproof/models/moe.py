@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.models import chain
-from gradproof.models.model import SIZES, Model, spec_count
+from gradproof.models.model import Model, MoEOutput, spec_count
 from gradproof.ops import combine, dispatch, linear, route
 from gradproof.params import Entry
 
@@ -112,12 +112,6 @@ def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth:
     return min((low, high), key=lambda hidden: abs(count(hidden) - budget))
 
 
-class MoEOutput(NamedTuple):
-    logits_TO: Tensor
-    gates_TE: Tensor
-    aux: Tensor
-
-
 class Saved(NamedTuple):
     routed: route.Saved
     plan: dispatch.Plan
@@ -180,3 +174,58 @@ class MoE(Model):
         dz_TE = route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
         dx_TI = chain.linear_backward(params, grads, "router", dz_TE, x_TI)
         return dx_TI + dispatch.backward(torch.cat(drows), None, plan)
+
+
+def _small(**options: Any) -> MoEConfig:
+    return MoEConfig(**{**dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1), **options})
+
+
+def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(x=torch.randn(sizes["T"], options["config"].inputs, generator=generator, dtype=torch.float64))
+
+
+def _starved(generator: torch.Generator) -> Example:
+    """Nobody chooses expert 3."""
+    arguments = _draw(dict(T=6), generator, dict(config=_small()))
+    arguments["router.bias"] = torch.tensor([0.0, 0.0, 0.0, -60.0], dtype=torch.float64)
+    return Example("expert without rows", arguments, dict(config=_small(balance=0.1)))
+
+
+def _ties(generator: torch.Generator) -> Example:
+    """Every row sees four equal scores and takes experts 0 and 1."""
+    arguments = _draw(dict(T=5), generator, dict(config=_small()))
+    arguments |= {"router.weight": torch.zeros(4, 5).double(), "router.bias": torch.zeros(4).double()}
+    return Example("ties", arguments, dict(config=_small()), smooth=False)
+
+
+def _starved_gradients(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """An expert without rows has a gradient of exactly zero, and nothing is NaN."""
+    wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
+    if example.label == "expert without rows":
+        wrong += sum(int((g != 0).sum()) for n, g in grads.items() if n.startswith("experts.3.") and g is not None)
+    return float(wrong), 0.0
+
+
+CONTRACT = Contract(
+    shapes="x[T,I] -> logits[T,O] aux[]",
+    sizes=dict(T=(1, 7)),
+    grads=("x",),
+    draw=_draw,
+    options=(
+        dict(label="default", config=_small()),
+        dict(label="K = 1", config=_small(k=1)),
+        dict(label="K = E", config=_small(k=4)),
+        dict(label="one expert", config=_small(experts=1, k=1)),
+        dict(label="depth 0", config=_small(depth=0)),
+        dict(label="renormalise", config=_small(renormalise=True)),
+        dict(label="sigmoid", config=_small(scores="sigmoid")),
+        dict(label="sigmoid, renormalise", config=_small(scores="sigmoid", renormalise=True, k=3)),
+        dict(label="balance", config=_small(balance=0.1)),
+        dict(label="z-loss", config=_small(z_loss=0.01)),
+        dict(label="correction", config=_small(correction=0.01)),
+        dict(label="everything", config=_small(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
+        dict(label="nano", config=MoEConfig.sized("nano")),
+    ),
+    claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),
+    edges=(_starved, _ties),
+)

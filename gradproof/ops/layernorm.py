@@ -55,6 +55,7 @@ CONTRACT = Contract(
     shapes="x[T,D] gamma[D] beta[D] -> y[T,D]",
     sizes=dict(T=(1, 2, 7, 64), D=(2, 3, 8, 129)),
     grads=("x", "gamma", "beta"),
+    parameters=("gamma", "beta"),
     claims=(*EVERY_OP, equivariant("T")),
     edges=(_small_variance, _constant_row),
 )

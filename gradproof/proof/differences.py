@@ -7,9 +7,10 @@ The claimed gradient g is judged along a random direction v by the residual
 with the displacements as they were rounded, so that a tiny step costs nothing. Two steps give the extrapolated
 R* = (4R(τ/2) − R(τ))/3 and, by how much they disagree, its error: of the next order, so smaller than their spread by
 (τ/τ_c)², τ_c the largest step at which a ladder of steps still saw the law aτ². The noise η of the forward is measured
-by second differences L(θ + τv) + L(θ − τv) − 2L(θ), in which the gradient, right or wrong, cancels. Then
+where the gradient, right or wrong, cancels: in second differences L(θ + τv) + L(θ − τv) − 2L(θ), and in R(τ) − R(τ/2)
+at steps so small that aτ² is nothing. Then
 
-    bound = 10·η/τ + min(2, 8(τ/τ_c)²)·|R(τ) − R(τ/2)| + a floor for the backward's own rounding.
+    bound = 10·η/τ + share·|R(τ) − R(τ/2)| + a floor for the backward's own rounding,  share = 8(τ/τ_c)² in [1/64, 2].
 
 An error e of the gradient of one tensor adds N(0, ‖e‖²) to the residual of every Gaussian direction, so m directions
 within their bounds exclude, with 99% confidence, ‖e‖ above 0.8·mean(bounds)/0.01^(1/m): the resolution.
@@ -34,7 +35,7 @@ from gradproof.proof.recorder import Recorder
 DIRECTIONS = 8
 PROVEN_AT = 1e-2  # a resolution above this proves nothing
 NOISE_FACTOR = 10.0
-SPREAD_FACTORS = (2.0, 8.0)
+SPREAD_SHARE = (1 / 64, 2.0)
 MACROSCOPIC = (2.0, 0.25)  # steps, in units of the tensor's own size, at which a flat function is flat
 
 
@@ -74,13 +75,12 @@ class Pair(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """One judged direction: the extrapolated residual and slope, how far the steps disagreed, a sample of the noise."""
+    """One judged direction: the extrapolated residual and slope, and how far the two steps disagreed."""
 
     tau: float
     residual: float
     slope: float
     spread: float
-    noise: float
 
 
 class Probe(NamedTuple):
@@ -118,15 +118,16 @@ class Prober:
         self.forwards = spent
         self.base = base or self._evaluate({})
         self.unit = max(self.base.coarsest, torch.finfo(torch.float64).eps) / 2
-        self.floor = 2 * self.unit * self.base.terms
-        self._noise_samples: list[float] = []
+        # Rounding acts on L's terms, and on what they are computed from: θ to 1 part in u moves L by about u·|θ∘g|.
+        finite = [name for name, grad in self.grads.items() if grad is not None and bool(grad.isfinite().all())]
+        self.floor = 2 * self.unit * max(self.base.terms, self.weight(finite))
+        self._even_noise: list[float] = []
+        self._odd_noise: list[float] = []
 
     @property
     def noise(self) -> float:
-        """The forward's own noise: the root mean square of its samples, at least the rounding of L's terms."""
-        if not self._noise_samples:
-            return self.floor
-        return max(self.floor, math.sqrt(statistics.fmean(s * s for s in self._noise_samples)))
+        """The forward's own noise: even and odd in the step (rounding can be either), at least that of L's terms."""
+        return max(self.floor, _rms(self._even_noise), 1.5 * statistics.median(self._odd_noise or [0.0]))
 
     def weight(self, names: Sequence[str]) -> float:
         """The typical size of ⟨g, v⟩."""
@@ -155,17 +156,21 @@ class Prober:
             return None
         # L(θ±τv), L(θ±τv/2), L(θ) with weights 1, 1, −4, −4, 6: no slope, no curvature, only noise.
         noise = abs(wide.second - 4 * narrow.second) / math.sqrt(70)
-        self._noise_samples.append(noise)
-        return _extrapolated(wide, narrow, noise)
+        self._even_noise.append(noise)
+        return _extrapolated(wide, narrow)
+
+    def sample_odd_noise(self, direction: Direction) -> None:
+        """The spread of a direction whose steps were too small for aτ²."""
+        self._odd_noise.append(direction.spread * direction.tau / 0.79)
 
     def sample_noise(self, ladder: Sequence[Pair]) -> None:
         """Noise from the two smallest steps of a ladder, the curvature seen at the step before taken off."""
         *_, wide, narrow, tiny = ladder
         if tiny.clean:
-            self._noise_samples.append(abs(tiny.second) / math.sqrt(6))
+            self._even_noise.append(abs(tiny.second) / math.sqrt(6))
         if narrow.clean and wide.clean:
             curved = wide.second * (narrow.tau / wide.tau) ** 2
-            self._noise_samples.append(abs(narrow.second - curved) / math.sqrt(6))
+            self._even_noise.append(abs(narrow.second - curved) / math.sqrt(6))
         # A forward that rounds where the recorder cannot see (numpy, C++) moves in steps: nothing at all for tiny
         # displacements, and about what the gradient says for large ones.
         for i, flat in enumerate(ladder):
@@ -174,7 +179,7 @@ class Prober:
             if flat.clean and still and claimed > 64 * self.floor:
                 agrees = [p for p in ladder[:i] if p.clean and abs(p.residual) < 0.1 * abs(p.slope)]
                 if agrees:
-                    self._noise_samples.append(claimed)
+                    self._odd_noise.append(claimed)
                 return
 
     def _moved(self, name: str, step: float, number: int) -> Tensor:
@@ -275,16 +280,23 @@ class Judge:
             cap = self.taus[-1] / 8
         else:
             cap = clean[0].tau if ladder[0].clean else clean[0].tau / 8
-        self.tau = min(cap, max(self._best_step(bend), self.taus[-1]))
         if rungs:
             self.screen.append(min((_extrapolated(a, b) for a, b in rungs), key=self._bound))
+        quiet_step = self._quiet_step(bend)
         for number in range(1, DIRECTIONS):
+            # The first three directions take steps at which noise is all that differs, and so measure it.
+            quiet = number <= 3
+            self.tau = min(cap, max(quiet_step if quiet else self._best_step(bend), self.taus[-1]))
             found = prober.direction(self.names, self.tau, number)
             if found is None:
-                self.tau /= 16
+                cap = self.tau / 16
                 continue
             self.screen.append(found)
-            self.tau = min(self.tau, max(self._best_step(self._bend(found)), self.tau / 64))
+            if quiet:
+                prober.sample_odd_noise(found)
+            else:
+                bend = max(bend, self._bend(found))
+        self.tau = min(cap, max(self._best_step(bend), self.taus[-1]))
 
     def exceeding(self) -> int:
         """How many directions of the screen leave their bound."""
@@ -403,14 +415,19 @@ class Judge:
         return (direction.spread - 4 * self.prober.noise / direction.tau) / (0.75 * direction.tau**2)
 
     def _best_step(self, bend: float) -> float:
-        """Where the noise 10η/τ and the spread 8(τ/τ_c)²·¾·bend·τ² balance."""
+        """Where the noise and the spread's share are about equal parts of the bound."""
         noise = self.prober.noise
-        best = (1.7 * noise * self.tau_c**2 / bend) ** (1 / 5) if bend > 0 and noise > 0 else self.taus[0]
-        return min(best, self.tau_c / 2)
+        if bend <= 0 or noise <= 0:
+            return self.tau_c / 2
+        return min((1.7 * noise * self.tau_c**2 / bend) ** (1 / 5), (1700 * noise / bend) ** (1 / 3), self.tau_c / 2)
+
+    def _quiet_step(self, bend: float) -> float:
+        """Where aτ² is far below the noise."""
+        return min((0.03 * self.prober.noise / bend) ** (1 / 3) if bend > 0 else self.tau_c, self.tau_c / 2)
 
     def _bound(self, direction: Direction, usual_spread: float = 0.0) -> float:
-        most, factor = SPREAD_FACTORS
-        share = min(most, factor * (direction.tau / self.tau_c) ** 2)
+        least, most = SPREAD_SHARE
+        share = min(most, max(least, 8 * (direction.tau / self.tau_c) ** 2))
         return NOISE_FACTOR * self.prober.noise / direction.tau + share * max(direction.spread, usual_spread)
 
     def _exceeds(self, direction: Direction, names: Sequence[str], among: Sequence[Direction]) -> bool:
@@ -429,12 +446,12 @@ class Judge:
         return Judgement(name, "inconclusive", math.nan, math.nan, None, note)
 
 
-def _extrapolated(wide: Pair, narrow: Pair, noise: float = 0.0) -> Direction:
+def _extrapolated(wide: Pair, narrow: Pair) -> Direction:
     """Takes aτ² off two steps of one direction."""
     share = (narrow.tau / wide.tau) ** 2
     residual = (narrow.residual - share * wide.residual) / (1 - share)
     slope = (narrow.slope - share * wide.slope) / (1 - share)
-    return Direction(narrow.tau, residual, slope, abs(wide.residual - narrow.residual), noise)
+    return Direction(narrow.tau, residual, slope, abs(wide.residual - narrow.residual))
 
 
 def _resolution(bounds: Sequence[float]) -> float:

@@ -1,0 +1,70 @@
+"""A model on one example, as a Subject, and the judging of a model in all its options.
+
+For the witnesses the forward is a function of the parameters; what is judged is the real forward and backward on the
+flat buffers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Example, Gradients, Outputs, Subject
+from gradproof.models.dense import Dense
+from gradproof.models.model import Model
+from gradproof.models.moe import MoE
+from gradproof.proof.examples import examples
+from gradproof.proof.judge import judge_contract
+from gradproof.proof.verdict import SubjectVerdict
+
+FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense}
+
+
+def subject(family: type[Model], name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:
+    """The example's options hold the `config`; its arguments are x and any parameters set to particular values."""
+    model = family(example.options["config"], seed=1, dtype=dtype, device=device)
+    if "router.correction" in model.buffers:
+        model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
+    given = {argument: value.to(device=device, dtype=dtype) for argument, value in example.arguments.items()}
+    values = {**{parameter: view.clone() for parameter, view in model.params.items()}, **given}
+
+    def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
+        if cotangents is None:
+            output, _ = model.apply(values, values["x"])
+            return (output.logits_TO, output.aux), {}
+        for parameter, view in model.params.items():
+            view.copy_(values[parameter])
+        output, tape = model.forward(values["x"])
+        model.params.grad_P.fill_(torch.nan)  # what backward does not write stays visible
+        dx_TI = model.backward(cotangents[0], tape, d_aux=cotangents[1])
+        grads = {parameter: grad.clone() for parameter, grad in model.params.grads.items()}
+        return (output.logits_TO, output.aux), {**grads, "x": dx_TI}
+
+    return Subject(name, values, run, frozenset({"x"}))
+
+
+def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = False) -> Iterator[SubjectVerdict]:
+    """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor."""
+    if name not in FAMILIES:
+        raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
+    contract = import_module(f"gradproof.models.{name}").CONTRACT
+    for options in contract.options:
+        label = f"{name}: {options['label']}"
+        sizes = dict(T=(32,)) if options["label"] == "nano" else contract.sizes
+        tried = examples(label, replace(contract, options=(options,), sizes=sizes, edges=()), seed)
+        yield _judge(name, label, tried, seed, device, quick)
+    for example in examples(name, replace(contract, options=()), seed):
+        yield _judge(name, f"{name}: {example.label}", [example], seed, device, quick)
+
+
+def _judge(family: str, label: str, tried, seed: int, device: str, quick: bool) -> SubjectVerdict:
+    def build(example: Example, dtype: torch.dtype) -> Subject:
+        return subject(FAMILIES[family], label, example, dtype, device)
+
+    contract = import_module(f"gradproof.models.{family}").CONTRACT
+    by_name = label.endswith("nano") and not quick
+    return judge_contract(label, contract, tried, build, seed=seed, quick=quick, by_name=by_name)

@@ -1,0 +1,210 @@
+"""How each claim is checked. Every check returns Evidence, one record for each tensor or output it is about."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from gradproof.contract import Claim, Contract, Evidence, Example, Gradients, Outputs, Status, Subject
+from gradproof.proof import differences, witnesses
+from gradproof.proof.examples import parse_shapes, seeded
+from gradproof.proof.verdict import versions
+
+U = torch.finfo(torch.float64).eps / 2
+Build = Callable[[Example, torch.dtype], Subject]
+
+
+@dataclass
+class Trial:
+    """One example under judgement: what was run, and the witnesses' answers, each computed once."""
+
+    name: str
+    contract: Contract
+    example: Example
+    build: Build
+    seed: int
+    quick: bool = True
+
+    @cached_property
+    def subject(self) -> Subject:
+        return self.build(self.example, torch.float64)
+
+    @cached_property
+    def cotangents(self) -> Outputs:
+        outputs, _ = self.subject.run(self.subject.values, None)
+        generator = seeded(self.seed, self.name, self.example.label, "cotangent")
+        return tuple(torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) for y in outputs)
+
+    @cached_property
+    def accused(self) -> tuple[Outputs, Gradients]:
+        return self.subject.run(self.subject.values, self.cotangents)
+
+    @property
+    def grads(self) -> Gradients:
+        return self.accused[1]
+
+    @cached_property
+    def reference(self) -> Gradients:
+        return witnesses.reverse_mode(self.subject, self.cotangents)
+
+    @cached_property
+    def allowed(self) -> dict[str, float]:
+        """What two right gradients may differ by: 1e-10·‖b‖ + 64·u·s."""
+        generator = seeded(self.seed, self.name, self.example.label, "signs")
+        coarse = self.build(self.example, torch.float32)
+        s = witnesses.scale(self.subject, coarse, self.cotangents, self.reference, generator)
+        return {name: 1e-10 * _norm(self.reference[name]) + 64 * U * s[name] for name in s}
+
+    def evidence(self, claim: str, measured: float, bound: float, status: Status | None = None, **more: Any) -> Evidence:
+        holds = measured <= bound  # false for NaN
+        tensors = [value for value in self.example.arguments.values() if isinstance(value, Tensor)]
+        return Evidence(
+            claim,
+            self.name,
+            status or ("proven" if holds else "refuted"),
+            measured,
+            bound,
+            example=self.example.label,
+            kernel=self.subject.kernel,
+            device=str(next(iter(self.subject.values.values())).device),
+            shape=tuple(tuple(tensor.shape) for tensor in tensors),
+            seed=self.seed,
+            versions=versions(),
+            **more,
+        )
+
+
+def check(trial: Trial, claim: Claim) -> Iterator[Evidence]:
+    """All evidence for one claim on one example."""
+    if claim.check is not None:
+        measured, bound = claim.check(trial.example, *trial.accused)
+        yield trial.evidence(claim.name, measured, bound)
+    elif claim.name == "equivariant":
+        yield from equivariant(trial, claim.axis)
+    else:
+        yield from CHECKS[claim.name](trial)
+
+
+def adjoint(trial: Trial) -> Iterator[Evidence]:
+    """⟨dy, J v⟩ = ⟨Jᵀdy, v⟩ for one random v in each tensor."""
+    for name, value in trial.subject.values.items():
+        generator = seeded(trial.seed, trial.name, trial.example.label, "tangent", name)
+        v = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        jv = witnesses.forward_mode(trial.subject, {name: v})
+        left = sum(float((c * t).sum()) for c, t in zip(trial.cotangents, jv, strict=True))
+        right = float((trial.grads[name] * v).sum())
+        bound = trial.allowed[name] * float(v.norm())
+        yield trial.evidence("adjoint", abs(left - right), bound, value=name)
+
+
+def matches_autograd(trial: Trial) -> Iterator[Evidence]:
+    """‖a − b‖ ≤ 1e-10·‖b‖ + 64·u·s against reverse mode."""
+    for name, expected in trial.reference.items():
+        error, bound, size = _norm(trial.grads[name] - expected), trial.allowed[name], _norm(expected)
+        resolution = bound / size if size else None
+        yield trial.evidence("matches_autograd", error, bound, value=name, resolution=resolution)
+
+
+def matches_differences(trial: Trial) -> Iterator[Evidence]:
+    """The forward's own differences, where the example is smooth."""
+    if not trial.example.smooth:
+        return
+    verdict = differences.judge(trial.subject, trial.cotangents, trial.grads, seed=trial.seed, quick=trial.quick)
+    for j in verdict.judgements:
+        yield trial.evidence(
+            "matches_differences", j.error, j.bound, status=j.status, value=j.name, resolution=j.resolution
+        )
+
+
+def deterministic(trial: Trial) -> Iterator[Evidence]:
+    """The same bits twice, and the same outputs with and without a backward."""
+    again = trial.subject.run(trial.subject.values, trial.cotangents)
+    alone, _ = trial.subject.run(trial.subject.values, None)
+    yield trial.evidence("deterministic", _differing(trial.accused, again) + _differing(trial.accused[0], alone), 0.0)
+
+
+def writes_all(trial: Trial) -> Iterator[Evidence]:
+    """With fresh memory full of NaN, nothing changes."""
+    with Poison():
+        poisoned = trial.subject.run(trial.subject.values, trial.cotangents)
+    yield trial.evidence("writes_all", _differing(trial.accused, poisoned), 0.0)
+
+
+def no_alias(trial: Trial) -> Iterator[Evidence]:
+    """Values and cotangents are as before afterwards."""
+    given = (dict(trial.subject.values), trial.cotangents)
+    before = [leaf.clone() for leaf in tree_leaves(given)]
+    trial.subject.run(trial.subject.values, trial.cotangents)
+    yield trial.evidence("no_alias", _differing(before, given), 0.0)
+
+
+def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
+    """Permuting an axis of the inputs permutes outputs and gradients, and changes nothing else."""
+    inputs, outputs = parse_shapes(trial.contract.shapes)
+    sizes = {
+        trial.example.arguments[name].shape[axes.index(axis)]
+        for name, axes in inputs.items()
+        if axis in axes and isinstance(trial.example.arguments[name], Tensor)
+    }
+    size = sizes.pop()
+    order = torch.randperm(size, generator=seeded(trial.seed, trial.name, trial.example.label, "order"))
+
+    def permuted(tensor: Any, axes: tuple[str, ...] | None) -> Any:
+        if not isinstance(tensor, Tensor) or axes is None or axis not in axes:
+            return tensor
+        return tensor.index_select(axes.index(axis), order.to(tensor.device))
+
+    moved = {name: permuted(value, inputs.get(name)) for name, value in trial.example.arguments.items()}
+    subject = trial.build(replace(trial.example, arguments=moved), torch.float64)
+    cotangents = tuple(permuted(c, axes) for c, axes in zip(trial.cotangents, outputs.values(), strict=True))
+    found, grads = subject.run(subject.values, cotangents)
+    for name in trial.subject.values:
+        error = _norm(grads[name] - permuted(trial.grads[name], inputs.get(name)))
+        yield trial.evidence("equivariant", error, trial.allowed[name], value=name)
+    for output, expected, axes in zip(found, trial.accused[0], outputs.values(), strict=True):
+        # A row's result may depend on its place only through the order of a sum.
+        bound = 64 * U * math.sqrt(expected.numel()) * float(expected.abs().max())
+        yield trial.evidence("equivariant", _norm(output - permuted(expected, axes)), bound)
+
+
+CHECKS: Mapping[str, Callable[[Trial], Iterator[Evidence]]] = {
+    "adjoint": adjoint,
+    "matches_autograd": matches_autograd,
+    "matches_differences": matches_differences,
+    "deterministic": deterministic,
+    "writes_all": writes_all,
+    "no_alias": no_alias,
+}
+
+
+class Poison(TorchDispatchMode):
+    """Memory that torch hands out unwritten is full of NaN."""
+
+    FRESH = frozenset(
+        getattr(torch.ops.aten, name)
+        for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+    )
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in self.FRESH:
+            out.fill_(torch.nan if out.dtype.is_floating_point else torch.iinfo(out.dtype).min)
+        return out
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(tensor.double().norm())
+
+
+def _differing(a: Any, b: Any) -> float:
+    """How many entries are not the same bits; NaN is never the same."""
+    pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
+    return float(sum(int((x != y).sum()) if x.shape == y.shape else x.numel() for x, y in pairs))
