@@ -6,6 +6,7 @@ Parameters of layer i are `{prefix}linear.{i}.weight|bias` and `{prefix}norm.{i}
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from torch import Tensor
@@ -38,7 +39,7 @@ def linear_entries(name: str, inputs: int, outputs: int) -> list[Entry]:
 def entries(prefix: str, widths: Sequence[int]) -> list[Entry]:
     """The parameters of a chain through `widths`: input, each layer's output, output."""
     spec: list[Entry] = []
-    for i, (inputs, outputs) in enumerate(zip(widths[:-2], widths[1:-1], strict=True)):
+    for i, (inputs, outputs) in enumerate(pairwise(widths[:-1])):
         spec += linear_entries(f"{prefix}linear.{i}", inputs, outputs)
         spec.append(Entry(f"{prefix}norm.{i}.weight", (outputs,), "gamma"))
         spec.append(Entry(f"{prefix}norm.{i}.bias", (outputs,), "beta"))
@@ -80,5 +81,4 @@ def linear_backward(params: Params, grads: Params, name: str, dy_TO: Tensor, x_T
 
 def saved_per_row(widths: Sequence[int], active: Sequence[bool]) -> int:
     """How many numbers a forward keeps for each row, the chain's own input not counted."""
-    kept = sum(2 * width + 2 + (width if activate else 0) for width, activate in zip(widths[1:-1], active, strict=True))
-    return kept
+    return sum((3 if activate else 2) * width + 2 for width, activate in zip(widths[1:-1], active, strict=True))

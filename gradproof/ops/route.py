@@ -160,21 +160,18 @@ CONTRACT = Contract(
     sizes=dict(T=(1, 2, 7, 33), E=(4, 5, 9)),
     grads=("z",),
     draw=_draw,
-    options=tuple(
-        dict(routing=Routing(**options))
-        for options in (
-            dict(),
-            dict(k=1),
-            dict(k=4),
-            dict(renormalise=True),
-            dict(scores="sigmoid"),
-            dict(scores="sigmoid", renormalise=True, k=3),
-            dict(balance=0.1),
-            dict(z_loss=0.01),
-            dict(balance=0.2, z_loss=0.02, renormalise=True),
-            dict(balance=0.2, z_loss=0.02, scores="sigmoid"),
-            dict(balance=0.2, scores="sigmoid", renormalise=True),
-        )
+    options=(
+        dict(routing=Routing()),
+        dict(routing=Routing(k=1)),
+        dict(routing=Routing(k=4)),
+        dict(routing=Routing(renormalise=True)),
+        dict(routing=Routing(scores="sigmoid")),
+        dict(routing=Routing(scores="sigmoid", renormalise=True, k=3)),
+        dict(routing=Routing(balance=0.1)),
+        dict(routing=Routing(z_loss=0.01)),
+        dict(routing=Routing(renormalise=True, balance=0.2, z_loss=0.02)),
+        dict(routing=Routing(scores="sigmoid", balance=0.2, z_loss=0.02)),
+        dict(routing=Routing(scores="sigmoid", renormalise=True, balance=0.2)),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("conserves", check=_gates)),
     edges=(_corrected, _all_chosen, _starved, _ties, _saturated),

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gradproof.contract import Claim, Contract, Evidence, Example, Gradients, Outputs, Status, Subject
+from gradproof.contract import Claim, Contract, Evidence, Example, Outputs, Status, Subject
 from gradproof.proof import differences, witnesses
 from gradproof.proof.examples import parse_shapes, seeded
 from gradproof.proof.verdict import versions
@@ -32,6 +32,7 @@ class Trial:
     build: Build
     seed: int
     quick: bool = True
+    forwards: int = 0  # spent on differences
 
     @cached_property
     def subject(self) -> Subject:
@@ -44,15 +45,22 @@ class Trial:
         return tuple(torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device) for y in outputs)
 
     @cached_property
-    def accused(self) -> tuple[Outputs, Gradients]:
-        return self.subject.run(self.subject.values, self.cotangents)
+    def accused(self) -> tuple[Outputs, dict[str, Tensor]]:
+        return self.run(self.subject, self.cotangents)
+
+    def run(self, subject: Subject, cotangents: Outputs) -> tuple[Outputs, dict[str, Tensor]]:
+        """Forward and backward; a gradient that is missing counts as zero."""
+        outputs, grads = subject.run(subject.values, cotangents)
+        return outputs, {
+            n: torch.zeros_like(v) if (g := grads.get(n)) is None else g for n, v in subject.values.items()
+        }
 
     @property
-    def grads(self) -> Gradients:
+    def grads(self) -> dict[str, Tensor]:
         return self.accused[1]
 
     @cached_property
-    def reference(self) -> Gradients:
+    def reference(self) -> dict[str, Tensor]:
         return witnesses.reverse_mode(self.subject, self.cotangents)
 
     @cached_property
@@ -63,7 +71,9 @@ class Trial:
         s = witnesses.scale(self.subject, coarse, self.cotangents, self.reference, generator)
         return {name: 1e-10 * _norm(self.reference[name]) + 64 * U * s[name] for name in s}
 
-    def evidence(self, claim: str, measured: float, bound: float, status: Status | None = None, **more: Any) -> Evidence:
+    def evidence(
+        self, claim: str, measured: float, bound: float, status: Status | None = None, **more: Any
+    ) -> Evidence:
         holds = measured <= bound  # false for NaN
         tensors = [value for value in self.example.arguments.values() if isinstance(value, Tensor)]
         return Evidence(
@@ -85,7 +95,7 @@ class Trial:
 def check(trial: Trial, claim: Claim) -> Iterator[Evidence]:
     """All evidence for one claim on one example."""
     if claim.check is not None:
-        measured, bound = claim.check(trial.example, *trial.accused)
+        measured, bound = claim.check(trial.example, trial.accused[0], dict(trial.grads))
         yield trial.evidence(claim.name, measured, bound)
     elif claim.name == "equivariant":
         yield from equivariant(trial, claim.axis)
@@ -118,6 +128,7 @@ def matches_differences(trial: Trial) -> Iterator[Evidence]:
     if not trial.example.smooth:
         return
     verdict = differences.judge(trial.subject, trial.cotangents, trial.grads, seed=trial.seed, quick=trial.quick)
+    trial.forwards += verdict.forwards
     for j in verdict.judgements:
         yield trial.evidence(
             "matches_differences", j.error, j.bound, status=j.status, value=j.name, resolution=j.resolution
@@ -126,7 +137,7 @@ def matches_differences(trial: Trial) -> Iterator[Evidence]:
 
 def deterministic(trial: Trial) -> Iterator[Evidence]:
     """The same bits twice, and the same outputs with and without a backward."""
-    again = trial.subject.run(trial.subject.values, trial.cotangents)
+    again = trial.run(trial.subject, trial.cotangents)
     alone, _ = trial.subject.run(trial.subject.values, None)
     yield trial.evidence("deterministic", _differing(trial.accused, again) + _differing(trial.accused[0], alone), 0.0)
 
@@ -134,7 +145,7 @@ def deterministic(trial: Trial) -> Iterator[Evidence]:
 def writes_all(trial: Trial) -> Iterator[Evidence]:
     """With fresh memory full of NaN, nothing changes."""
     with Poison():
-        poisoned = trial.subject.run(trial.subject.values, trial.cotangents)
+        poisoned = trial.run(trial.subject, trial.cotangents)
     yield trial.evidence("writes_all", _differing(trial.accused, poisoned), 0.0)
 
 
@@ -142,7 +153,7 @@ def no_alias(trial: Trial) -> Iterator[Evidence]:
     """Values and cotangents are as before afterwards."""
     given = (dict(trial.subject.values), trial.cotangents)
     before = [leaf.clone() for leaf in tree_leaves(given)]
-    trial.subject.run(trial.subject.values, trial.cotangents)
+    trial.run(trial.subject, trial.cotangents)
     yield trial.evidence("no_alias", _differing(before, given), 0.0)
 
 
@@ -165,7 +176,7 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
     moved = {name: permuted(value, inputs.get(name)) for name, value in trial.example.arguments.items()}
     subject = trial.build(replace(trial.example, arguments=moved), torch.float64)
     cotangents = tuple(permuted(c, axes) for c, axes in zip(trial.cotangents, outputs.values(), strict=True))
-    found, grads = subject.run(subject.values, cotangents)
+    found, grads = trial.run(subject, cotangents)
     for name in trial.subject.values:
         error = _norm(grads[name] - permuted(trial.grads[name], inputs.get(name)))
         yield trial.evidence("equivariant", error, trial.allowed[name], value=name)

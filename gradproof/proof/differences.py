@@ -24,12 +24,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradproof.contract import Gradients, Outputs, Status, Subject
+from gradproof.contract import Outputs, Status, Subject
 from gradproof.proof.recorder import Recorder
 
 DIRECTIONS = 8
@@ -105,7 +106,7 @@ class Prober:
         self,
         subject: Subject,
         cotangents: Outputs,
-        grads: Gradients,
+        grads: Mapping[str, Tensor | None],
         seed: int,
         promote: bool = False,
         base: Probe | None = None,
@@ -212,7 +213,7 @@ def _sizes(values: Mapping[str, Tensor]) -> dict[str, float]:
 def judge(
     subject: Subject,
     cotangents: Outputs,
-    grads: Gradients,
+    grads: Mapping[str, Tensor | None],
     *,
     seed: int = 0,
     quick: bool = False,
@@ -265,12 +266,12 @@ class Judge:
     # The joint screen.
 
     def run_screen(self) -> None:
-        """A ladder of steps along the first direction finds the noise and the best step; the other directions use it."""
+        """A ladder of steps along the first direction finds noise and best step; the other directions use them."""
         prober = self.prober
         ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
         prober.sample_noise(ladder)
         clean = [pair for pair in ladder if pair.clean]
-        rungs = [(a, b) for a, b in zip(ladder, ladder[1:], strict=False) if a.clean and b.clean]
+        rungs = [(a, b) for a, b in pairwise(ladder) if a.clean and b.clean]
         # aτ² between two rungs, less what noise alone would give.
         bends = [(abs(a.residual - b.residual) - 8 * prober.noise / b.tau) / a.tau**2 for a, b in rungs]
         bend = max(bends, default=0.0)

@@ -15,7 +15,7 @@ Axes = tuple[str, ...]
 
 
 def parse_shapes(shapes: str) -> tuple[dict[str, Axes], dict[str, Axes]]:
-    """"x[T,I] plan -> y[T,O]" to ({"x": ("T", "I"), "plan": ()}, {"y": ("T", "O")})."""
+    """ "x[T,I] plan -> y[T,O]" to ({"x": ("T", "I"), "plan": ()}, {"y": ("T", "O")})."""
     sides = []
     for side in shapes.split("->"):
         named = re.findall(r"(\w+)(?:\[([\w,]*)\])?", side)

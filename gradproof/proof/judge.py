@@ -39,11 +39,13 @@ def judge_contract(
     found: list[Evidence] = []
     inputs: frozenset[str] = frozenset()
     order: list[str] = []
+    forwards = 0
     for example in tried:
         trial = Trial(name, contract, example, build, seed, quick=not by_name)
         for claim in claims:
             found += check(trial, claim)
         inputs, order = trial.subject.inputs, list(trial.subject.values)
+        forwards += trial.forwards
     judged = [_judgement(value, [e for e in found if e.value == value]) for value in order]
     broken = any(e.status == "refuted" for e in found)
     unclear = any(j.status == "inconclusive" for j in judged)
@@ -53,7 +55,7 @@ def judge_contract(
         status,
         [j for j in judged if j.name not in inputs],
         [j for j in judged if j.name in inputs],
-        forwards=0,
+        forwards=forwards,
         directions=0 if quick else DIRECTIONS,
         seed=seed,
         evidence=_worst(found),
@@ -61,7 +63,7 @@ def judge_contract(
 
 
 def _judgement(name: str, found: Sequence[Evidence]) -> Judgement:
-    """Refuted by any witness; proven by autograd everywhere and, where differences were taken, by them at least once."""
+    """Refuted by any witness; proven by autograd everywhere and, where differences were taken, by them once."""
     differences = {e.status for e in found if e.claim == "matches_differences"}
     status: Status = "proven"
     if any(e.status == "refuted" for e in found):

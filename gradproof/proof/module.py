@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.proof.differences import Judgement, Probe, judge
@@ -53,7 +53,9 @@ def verify(
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state = ModuleState(module)
         try:
-            return Report([_judge_module(module, inputs, state, device, name or type(module).__name__, quick, seed, progress)])
+            return Report(
+                [_judge_module(module, inputs, state, device, name or type(module).__name__, quick, seed, progress)]
+            )
         finally:
             state.restore()
 
@@ -71,8 +73,11 @@ def _judge_module(
     runner, trial, recorder, notes, spent = _first_run(module, inputs, state, device, seed)
     cotangent = _cotangent(trial, seed)
     base = Probe.of((trial,), (cotangent,), recorder)
-    with Recorder(promote=True) if runner.promote else nullcontext():
-        (output,), grads = runner.run(runner.values, (cotangent,))
+    try:
+        with Recorder(promote=True) if runner.promote else nullcontext():
+            (output,), grads = runner.run(runner.values, (cotangent,))
+    except Exception as error:
+        raise CannotRun(f"the module's backward raised {_one_line(error)}") from error
     again = Probe.of((output,), (cotangent,), recorder)
     fixed = _padding_rows(module, runner.groups)
     notes += [f"the padding row of {n} has no gradient by definition and is not judged" for n in fixed]

@@ -119,7 +119,7 @@ def _(right, dy, saved, x, w):
 
 @wrong("linear", "dw misses the last row", subtle=True)
 def _(right, dy, saved, x, w):
-    dx, dw, db = right(dy, saved, x, w)
+    dx, _, db = right(dy, saved, x, w)
     return dx, but_last(dy).T @ x, db
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 
 class ModuleState:
@@ -22,16 +23,16 @@ class ModuleState:
     it."""
 
     def __init__(self, module: nn.Module):
-        self._scopes = [
-            (scope, dict(scope))
-            for m in module.modules()
-            for scope in (vars(m), m._parameters, m._buffers, m._modules)
+        self._scopes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            (scope, dict(scope)) for m in module.modules() for scope in (vars(m), m._parameters, m._buffers, m._modules)
         ]
         self.tensors = _tensors(module)
         self.parameters = {id(p) for p in module.parameters()}
         for tensor in self.tensors:
-            if tensor.is_meta or isinstance(tensor, nn.parameter.UninitializedTensorMixin):
-                raise ValueError("the module has parameters without values (meta or lazy); run it once before verifying")
+            if tensor.is_meta or is_lazy(tensor):
+                raise ValueError(
+                    "the module has parameters without values (meta or lazy); run it once before verifying"
+                )
         self._original = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in self.tensors]
         self._generators = [(g, g.get_state()) for g in _generators(module)]
         self._start: list[tuple[Tensor, Tensor]] = []
@@ -44,7 +45,7 @@ class ModuleState:
             storage = data.untyped_storage()
             key = (storage.data_ptr(), storage.nbytes(), data.dtype)
             if key not in copies:
-                whole = data.new_empty(0).set_(storage, 0, (storage.nbytes() // data.element_size(),))
+                whole = data.new_empty(0).set_(storage)  # pyright: ignore[reportCallIssue]
                 target = dtype if dtype is not None and data.dtype.is_floating_point else data.dtype
                 copies[key] = whole.to(device=device or data.device, dtype=target, copy=True)
             tensor.grad = None

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from gradproof.contract import Gradients, Outputs, Subject
+from gradproof.contract import Outputs, Subject
 
 
-def reverse_mode(subject: Subject, cotangents: Outputs) -> Gradients:
+def reverse_mode(subject: Subject, cotangents: Outputs) -> dict[str, Tensor]:
     """The gradients of Σ⟨cotangent, output⟩ by autograd through the forward; None becomes 0."""
     leaves = {name: value.detach().clone().requires_grad_() for name, value in subject.values.items()}
     with torch.enable_grad():
@@ -39,7 +39,7 @@ def forward_mode(subject: Subject, tangents: Mapping[str, Tensor]) -> Outputs:
 
 
 def scale(
-    subject: Subject, coarse: Subject, cotangents: Outputs, exact: Gradients, generator: torch.Generator
+    subject: Subject, coarse: Subject, cotangents: Outputs, exact: Mapping[str, Tensor], generator: torch.Generator
 ) -> dict[str, float]:
     """s, the norm of the sum of the absolute values of a gradient's terms, from below: the larger of the root sum of
     squares over the cotangent's entries (by random signs, under which it is the expected norm) and what float32
