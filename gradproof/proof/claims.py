@@ -111,15 +111,17 @@ def adjoint(trial: Trial) -> Iterator[Evidence]:
         jv = witnesses.forward_mode(trial.subject, {name: v})
         left = sum(float((c * t).sum()) for c, t in zip(trial.cotangents, jv, strict=True))
         right = float((trial.grads[name] * v).sum())
-        bound = trial.allowed[name] * float(v.norm())
-        yield trial.evidence("adjoint", abs(left - right), bound, value=name)
+        size = (_norm(trial.reference[name]) or 1.0) * _norm(v)
+        bound = trial.allowed[name] * _norm(v)
+        yield trial.evidence("adjoint", abs(left - right) / size, bound / size, value=name)
 
 
 def matches_autograd(trial: Trial) -> Iterator[Evidence]:
-    """‖a − b‖ ≤ 1e-10·‖b‖ + 64·u·s against reverse mode."""
+    """‖a − b‖ ≤ 1e-10·‖b‖ + 64·u·s against reverse mode, both sides relative to ‖b‖ where that is not zero."""
     for name, expected in trial.reference.items():
-        error, bound, size = _norm(trial.grads[name] - expected), trial.allowed[name], _norm(expected)
-        resolution = bound / size if size else None
+        size = _norm(expected)
+        error, bound = _norm(trial.grads[name] - expected) / (size or 1.0), trial.allowed[name] / (size or 1.0)
+        resolution = bound if size else None
         yield trial.evidence("matches_autograd", error, bound, value=name, resolution=resolution)
 
 
@@ -178,8 +180,9 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
     cotangents = tuple(permuted(c, axes) for c, axes in zip(trial.cotangents, outputs.values(), strict=True))
     found, grads = trial.run(subject, cotangents)
     for name in trial.subject.values:
+        size = _norm(trial.reference[name]) or 1.0
         error = _norm(grads[name] - permuted(trial.grads[name], inputs.get(name)))
-        yield trial.evidence("equivariant", error, trial.allowed[name], value=name)
+        yield trial.evidence("equivariant", error / size, trial.allowed[name] / size, value=name)
     for output, expected, axes in zip(found, trial.accused[0], outputs.values(), strict=True):
         # A row's result may depend on its place only through the order of a sum.
         bound = 64 * U * math.sqrt(expected.numel()) * float(expected.abs().max())

@@ -318,7 +318,7 @@ class Judge:
             return Judgement(name, "unused", 0.0, 0.0, None, "the output does not depend on it")
         if not weight or not found:
             return self._unresolved(name, math.nan, math.inf, None)
-        error, bound = _rms([d.residual for d in found]) / weight, self._mean_bound(found) / weight
+        error, bound = self._worst(found, [name], weight)
         resolution = max(_resolution([self._bound(d) for d in found]) / weight, self.backward_floor)
         if resolution > PROVEN_AT:
             return self._unresolved(name, error, bound, resolution)
@@ -367,17 +367,16 @@ class Judge:
         weight = self.prober.weight([name])
         slope, residual = _rms([d.slope for d in found]), _rms([d.residual for d in found])
         scale = slope if slope > 1e-3 * weight else weight
-        bound = self._mean_bound(found) + self.backward_floor * weight
-        error = residual / scale if scale else 0.0
+        error, bound = self._worst(found, [name], scale)
         if any(self._exceeds(d, [name], found) for d in found):
-            return Judgement(name, "refuted", error, bound / scale, None)
+            return Judgement(name, "refuted", max(bound, residual / scale), bound, None)
         resolution = _resolution([self._bound(d) for d in found]) / weight if weight else math.inf
         if self.screen and not self.exceeding() and weight:
             resolution = min(resolution, _resolution([self._bound(d) for d in self.screen]) / weight)
         resolution = max(resolution, self.backward_floor)
         if resolution > PROVEN_AT:
-            return self._unresolved(name, error, bound / scale if scale else math.inf, resolution)
-        return Judgement(name, "proven", error, bound / scale, resolution)
+            return self._unresolved(name, error, bound, resolution)
+        return Judgement(name, "proven", error, bound, resolution)
 
     def judge_flat(self, names: Sequence[str], found: Sequence[Direction]) -> dict[str, Judgement]:
         """A gradient below the noise is proven only where the loss does not move even for macroscopic steps; its
@@ -436,8 +435,11 @@ class Judge:
         bound = self._bound(direction, 0.5 * statistics.median(d.spread for d in among))
         return abs(direction.residual) > bound + self.backward_floor * self.prober.weight(names)
 
-    def _mean_bound(self, found: Sequence[Direction]) -> float:
-        return math.exp(statistics.fmean(math.log(max(self._bound(d), 1e-300)) for d in found))
+    def _worst(self, found: Sequence[Direction], names: Sequence[str], scale: float) -> tuple[float, float]:
+        """Residual and bound, relative to `scale`, of the direction that came nearest to its bound."""
+        floor = self.backward_floor * self.prober.weight(names)
+        near = max(found, key=lambda d: abs(d.residual) / (self._bound(d) + floor or 1.0))
+        return (abs(near.residual) / scale, (self._bound(near) + floor) / scale) if scale else (0.0, math.inf)
 
     def _unresolved(self, name: str, error: float, bound: float, resolution: float | None) -> Judgement:
         note = "the gradient is too small against the forward's noise here to be judged; try another input"
