@@ -13,7 +13,8 @@ at steps so small that aτ² is nothing. Then
     bound = 10·η/τ + share·|R(τ) − R(τ/2)| + a floor for the backward's own rounding,  share = 8(τ/τ_c)² in [1/64, 2].
 
 An error e of the gradient of one tensor adds N(0, ‖e‖²) to the residual of every Gaussian direction, so m directions
-within their bounds exclude, with 99% confidence, ‖e‖ above 0.8·mean(bounds)/0.01^(1/m): the resolution.
+within their bounds exclude, with 99% confidence, ‖e‖ above 0.8·mean(bounds)/0.01^(1/m): the resolution, taken over the
+m best directions.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ DIRECTIONS = 8
 PROVEN_AT = 1e-2  # a resolution above this proves nothing
 NOISE_FACTOR = 10.0
 SPREAD_SHARE = (1 / 64, 2.0)
-MACROSCOPIC = (2.0, 0.25)  # steps, in units of the tensor's own size, at which a flat function is flat
+MACROSCOPIC = (16.0, 2.0)  # steps, in units of the tensor's own size, at which a flat function is still flat
 
 
 @dataclass
@@ -121,7 +122,7 @@ class Prober:
         self.unit = max(self.base.coarsest, torch.finfo(torch.float64).eps) / 2
         # Rounding acts on L's terms, and on what they are computed from: θ to 1 part in u moves L by about u·|θ∘g|.
         finite = [name for name, grad in self.grads.items() if grad is not None and bool(grad.isfinite().all())]
-        self.floor = 2 * self.unit * max(self.base.terms, self.weight(finite))
+        self.floor = self.unit * max(self.base.terms, self.weight(finite))
         self._even_noise: list[float] = []
         self._odd_noise: list[float] = []
 
@@ -237,7 +238,7 @@ class Judge:
         log_unit = math.log2(prober.unit)
         self.taus = [2.0 ** (share * log_unit) for share in (0.15, 0.34, 0.53, 0.72)]
         self.tau = self.taus[1]
-        self.tau_c = self.taus[0]
+        self.tau_c, self.cap, self.bend = self.taus[0], self.taus[0], 0.0
         # The backward may round too: 4e-11 in float64, 2e-5 in float32.
         self.backward_floor = prober.unit**0.65
         self.screen: list[Direction] = []
@@ -297,6 +298,7 @@ class Judge:
                 prober.sample_odd_noise(found)
             else:
                 bend = max(bend, self._bend(found))
+        self.bend, self.cap = bend, cap
         self.tau = min(cap, max(self._best_step(bend), self.taus[-1]))
 
     def exceeding(self) -> int:
@@ -343,21 +345,20 @@ class Judge:
         """Two directions of this tensor alone; the second one's step follows from what the first one saw."""
         prober = self.prober
         weight = prober.weight([name])
-        tau = self.tau if weight > 1e-3 * prober.weight(self.names) else self.taus[0]
+        # A tensor that matters less also bends the loss less, and can take larger steps.
+        usual_bend = self.bend * weight / (prober.weight(self.names) or 1.0)
+        tau = min(self.cap, self._best_step(usual_bend))
         first = prober.direction([name], tau, 100)
         if first is None:
             second = prober.direction([name], tau / 32, 101)
             return self.conclude(name, [second] if second else [])
-        bound = self._bound(first)
         if self._exceeds(first, [name], [first]):
-            step = tau / 4
-        elif 8 * bound > PROVEN_AT * max(weight, abs(first.slope)) and tau == self.taus[0]:
+            tau = tau / 4
+        elif max(weight, abs(first.slope)) <= self._bound(first):
             return self.judge_flat([name], [first])[name]
-        elif bound > 1e-6 * weight and first.spread < bound / 4:
-            step = 32 * tau  # noise is all there is to see: a larger step shows more
         else:
-            step = self._best_step(max(self._bend(first), prober.noise / tau**3))
-        second = prober.direction([name], min(self.taus[0], max(step, tau / 64)), 101)
+            tau = min(self.cap, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
+        second = prober.direction([name], tau, 101)
         return self.conclude(name, [first, second] if second else [first])
 
     def conclude(self, name: str, found: Sequence[Direction]) -> Judgement:
@@ -370,10 +371,10 @@ class Judge:
         error, bound = self._worst(found, [name], scale)
         if any(self._exceeds(d, [name], found) for d in found):
             return Judgement(name, "refuted", max(bound, residual / scale), bound, None)
-        resolution = _resolution([self._bound(d) for d in found]) / weight if weight else math.inf
-        if self.screen and not self.exceeding() and weight:
-            resolution = min(resolution, _resolution([self._bound(d) for d in self.screen]) / weight)
-        resolution = max(resolution, self.backward_floor)
+        seen = [*found, *([] if self.exceeding() else self.screen)]
+        resolution = (
+            max(_resolution([self._bound(d) for d in seen]) / weight, self.backward_floor) if weight else math.inf
+        )
         if resolution > PROVEN_AT:
             return self._unresolved(name, error, bound, resolution)
         return Judgement(name, "proven", error, bound, resolution)
@@ -384,10 +385,12 @@ class Judge:
         prober, whole = self.prober, self.prober.weight(self.names)
         for number, tau in enumerate(MACROSCOPIC):
             pair = prober.pair(names, tau, 200 + number)
-            moved = abs(pair.second) / 2 + tau * abs(pair.slope)
-            if pair.clean and max(moved, tau * abs(pair.residual)) <= 64 * prober.noise:
-                bound = 64 * prober.noise / tau
+            if not pair.clean:
+                continue
+            moved, bound = abs(pair.second) / 2 + tau * abs(pair.slope), 64 * prober.noise
+            if max(moved / tau, abs(pair.residual)) <= bound:
                 return {name: self._flat(name, moved, abs(pair.residual), bound, whole) for name in names}
+            break
         if len(names) > 1:
             return {name: self.judge_flat([name], found)[name] for name in names}
         return {name: self.conclude(name, found) for name in names}
@@ -458,9 +461,9 @@ def _extrapolated(wide: Pair, narrow: Pair) -> Direction:
 
 
 def _resolution(bounds: Sequence[float]) -> float:
-    """The error that m directions would have shown with 99% confidence: P(all miss) ≈ Π(0.8·bound/‖e‖) = 0.01."""
-    mean = math.exp(statistics.fmean(math.log(max(bound, 1e-300)) for bound in bounds))
-    return 0.8 * mean / 0.01 ** (1 / len(bounds))
+    """The error that the m best directions show with 99% confidence: P(all miss) ≈ Π(0.8·bound/‖e‖) = 1%."""
+    logs = sorted(math.log(max(bound, 1e-300)) for bound in bounds)
+    return min(0.8 * math.exp(statistics.fmean(logs[:m])) / 0.01 ** (1 / m) for m in range(1, len(logs) + 1))
 
 
 def _rms(numbers: Sequence[float]) -> float:

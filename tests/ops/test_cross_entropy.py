@@ -1,0 +1,77 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gradproof.ops import cross_entropy
+
+ROWS, CLASSES, SEEDS = st.sampled_from([1, 2, 7, 33]), st.sampled_from([1, 2, 3, 12]), st.integers(0, 9999)
+
+
+def draw(normal, T, C, seed):
+    """Logits, targets, positive class weights, a cotangent."""
+    z_TC, weight_C, dloss = normal(seed, (T, C), (C,), ())
+    target_T = torch.randint(C, (T,), generator=torch.Generator().manual_seed(seed))
+    return z_TC, target_T, weight_C.exp(), dloss
+
+
+@given(T=ROWS, C=CLASSES, seed=SEEDS, weighted=st.booleans())
+def test_agrees_with_torch(normal, agree, T, C, seed, weighted):
+    """A mean over rows where weights are summed, or a gradient without the one-hot, would fail."""
+    z_TC, target_T, weight_C, dloss = draw(normal, T, C, seed)
+    weight = weight_C if weighted else None
+    right = F.cross_entropy(z_TC.requires_grad_(), target_T, weight)
+    loss, saved = cross_entropy.forward(z_TC, target_T, weight)
+    agree(loss, right, terms=z_TC.abs().max())
+    dz_TC = cross_entropy.backward(dloss, saved, z_TC, target_T)
+    agree(dz_TC, torch.autograd.grad(right, z_TC, dloss)[0], terms=dloss)
+
+
+@given(T=st.sampled_from([2, 7, 33]), C=CLASSES, seed=SEEDS, weighted=st.booleans(), data=st.data())
+def test_unequal_micro_batches_add_up(normal, agree, T, C, seed, weighted, data):
+    """A mean of means would weigh the short micro-batch too much."""
+    z_TC, target_T, weight_C, dloss = draw(normal, T, C, seed)
+    weight = weight_C if weighted else None
+    loss, saved = cross_entropy.forward(z_TC, target_T, weight)
+    dz_TC = cross_entropy.backward(dloss, saved, z_TC, target_T)
+    total = float(weight_C[target_T].sum()) if weighted else T
+    cut = data.draw(st.integers(1, T - 1))
+    parts = [(z_TC[:cut], target_T[:cut]), (z_TC[cut:], target_T[cut:])]
+    found = [cross_entropy.forward(z, target, weight, total) for z, target in parts]
+    agree(found[0][0] + found[1][0], loss, 1e-12, terms=z_TC.abs().max())
+    grads = [cross_entropy.backward(dloss, kept, *part) for (_, kept), part in zip(found, parts, strict=True)]
+    agree(torch.cat(grads), dz_TC, 1e-12, terms=dloss)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_huge_logits(dtype):
+    """Confidently wrong costs 900 and 1e4; the logarithm of a clamped probability would stop near 16 or 36."""
+    z_TC = torch.tensor([[900.0, 0.0, 1.0], [-1e4, 0.0, -2e4], [1e4, 0.0, 0.0]], dtype=dtype)
+    target_T = torch.tensor([1, 0, 0])
+    loss, saved = cross_entropy.forward(z_TC, target_T, total=1)
+    assert float(loss) == 900 + 1e4
+    dz_TC = cross_entropy.backward(torch.tensor(2.0, dtype=dtype), saved, z_TC, target_T)
+    assert dz_TC.tolist() == [[2.0, -2.0, 0.0], [-2.0, 2.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("bad", [-1, 3, -100])
+def test_refuses_a_target_out_of_range(bad):
+    """−100 is torch's ignored class and −1 would index from the end; the message names the row."""
+    with pytest.raises(ValueError, match=rf"target\[2\] = {bad} is out of range.*0\.\.2"):
+        cross_entropy.forward(torch.zeros(4, 3), torch.tensor([0, 2, bad, 1]))
+
+
+@pytest.mark.parametrize("target", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.int64), torch.zeros(3, dtype=int)])
+def test_refuses_a_target_of_another_form(target):
+    """Probabilities, a column and a short target would broadcast or fail deep inside torch."""
+    with pytest.raises(ValueError, match=r"target must be int64 \[4\]"):
+        cross_entropy.forward(torch.zeros(4, 3), target)
+
+
+def test_gradient_rows_sum_to_zero(normal):
+    """softmax − one-hot sums to 0 in each row; a clamped probability would not."""
+    z_TC, target_T, weight_C, dloss = draw(normal, 9, 12, 0)
+    _, saved = cross_entropy.forward(z_TC, target_T, weight_C)
+    dz_TC = cross_entropy.backward(dloss, saved, z_TC, target_T)
+    assert (dz_TC.sum(1).abs() <= 1e-14 * dz_TC.abs().sum(1)).all() and (dz_TC != 0).all()

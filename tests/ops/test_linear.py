@@ -1,0 +1,40 @@
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.nn import functional as F
+
+from gradproof.ops import linear
+
+WIDTHS = st.sampled_from([1, 2, 3, 7, 20])
+
+
+@given(T=WIDTHS, I=WIDTHS, O=WIDTHS, seed=st.integers(0, 9999))
+def test_agrees_with_torch(normal, agree, T, I, O, seed):  # noqa: E741
+    """A transposed product, a bias that is not summed over rows or a mixed-up order of gradients would fail."""
+    x_TI, w_OI, b_O, dy_TO = normal(seed, (T, I), (O, I), (O,), (T, O))
+    inputs = [tensor.requires_grad_() for tensor in (x_TI, w_OI, b_O)]
+    right_TO = F.linear(*inputs)
+    y_TO, saved = linear.forward(x_TI, w_OI, b_O)
+    agree(y_TO, right_TO, 1e-13, terms=x_TI.abs() @ w_OI.abs().T + b_O.abs())
+    grads = linear.backward(dy_TO, saved, x_TI, w_OI)
+    terms = dy_TO.abs() @ w_OI.abs(), dy_TO.abs().T @ x_TI.abs(), dy_TO.abs().sum(0)
+    for grad, right, term in zip(grads, torch.autograd.grad(right_TO, inputs, dy_TO), terms, strict=True):
+        agree(grad, right, 1e-13, terms=term)
+
+
+def test_strided_weight(normal):
+    """A kernel that assumes a contiguous weight would misread a view into a stack of experts."""
+    x_TI, stack_EOI, b_O, dy_TO = normal(0, (5, 3), (4, 9, 3), (4,), (5, 4))
+    w_OI = stack_EOI[:, 2]
+    y_TO, _ = linear.forward(x_TI, w_OI, b_O)
+    torch.testing.assert_close(y_TO, F.linear(x_TI, w_OI.contiguous(), b_O), rtol=1e-13, atol=1e-13)
+    dx_TI, dw_OI, _ = linear.backward(dy_TO, None, x_TI, w_OI)
+    torch.testing.assert_close(dx_TI, dy_TO @ w_OI.contiguous(), rtol=1e-13, atol=1e-13)
+    assert dw_OI.shape == w_OI.shape
+
+
+def test_no_rows():
+    """An expert without rows must give zero gradients; an uninitialised product would give anything."""
+    dx_TI, dw_OI, db_O = linear.backward(torch.ones(0, 4), None, torch.ones(0, 3), torch.ones(4, 3))
+    assert dx_TI.shape == (0, 3)
+    assert torch.equal(dw_OI, torch.zeros(4, 3)) and torch.equal(db_O, torch.zeros(4))

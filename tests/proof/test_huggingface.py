@@ -1,0 +1,48 @@
+"""Randomly initialised small Hugging Face models: experts without float64 kernels, norms that cast to float32."""
+
+import pytest
+import torch
+
+import gradproof
+
+transformers = pytest.importorskip("transformers", reason="the test extra is not installed")
+SMALL = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+
+
+def mixtral():
+    config = transformers.MixtralConfig(**SMALL, num_key_value_heads=2, num_local_experts=4)
+    return transformers.MixtralForCausalLM(config)
+
+
+def qwen2_moe():
+    sizes = dict(moe_intermediate_size=32, shared_expert_intermediate_size=48, num_experts=6, num_experts_per_tok=2)
+    return transformers.Qwen2MoeForCausalLM(transformers.Qwen2MoeConfig(**SMALL, **sizes, num_key_value_heads=2))
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, n_positions=32)
+    )
+
+
+def bert():
+    return transformers.BertModel(transformers.BertConfig(**SMALL))
+
+
+@pytest.mark.parametrize("make", [mixtral, qwen2_moe, gpt2, bert])
+def test_model_is_proven(make):
+    torch.manual_seed(0)
+    report = gradproof.verify(make(), (torch.randint(0, 64, (2, 10)),))
+    assert report.status == "proven", report.summary
+    (subject,) = report.subjects
+    assert subject.forwards <= 40 + 8 * len(subject.parameters)
+
+
+def test_one_spoilt_expert_is_named():
+    """A 1% error in the experts' fused weight, behind a grouped product that had to be decomposed."""
+    torch.manual_seed(0)
+    model = mixtral()
+    name = "model.layers.1.mlp.experts.down_proj"
+    model.get_parameter(name).register_hook(lambda g: 1.01 * g)
+    report = gradproof.verify(model, {"input_ids": torch.randint(0, 64, (2, 10))})
+    assert [j.name for j in report.subjects[0].parameters if j.status == "refuted"] == [name]
