@@ -168,7 +168,8 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
         if axis in axes and isinstance(trial.example.arguments[name], Tensor)
     }
     size = sizes.pop()
-    order = torch.randperm(size, generator=seeded(trial.seed, trial.name, trial.example.label, "order"))
+    cycle = torch.randperm(size, generator=seeded(trial.seed, trial.name, trial.example.label, "order"))
+    order = torch.empty_like(cycle).scatter_(0, cycle, cycle.roll(1))  # one cycle through all: nothing stays in place
 
     def permuted(tensor: Any, axes: tuple[str, ...] | None) -> Any:
         if not isinstance(tensor, Tensor) or axes is None or axis not in axes:

@@ -64,6 +64,8 @@ def judge_contract(
 
 def _judgement(name: str, found: Sequence[Evidence]) -> Judgement:
     """Refuted by any witness; proven by autograd everywhere and, where differences were taken, by them once."""
+    if not found:
+        return Judgement(name, "inconclusive", math.nan, math.nan, None, "no claim is about it")
     differences = {e.status for e in found if e.claim == "matches_differences"}
     status: Status = "proven"
     if any(e.status == "refuted" for e in found):

@@ -92,7 +92,7 @@ def _overwrites(dy, saved, x_TD):
 
 
 def _restless(dy, saved, x_TD):
-    return dy * torch.cos(x_TD) * (1 + 1e-15 * torch.randint(0, 3, x_TD.shape))
+    return dy * torch.cos(x_TD) * (1 + 1e-15 * torch.randint(0, 3, x_TD.shape).double())
 
 
 def _unwritten(dy, saved, x_TD):
@@ -100,7 +100,7 @@ def _unwritten(dy, saved, x_TD):
 
 
 def _by_position(dy, saved, x_TD):
-    return dy * torch.cos(x_TD) * torch.tensor([1.0, 1.0, 1.0 + 1e-9]).double()[:, None]
+    return dy * torch.cos(x_TD) * torch.tensor([1.0, 1.0, 1.0 + 1e-9], dtype=torch.float64)[:, None]
 
 
 @pytest.mark.parametrize(
@@ -116,5 +116,6 @@ def test_each_promise_is_enforced(backward, claim):
     """A claim whose check could not fail would be decoration."""
     promise = Claim("equivariant", axis="T") if claim == "equivariant" else Claim(claim)
     verdict = judge_op(FakeOp(_sin, backward, claims=(promise,)))
-    assert verdict.status == "refuted" and verdict.evidence[0].claim == claim
+    assert verdict.status == "refuted"
+    assert [(e.claim, e.status) for e in verdict.evidence] == [(claim, "refuted")]
     assert judge_op(FakeOp(_sin, _cos)).status == "proven"

@@ -49,6 +49,8 @@ def test_subtle_mutants_are_subtle(mutant):
     """Under 5% of every gradient, or nothing at all once the last row's cotangent (or result) is left out."""
     op = ops.load(mutant.subject)
     for example in examples(mutant.subject, op.CONTRACT, seed=3):
+        if next(iter(example.arguments.values())).shape[0] == 1:
+            continue  # the only row is the last row
         subject = operation.subject(op, mutant.subject, example, torch.float64, "cpu")
         outputs, _ = subject.run(subject.values, None)
         cotangents = tuple(torch.randn_like(y) for y in outputs)
