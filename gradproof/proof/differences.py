@@ -123,6 +123,7 @@ class Prober:
         # Rounding acts on L's terms, and on what they are computed from: θ to 1 part in u moves L by about u·|θ∘g|.
         finite = [name for name, grad in self.grads.items() if grad is not None and bool(grad.isfinite().all())]
         self.floor = self.unit * max(self.base.terms, self.weight(finite))
+        self.failure: Exception | None = None
         self._even_noise: list[float] = []
         self._odd_noise: list[float] = []
 
@@ -198,8 +199,15 @@ class Prober:
 
     def _evaluate(self, moved: Mapping[str, Tensor]) -> Probe:
         self.forwards += 1
-        with Recorder(self.promote) as recorder:
-            outputs, _ = self.subject.run({**self.values, **moved}, None)
+        try:
+            with Recorder(self.promote) as recorder:
+                outputs, _ = self.subject.run({**self.values, **moved}, None)
+        except Exception as error:
+            if not moved:
+                raise
+            # A displaced point may lie outside the module's domain: this probe says nothing.
+            self.failure = error
+            return Probe(math.nan, 0, 0.0, 0.0)
         return Probe.of(outputs, self.cotangents, recorder)
 
 
@@ -262,7 +270,9 @@ class Judge:
                     judged[name] = self.judge_value(name)
                 judged |= self.unnamed_culprit(judged)
         ordered = [judged[name] for name in prober.grads]
-        return Verdict(overall(ordered), ordered, prober.forwards, DIRECTIONS, prober.seed)
+        failed = prober.failure
+        notes = [f"a displaced forward raised {type(failed).__name__}: {failed}"] if failed else []
+        return Verdict(overall(ordered), ordered, prober.forwards, DIRECTIONS, prober.seed, notes)
 
     # The joint screen.
 

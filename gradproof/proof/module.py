@@ -100,6 +100,7 @@ def _judge_module(
         spent=spent + 1,
         progress=progress,
     )
+    notes += verdict.notes
     return _verdict(name, verdict.status, verdict.judgements, verdict.forwards, verdict.directions, seed, notes)
 
 

@@ -10,13 +10,14 @@ have no float64 kernel, are decomposed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
@@ -102,22 +103,34 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _note(self, func: Any, args: Any, out: Any, pattern: Tensor | None) -> None:
-        marks: list[Any] = [str(func)]
+        marks: list[Any] = [func]
         if pattern is not None:
             marks.append(_bits(pattern))
-        results = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        floating_in = any(_floating(leaf) for leaf in tree_leaves(args))
-        for result in results:
-            if _floating(result):
-                if floating_in and result.numel():
-                    self.coarsest = max(self.coarsest, torch.finfo(result.dtype).eps)
-            elif floating_in and not result.dtype.is_complex:
-                marks.append(_bits(result))
+        if any(tensor.dtype.is_floating_point for tensor in _tensors(args)):
+            for result in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
+                if result.dtype.is_floating_point:
+                    self.coarsest = max(self.coarsest, _epsilon(result.dtype)) if result.numel() else self.coarsest
+                elif not result.dtype.is_complex:
+                    marks.append(_bits(result))
         self.signature = hash((self.signature, *marks))
+
+
+@functools.cache
+def _epsilon(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
 
 
 def _floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype.is_floating_point
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """The tensors among an op's arguments or results, lists of tensors included."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(value)
 
 
 def _bits(tensor: Tensor) -> bytes:

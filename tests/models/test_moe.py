@@ -99,16 +99,27 @@ def test_nano_agrees_with_the_definition(normal, agree):
     E=st.sampled_from([1, 2, 3, 5]),
     inputs=st.sampled_from([1, 4]),
     outputs=st.sampled_from([1, 3]),
-    hidden=st.sampled_from([1, 2, 5]),
+    hidden=st.sampled_from([3, 5]),
     depth=st.integers(0, 2),
     seed=st.integers(0, 9999),
     data=st.data(),
 )
 def test_every_shape_agrees_with_the_definition(normal, agree, T, E, inputs, outputs, hidden, depth, seed, data):
-    """One row, one expert, one feature, K = E, experts without rows: an assumed constant of the schema would fail."""
+    """One row, one expert, one input, K = E, experts without rows: an assumed constant of the schema would fail."""
     k = data.draw(st.integers(1, E))
     model = small(inputs=inputs, outputs=outputs, experts=E, hidden=hidden, depth=depth, k=k, balance=0.1)
     compare(agree, model, *normal(seed, (T, inputs), (T, outputs), ()))
+
+
+def test_a_hidden_width_of_one(normal):
+    """The norm of one number is β: what comes before gets exactly 0; 1/√eps would enlarge any rounding."""
+    model = small(hidden=1, depth=0)
+    for e in range(4):
+        model.params[f"experts.{e}.norm.0.bias"].fill_(0.5)
+    x_TI, dy_TO = normal(20, (9, 5), (9, 3))
+    assert model.backward(dy_TO, model.forward(x_TI)[1]).any()
+    for name, grad in model.params.grads.items():
+        assert grad.any() == ("linear.0" not in name and not name.endswith("norm.0.weight")), name
 
 
 def test_ties_take_the_lower_experts(normal, agree):
@@ -296,6 +307,7 @@ def test_refuses_an_unknown_size():
         (torch.zeros(5).double(), r"not \[5\]"),
         (torch.zeros(2, 4, 5).double(), r"not \[2, 4, 5\]"),
         (torch.zeros(4, 5, dtype=torch.int64), r"input is torch\.int64"),
+        (torch.zeros(4, 5, dtype=torch.float64, device="meta"), "input is on meta, the parameters are on cpu"),
     ],
 )
 def test_refuses_an_input(x, message):
@@ -357,6 +369,18 @@ def test_refuses_a_stale_tape(normal, spoil, message):
     spoil(model, x_TI)
     with pytest.raises(ValueError, match=message):
         model.backward(dy_TO, tape)
+
+
+def test_outputs_are_not_the_tape(normal):
+    """A caller who scales the gates for a plot must not change the gradient in silence."""
+    model = small()
+    x_TI, dy_TO = normal(21, (4, 5), (4, 3))
+    right_TI = model.backward(dy_TO, model.forward(x_TI)[1])
+    output, tape = model.forward(x_TI)
+    output.logits_TO.mul_(2)
+    output.gates_TE.mul_(2)
+    output.aux.add_(1)
+    assert torch.equal(model.backward(dy_TO, tape), right_TI)
 
 
 def test_refuses_a_tape_twice(normal):

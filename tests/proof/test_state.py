@@ -65,8 +65,8 @@ def test_module_is_left_as_it_was_found(name):
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
 
 
-def test_state_comes_back_when_the_forward_raises():
-    """The third forward fails: values, dtype and generators must come back all the same."""
+def test_state_comes_back_when_a_displaced_forward_raises():
+    """The third forward fails: nothing can be said, and values, dtype and generators come back all the same."""
 
     class Fails(nn.Module):
         def __init__(self):
@@ -75,15 +75,15 @@ def test_state_comes_back_when_the_forward_raises():
 
         def forward(self, x):
             self.calls[0] += 1
-            if self.calls[0] == 3:
+            if self.calls[0] >= 3:
                 raise RuntimeError("third time")
             return self.linear(x)
 
     module = Fails()
     inputs = (torch.randn(4, 6),)
     before, stream = snapshot(module), torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="third time"):
-        gradproof.verify(module, inputs)
+    report = gradproof.verify(module, inputs)
+    assert report.status == "inconclusive" and "third time" in report.subjects[0].notes[-1]
     assert same({**snapshot(module), "calls": 0}, {**before, "calls": 0}) and torch.equal(torch.get_rng_state(), stream)
 
 
