@@ -88,7 +88,7 @@ class ParamSpace(Mapping[str, Tensor]):
     @property
     def generation(self) -> int:
         """Changes whenever the values do, by torch's own operations or by `touch()`."""
-        return self._touched + self.flat_P._version
+        return self._touched + version(self.flat_P)
 
     def touch(self) -> None:
         """Says that the values changed; raw kernels do not bump torch's version counter."""
@@ -127,6 +127,11 @@ class ParamSpace(Mapping[str, Tensor]):
             name: flat_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
             for name, shape, _ in self.spec
         }
+
+
+def version(tensor: Tensor) -> int:
+    """torch's count of in-place writes; tensors made in inference mode have none."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def padded(length: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.params import Entry, ParamSpace
+from gradproof.params import Entry, ParamSpace, version
 
 # What the names of sizes mean for every family: the exact parameter counts of the MoE.
 SIZES = {"nano": 195_540, "tiny": 84_984_276, "medium": 337_740_244, "full": 807_846_356}
@@ -75,7 +75,7 @@ class Model(ABC):
             raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")
         self._check_like_params("the input", x_TI)
         output, saved = self.apply(self.params, x_TI)
-        return output, Tape(self, self.params.generation, x_TI, _version(x_TI), saved)
+        return output, Tape(self, self.params.generation, x_TI, version(x_TI), saved)
 
     def __call__(self, x_TI: Tensor) -> tuple[MoEOutput, Tape]:
         return self.forward(x_TI)
@@ -106,7 +106,7 @@ class Model(ABC):
             raise ValueError("this tape has been used; a tape serves one backward: run forward again")
         if tape.generation != self.params.generation:
             raise ValueError("the parameters changed after this tape was made; run forward again before backward")
-        if tape.x_version != _version(tape.x_TI):
+        if tape.x_version != version(tape.x_TI):
             raise ValueError("the input was modified in place after forward; run forward again before backward")
 
     def _check_like_params(self, what: str, tensor: Tensor) -> None:
@@ -115,10 +115,6 @@ class Model(ABC):
             raise ValueError(f"{what} is {tensor.dtype} but the parameters are {flat_P.dtype}; convert one of them")
         if tensor.device != flat_P.device:
             raise ValueError(f"{what} is on {tensor.device}, the parameters are on {flat_P.device}; move one of them")
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def spec_count(spec: list[Entry]) -> int:

@@ -65,7 +65,7 @@ class MoEConfig:
         if name not in shapes:
             raise ValueError(f"there is no MoE size {name!r}; the sizes are {', '.join(shapes)}")
         hidden, depth = shapes[name]
-        return cls(hidden=hidden, depth=depth, **overrides)
+        return replace(cls(hidden=hidden, depth=depth), **overrides)
 
     @classmethod
     def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> MoEConfig:
@@ -154,7 +154,8 @@ class MoE(Model):
             experts.append(kept)
         rows_NO = torch.cat(outputs)
         y_TO, _ = combine.forward(rows_NO, routed.gates_TE, plan)
-        return MoEOutput(y_TO, routed.gates_TE, routed.aux), Saved(saved, plan, experts, rows_NO)
+        # The caller owns the output, the tape keeps its own gates.
+        return MoEOutput(y_TO, routed.gates_TE.clone(), routed.aux), Saved(saved, plan, experts, rows_NO)
 
     def pull_back(
         self,

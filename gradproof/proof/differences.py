@@ -20,19 +20,16 @@ m best directions.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from gradproof.contract import Outputs, Status, Subject
-from gradproof.proof.recorder import Recorder
+from gradproof.proof.probing import Direction, Probe, Prober, extrapolated, rms
 
 DIRECTIONS = 8
 PROVEN_AT = 1e-2  # a resolution above this proves nothing
@@ -65,160 +62,6 @@ class Verdict:
     notes: list[str] = field(default_factory=list)
 
 
-class Pair(NamedTuple):
-    """Two probes at ±τ: the residual, the directional derivative, the second difference. Not clean when a decision
-    changed or a value was not finite."""
-
-    tau: float
-    residual: float
-    slope: float
-    second: float
-    clean: bool
-
-
-class Direction(NamedTuple):
-    """One judged direction: the extrapolated residual and slope, and how far the two steps disagreed."""
-
-    tau: float
-    residual: float
-    slope: float
-    spread: float
-
-
-class Probe(NamedTuple):
-    """One forward: L, the decisions it took, the coarsest rounding on the way, the norm of the terms that L sums."""
-
-    loss: float
-    signature: int
-    coarsest: float
-    terms: float
-
-    @classmethod
-    def of(cls, outputs: Outputs, cotangents: Outputs, recorder: Recorder) -> Probe:
-        pairs = zip(outputs, cotangents, strict=True)
-        terms = torch.cat([(output.detach().double() * cotangent.double()).flatten() for output, cotangent in pairs])
-        return cls(float(terms.sum()), recorder.signature, recorder.coarsest, float(terms.norm()))
-
-
-class Prober:
-    """Evaluates L = Σ⟨cotangent, output⟩ around the base point, and counts the forwards."""
-
-    def __init__(
-        self,
-        subject: Subject,
-        cotangents: Outputs,
-        grads: Mapping[str, Tensor | None],
-        seed: int,
-        promote: bool = False,
-        base: Probe | None = None,
-        spent: int = 0,
-    ):
-        self.subject, self.cotangents, self.seed, self.promote = subject, cotangents, seed, promote
-        self.values = {name: value.detach() for name, value in subject.values.items()}
-        self.grads = {name: None if grad is None else self._judged(name, grad.double()) for name, grad in grads.items()}
-        self.sizes = _sizes(self.values)
-        self.forwards = spent
-        self.base = base or self._evaluate({})
-        self.unit = max(self.base.coarsest, torch.finfo(torch.float64).eps) / 2
-        # Rounding acts on L's terms, and on what they are computed from: θ to 1 part in u moves L by about u·|θ∘g|.
-        finite = [name for name, grad in self.grads.items() if grad is not None and bool(grad.isfinite().all())]
-        self.floor = self.unit * max(self.base.terms, self.weight(finite))
-        self.failure: Exception | None = None
-        self._even_noise: list[float] = []
-        self._odd_noise: list[float] = []
-
-    @property
-    def noise(self) -> float:
-        """The forward's own noise: even and odd in the step (rounding can be either), at least that of L's terms."""
-        return max(self.floor, _rms(self._even_noise), 1.5 * statistics.median(self._odd_noise or [0.0]))
-
-    def weight(self, names: Sequence[str]) -> float:
-        """The typical size of ⟨g, v⟩."""
-        grads = [(self.sizes[name], self.grads[name]) for name in names]
-        return math.sqrt(sum((size * float(grad.norm())) ** 2 for size, grad in grads if grad is not None))
-
-    def pair(self, names: Sequence[str], tau: float, number: int) -> Pair:
-        """Probes both sides along direction `number` of the tensors `names`."""
-        loss, predicted, clean = [], 0.0, True
-        for sign in (1.0, -1.0):
-            moved = {name: self._moved(name, sign * tau, number) for name in names}
-            probe = self._evaluate(moved)
-            loss.append(probe.loss)
-            clean = clean and probe.signature == self.base.signature and math.isfinite(probe.loss)
-            for name, tensor in moved.items():
-                grad = self.grads[name]
-                if grad is not None:
-                    predicted += sign * float((grad * (tensor.double() - self.values[name].double())).sum())
-        slope = (loss[0] - loss[1]) / (2 * tau)
-        return Pair(tau, slope - predicted / (2 * tau), slope, loss[0] + loss[1] - 2 * self.base.loss, clean)
-
-    def direction(self, names: Sequence[str], tau: float, number: int) -> Direction | None:
-        """Two steps, extrapolated; None when a decision changed on the way. Four forwards."""
-        wide, narrow = self.pair(names, tau, number), self.pair(names, tau / 2, number)
-        if not (wide.clean and narrow.clean):
-            return None
-        # L(θ±τv), L(θ±τv/2), L(θ) with weights 1, 1, −4, −4, 6: no slope, no curvature, only noise.
-        noise = abs(wide.second - 4 * narrow.second) / math.sqrt(70)
-        self._even_noise.append(noise)
-        return _extrapolated(wide, narrow)
-
-    def sample_odd_noise(self, direction: Direction) -> None:
-        """The spread of a direction whose steps were too small for aτ²."""
-        self._odd_noise.append(direction.spread * direction.tau / 0.79)
-
-    def sample_noise(self, ladder: Sequence[Pair]) -> None:
-        """Noise from the two smallest steps of a ladder, the curvature seen at the step before taken off."""
-        *_, wide, narrow, tiny = ladder
-        if tiny.clean:
-            self._even_noise.append(abs(tiny.second) / math.sqrt(6))
-        if narrow.clean and wide.clean:
-            curved = wide.second * (narrow.tau / wide.tau) ** 2
-            self._even_noise.append(abs(narrow.second - curved) / math.sqrt(6))
-        # A forward that rounds where the recorder cannot see (numpy, C++) moves in steps: nothing at all for tiny
-        # displacements, and about what the gradient says for large ones.
-        for i, flat in enumerate(ladder):
-            claimed = abs(flat.slope - flat.residual) * 2 * flat.tau
-            still = abs(flat.slope) * 2 * flat.tau <= 4 * self.floor
-            if flat.clean and still and claimed > 64 * self.floor:
-                agrees = [p for p in ladder[:i] if p.clean and abs(p.residual) < 0.1 * abs(p.slope)]
-                if agrees:
-                    self._odd_noise.append(claimed)
-                return
-
-    def _moved(self, name: str, step: float, number: int) -> Tensor:
-        value = self.values[name]
-        key = hashlib.sha256(f"{self.seed}:{number}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-        v = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
-        return (value.double() + step * self.sizes[name] * self._judged(name, v)).to(value.dtype)
-
-    def _judged(self, name: str, tensor: Tensor) -> Tensor:
-        """`tensor` without the entries that are fixed by definition."""
-        fixed = self.subject.fixed.get(name)
-        return tensor if fixed is None else tensor.masked_fill(fixed, 0.0)
-
-    def _evaluate(self, moved: Mapping[str, Tensor]) -> Probe:
-        self.forwards += 1
-        try:
-            with Recorder(self.promote) as recorder:
-                outputs, _ = self.subject.run({**self.values, **moved}, None)
-        except Exception as error:
-            if not moved:
-                raise
-            # A displaced point may lie outside the module's domain: this probe says nothing.
-            self.failure = error
-            return Probe(math.nan, 0, 0.0, 0.0)
-        return Probe.of(outputs, self.cotangents, recorder)
-
-
-def _sizes(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """The root mean square of each tensor; one that is zero moves like the others do."""
-    rms = {name: float(value.double().square().mean().sqrt()) for name, value in values.items() if value.numel()}
-    known = [size for size in rms.values() if 0 < size < math.inf]
-    usual = statistics.median(known) if known else 1.0
-    return {name: size if 0 < (size := rms.get(name, 0.0)) < math.inf else usual for name in values}
-
-
 def judge(
     subject: Subject,
     cotangents: Outputs,
@@ -242,7 +85,7 @@ class Judge:
 
     def __init__(self, prober: Prober, progress: Callable[[int, int], None]):
         self.prober, self.progress = prober, progress
-        self.names = [name for name, grad in prober.grads.items() if grad is None or bool(grad.isfinite().all())]
+        self.names = prober.finite
         log_unit = math.log2(prober.unit)
         self.taus = [2.0 ** (share * log_unit) for share in (0.15, 0.34, 0.53, 0.72)]
         self.tau = self.taus[1]
@@ -250,6 +93,7 @@ class Judge:
         # The backward may round too: 4e-11 in float64, 2e-5 in float32.
         self.backward_floor = prober.unit**0.65
         self.screen: list[Direction] = []
+        self.exceeding = 0  # how many directions of the screen leave their bound
 
     def verdict(self, quick: bool) -> Verdict:
         prober = self.prober
@@ -293,7 +137,7 @@ class Judge:
         else:
             cap = clean[0].tau if ladder[0].clean else clean[0].tau / 8
         if rungs:
-            self.screen.append(min((_extrapolated(a, b) for a, b in rungs), key=self._bound))
+            self.screen.append(min((extrapolated(a, b) for a, b in rungs), key=self._bound))
         quiet_step = self._quiet_step(bend)
         for number in range(1, DIRECTIONS):
             # The first three directions take steps at which noise is all that differs, and so measure it.
@@ -310,14 +154,11 @@ class Judge:
                 bend = max(bend, self._bend(found))
         self.bend, self.cap = bend, cap
         self.tau = min(cap, max(self._best_step(bend), self.taus[-1]))
-
-    def exceeding(self) -> int:
-        """How many directions of the screen leave their bound."""
-        return sum(self._exceeds(d, self.names, self.screen) for d in self.screen)
+        self.exceeding = sum(self._exceeds(direction, self.names, self.screen) for direction in self.screen)
 
     def judge_by_screen(self) -> dict[str, Judgement]:
         """Each tensor by the screen's resolution; the culprits of a screen that failed by bisection."""
-        if self.exceeding():
+        if self.exceeding:
             return self.bisect(self.names)
         judged = {name: self.by_group(name, self.screen) for name in self.names}
         unresolved = [name for name, judgement in judged.items() if judgement.status == "inconclusive"]
@@ -376,12 +217,12 @@ class Judge:
         if not found:
             return self._cannot(name, "a decision (kink, top-k, comparison) changed at every step that was tried")
         weight = self.prober.weight([name])
-        slope, residual = _rms([d.slope for d in found]), _rms([d.residual for d in found])
+        slope, residual = rms([d.slope for d in found]), rms([d.residual for d in found])
         scale = slope if slope > 1e-3 * weight else weight
         error, bound = self._worst(found, [name], scale)
         if any(self._exceeds(d, [name], found) for d in found):
             return Judgement(name, "refuted", max(bound, residual / scale), bound, None)
-        seen = [*found, *([] if self.exceeding() else self.screen)]
+        seen = [*found, *([] if self.exceeding else self.screen)]
         resolution = (
             max(_resolution([self._bound(d) for d in seen]) / weight, self.backward_floor) if weight else math.inf
         )
@@ -416,7 +257,7 @@ class Judge:
 
     def unnamed_culprit(self, judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
         """Where most directions of the screen failed though every tensor passed alone, nothing is proven."""
-        if 2 * self.exceeding() <= len(self.screen) or any(j.status == "refuted" for j in judged.values()):
+        if 2 * self.exceeding <= len(self.screen) or any(j.status == "refuted" for j in judged.values()):
             return {}
         note = "the joint screen shows an error that is too small to be seen in any single tensor"
         return {name: dataclasses.replace(j, status="inconclusive", note=note) for name, j in judged.items()}
@@ -462,22 +303,10 @@ class Judge:
         return Judgement(name, "inconclusive", math.nan, math.nan, None, note)
 
 
-def _extrapolated(wide: Pair, narrow: Pair) -> Direction:
-    """Takes aτ² off two steps of one direction."""
-    share = (narrow.tau / wide.tau) ** 2
-    residual = (narrow.residual - share * wide.residual) / (1 - share)
-    slope = (narrow.slope - share * wide.slope) / (1 - share)
-    return Direction(narrow.tau, residual, slope, abs(wide.residual - narrow.residual))
-
-
 def _resolution(bounds: Sequence[float]) -> float:
     """The error that the m best directions show with 99% confidence: P(all miss) ≈ Π(0.8·bound/‖e‖) = 1%."""
     logs = sorted(math.log(max(bound, 1e-300)) for bound in bounds)
     return min(0.8 * math.exp(statistics.fmean(logs[:m])) / 0.01 ** (1 / m) for m in range(1, len(logs) + 1))
-
-
-def _rms(numbers: Sequence[float]) -> float:
-    return math.sqrt(statistics.fmean(n * n for n in numbers)) if numbers else 0.0
 
 
 def overall(judgements: Sequence[Judgement]) -> Status:

@@ -21,7 +21,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
-from gradproof.proof.differences import Judgement, Probe, judge
+from gradproof.proof.differences import Judgement, judge
+from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import Recorder
 from gradproof.proof.state import ModuleState, random_state_kept
 from gradproof.proof.verdict import Report, SubjectVerdict
