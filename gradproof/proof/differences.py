@@ -29,9 +29,10 @@ from itertools import pairwise
 from torch import Tensor
 
 from gradproof.contract import Outputs, Status, Subject
-from gradproof.proof.probing import Direction, Probe, Prober, extrapolated, rms
+from gradproof.proof.probing import Direction, Probe, Prober, extrapolated
 
 DIRECTIONS = 8
+SCREEN_FORWARDS = 40
 PROVEN_AT = 1e-2  # a resolution above this proves nothing
 NOISE_FACTOR = 10.0
 SPREAD_SHARE = (1 / 64, 2.0)
@@ -88,12 +89,11 @@ class Judge:
         self.names = prober.finite
         log_unit = math.log2(prober.unit)
         self.taus = [2.0 ** (share * log_unit) for share in (0.15, 0.34, 0.53, 0.72)]
-        self.tau = self.taus[1]
         self.tau_c, self.cap, self.bend = self.taus[0], self.taus[0], 0.0
         # The backward may round too: 4e-11 in float64, 2e-5 in float32.
         self.backward_floor = prober.unit**0.65
         self.screen: list[Direction] = []
-        self.exceeding = 0  # how many directions of the screen leave their bound
+        self.exceeding: list[Direction] = []  # those of them that leave their bound
 
     def verdict(self, quick: bool) -> Verdict:
         prober = self.prober
@@ -124,6 +124,8 @@ class Judge:
         """A ladder of steps along the first direction finds noise and best step; the other directions use them."""
         prober = self.prober
         ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
+        if not ladder[-1].clean and prober.settle():
+            ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
         prober.sample_noise(ladder)
         clean = [pair for pair in ladder if pair.clean]
         rungs = [(a, b) for a, b in pairwise(ladder) if a.clean and b.clean]
@@ -137,15 +139,17 @@ class Judge:
         else:
             cap = clean[0].tau if ladder[0].clean else clean[0].tau / 8
         if rungs:
-            self.screen.append(min((extrapolated(a, b) for a, b in rungs), key=self._bound))
+            self.screen.append(min((extrapolated(a, b, 0) for a, b in rungs), key=self._bound))
         quiet_step = self._quiet_step(bend)
         for number in range(1, DIRECTIONS):
+            if prober.forwards + 4 > SCREEN_FORWARDS:
+                break
             # The first three directions take steps at which noise is all that differs, and so measure it.
             quiet = number <= 3
-            self.tau = min(cap, max(quiet_step if quiet else self._best_step(bend), self.taus[-1]))
-            found = prober.direction(self.names, self.tau, number)
+            tau = min(cap, max(quiet_step if quiet else self._best_step(bend), self.taus[-1]))
+            found = prober.direction(self.names, tau, number)
             if found is None:
-                cap = self.tau / 16
+                cap = tau / 16
                 continue
             self.screen.append(found)
             if quiet:
@@ -153,47 +157,46 @@ class Judge:
             else:
                 bend = max(bend, self._bend(found))
         self.bend, self.cap = bend, cap
-        self.tau = min(cap, max(self._best_step(bend), self.taus[-1]))
-        self.exceeding = sum(self._exceeds(direction, self.names, self.screen) for direction in self.screen)
+        self.exceeding = [d for d in self.screen if self._exceeds(d, self.names, self.screen)]
 
     def judge_by_screen(self) -> dict[str, Judgement]:
         """Each tensor by the screen's resolution; the culprits of a screen that failed by bisection."""
         if self.exceeding:
-            return self.bisect(self.names)
+            worst = max(self.exceeding, key=lambda d: abs(d.residual) / self._bound(d))
+            judged = self.bisect(self.names, worst)
+            return judged | self.unnamed_culprit(judged)
         judged = {name: self.by_group(name, self.screen) for name in self.names}
         unresolved = [name for name, judgement in judged.items() if judgement.status == "inconclusive"]
-        return judged | (self.judge_flat(unresolved, self.screen) if unresolved else {})
+        return judged | {name: j or judged[name] for name, j in self.judge_flat(unresolved).items()}
 
     def by_group(self, name: str, found: Sequence[Direction]) -> Judgement:
         """What directions within their bounds, of a group that this tensor belongs to, say of it."""
         weight = self.prober.weight([name])
-        if self.prober.grads[name] is None:
-            return Judgement(name, "unused", 0.0, 0.0, None, "the output does not depend on it")
         if not weight or not found:
             return self._unresolved(name, math.nan, math.inf, None)
-        error, bound = self._worst(found, [name], weight)
-        resolution = max(_resolution([self._bound(d) for d in found]) / weight, self.backward_floor)
-        if resolution > PROVEN_AT:
-            return self._unresolved(name, error, bound, resolution)
-        return Judgement(name, "proven", error, bound, resolution)
+        return self._passed(name, self._worst(found, [name], weight), [self._bound(d) for d in found])
 
-    def bisect(self, names: Sequence[str]) -> dict[str, Judgement]:
-        """Splits until single tensors leave their bound; the groups that stay within theirs are cleared."""
-        number = self.prober.forwards  # a direction that was not used before
-        found = self.prober.direction(names, self.tau, number) or self.prober.direction(names, self.tau / 32, number)
-        if found is None and len(names) == 1:
-            return {names[0]: self.conclude(names[0], [])}
-        if found and not self._exceeds(found, names, [found]):
-            return {name: self.by_group(name, [found]) for name in names}
-        if found and len(names) == 1:
-            return {names[0]: self.conclude(names[0], [found])}
-        middle = len(names) // 2
-        return self.bisect(names[:middle]) | self.bisect(names[middle:])
+    def bisect(self, names: Sequence[str], worst: Direction) -> dict[str, Judgement]:
+        """Splits a group that left its bound along one direction of the screen. The residuals of the parts add up to
+        its own, so that one of them must leave its bound too, unless the error is spread too thin."""
+        if len(names) == 1:
+            return {names[0]: self.confirm(names[0], worst)}
+        judged = {}
+        for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            found = self.prober.direction(part, 2 * worst.tau, worst.number)
+            if found is None:
+                judged |= {name: self.conclude(name, []) for name in part}
+            elif self._exceeds(found, part, [found]):
+                judged |= self.bisect(part, found)
+            else:
+                judged |= {name: self.by_group(name, [found]) for name in part}
+        return judged
 
     # Each tensor by name.
 
     def judge_value(self, name: str) -> Judgement:
-        """Two directions of this tensor alone; the second one's step follows from what the first one saw."""
+        """A direction of this tensor alone, and a second one unless the first and the screen say enough. At most 8
+        forwards."""
         prober = self.prober
         weight = prober.weight([name])
         # A tensor that matters less also bends the loss less, and can take larger steps.
@@ -201,66 +204,86 @@ class Judge:
         tau = min(self.cap, self._best_step(usual_bend))
         first = prober.direction([name], tau, 100)
         if first is None:
-            second = prober.direction([name], tau / 32, 101)
-            return self.conclude(name, [second] if second else [])
+            first = prober.direction([name], tau / 32, 101)
+            if first and self._exceeds(first, [name], [first]):
+                return self.confirm(name, first)
+            return self.conclude(name, [first] if first else [])
         if self._exceeds(first, [name], [first]):
-            tau = tau / 4
-        elif max(weight, abs(first.slope)) <= self._bound(first):
-            return self.judge_flat([name], [first])[name]
-        else:
-            tau = min(self.cap, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
+            return self.confirm(name, first)
+        if max(weight, abs(first.slope)) <= self._bound(first):
+            return self.judge_flat([name])[name] or self.conclude(name, [first])
+        alone = self.conclude(name, [first])
+        if not self.exceeding and alone.status == "proven" and (alone.resolution or 0.0) <= PROVEN_AT / 100:
+            return alone
+        tau = min(self.cap, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
         second = prober.direction([name], tau, 101)
+        if second and self._exceeds(second, [name], [first, second]):
+            return self.confirm(name, second)
         return self.conclude(name, [first, second] if second else [first])
 
+    def confirm(self, name: str, seen: Direction) -> Judgement:
+        """Refutes what is still there at a much smaller step. Where the differences have not converged (a step beyond
+        the period of the loss, say), what large steps show is not."""
+        noisy = 40 * self.prober.floor / abs(seen.residual)
+        small = self.prober.pair([name], min(seen.tau / 2, max(self.taus[-1], noisy)), seen.number)
+        if not (small.clean and abs(small.residual) > abs(seen.residual) / 2):
+            return self._cannot(name, "the differences do not converge: large and small steps contradict each other")
+        weight, slope = self.prober.weight([name]), abs(seen.slope)
+        scale = slope if slope > 1e-3 * weight else weight
+        error, bound = self._worst([seen], [name], scale)
+        return Judgement(name, "refuted", error, bound, None)
+
     def conclude(self, name: str, found: Sequence[Direction]) -> Judgement:
-        """Refuted when a direction leaves its bound, proven when the resolution is fine enough."""
+        """Proven when directions within their bounds, with those of the screen, resolve enough."""
         if not found:
             return self._cannot(name, "a decision (kink, top-k, comparison) changed at every step that was tried")
         weight = self.prober.weight([name])
-        slope, residual = rms([d.slope for d in found]), rms([d.residual for d in found])
-        scale = slope if slope > 1e-3 * weight else weight
-        error, bound = self._worst(found, [name], scale)
-        if any(self._exceeds(d, [name], found) for d in found):
-            return Judgement(name, "refuted", max(bound, residual / scale), bound, None)
         seen = [*found, *([] if self.exceeding else self.screen)]
-        resolution = (
-            max(_resolution([self._bound(d) for d in seen]) / weight, self.backward_floor) if weight else math.inf
-        )
-        if resolution > PROVEN_AT:
-            return self._unresolved(name, error, bound, resolution)
-        return Judgement(name, "proven", error, bound, resolution)
+        return self._passed(name, self._worst(found, [name], weight), [self._bound(d) for d in seen])
 
-    def judge_flat(self, names: Sequence[str], found: Sequence[Direction]) -> dict[str, Judgement]:
+    def judge_flat(self, names: Sequence[str]) -> dict[str, Judgement | None]:
         """A gradient below the noise is proven only where the loss does not move even for macroscopic steps; its
-        resolution is then relative to the whole gradient."""
-        prober, whole = self.prober, self.prober.weight(self.names)
-        for number, tau in enumerate(MACROSCOPIC):
+        resolution is then relative to the whole gradient. None where the loss moves. Four forwards."""
+        prober = self.prober
+        for number, tau in enumerate(MACROSCOPIC if names else ()):
             pair = prober.pair(names, tau, 200 + number)
             if not pair.clean:
                 continue
             moved, bound = abs(pair.second) / 2 + tau * abs(pair.slope), 64 * prober.noise
             if max(moved / tau, abs(pair.residual)) <= bound:
-                return {name: self._flat(name, moved, abs(pair.residual), bound, whole) for name in names}
+                return {name: self._flat(name, moved, abs(pair.residual), bound) for name in names}
             break
-        if len(names) > 1:
-            return {name: self.judge_flat([name], found)[name] for name in names}
-        return {name: self.conclude(name, found) for name in names}
+        if len(names) <= 1:
+            return dict.fromkeys(names)
+        return {name: self.judge_flat([name])[name] for name in names}
 
-    def _flat(self, name: str, moved: float, residual: float, bound: float, whole: float) -> Judgement:
-        grad = self.prober.grads[name]
+    def _flat(self, name: str, moved: float, residual: float, bound: float) -> Judgement:
+        grad, whole = self.prober.grads[name], self.prober.weight(self.names)
         if moved == 0.0 and (grad is None or not bool(grad.any())):
             return Judgement(name, "unused", 0.0, 0.0, None, "the output does not depend on it at this input")
         if not whole:
             return self._cannot(name, "every gradient is zero at this input: there is nothing to judge")
         note = "the loss does not depend on it at any step; errors are relative to the whole gradient"
-        return Judgement(name, "proven", residual / whole, bound / whole, _resolution([bound]) / whole, note)
+        judged = self._passed(name, (residual / whole, bound / whole), [bound], whole)
+        return dataclasses.replace(judged, note=note) if judged.status == "proven" else judged
 
     def unnamed_culprit(self, judged: Mapping[str, Judgement]) -> dict[str, Judgement]:
-        """Where most directions of the screen failed though every tensor passed alone, nothing is proven."""
-        if 2 * self.exceeding <= len(self.screen) or any(j.status == "refuted" for j in judged.values()):
+        """Where the screen failed though no tensor can be accused, nothing is proven."""
+        if not self.exceeding or any(j.status == "refuted" for j in judged.values()):
             return {}
-        note = "the joint screen shows an error that is too small to be seen in any single tensor"
-        return {name: dataclasses.replace(j, status="inconclusive", note=note) for name, j in judged.items()}
+        note = "the joint screen shows an error that cannot be pinned on any single tensor"
+        clear = {name: j for name, j in judged.items() if j.status == "proven"}
+        return {name: dataclasses.replace(j, status="inconclusive", note=note) for name, j in clear.items()}
+
+    def _passed(
+        self, name: str, nearest: tuple[float, float], bounds: Sequence[float], scale: float | None = None
+    ) -> Judgement:
+        """Within its bounds: proven if they are narrow enough."""
+        scale = self.prober.weight([name]) if scale is None else scale
+        resolution = max(_resolution(bounds) / scale, self.backward_floor) if scale else math.inf
+        if not resolution <= PROVEN_AT:
+            return self._unresolved(name, *nearest, resolution)
+        return Judgement(name, "proven", *nearest, resolution)
 
     # Bounds.
 
@@ -287,7 +310,7 @@ class Judge:
     def _exceeds(self, direction: Direction, names: Sequence[str], among: Sequence[Direction]) -> bool:
         # Two steps can agree by chance; half the usual spread is believed at least.
         bound = self._bound(direction, 0.5 * statistics.median(d.spread for d in among))
-        return abs(direction.residual) > bound + self.backward_floor * self.prober.weight(names)
+        return not abs(direction.residual) <= bound + self.backward_floor * self.prober.weight(names)
 
     def _worst(self, found: Sequence[Direction], names: Sequence[str], scale: float) -> tuple[float, float]:
         """Residual and bound, relative to `scale`, of the direction that came nearest to its bound."""

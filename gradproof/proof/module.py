@@ -24,7 +24,7 @@ from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import Recorder
-from gradproof.proof.state import ModuleState, random_state_kept
+from gradproof.proof.state import ModuleState, random_state_kept, wider
 from gradproof.proof.verdict import Report, SubjectVerdict
 
 INPUT = "input:"
@@ -50,7 +50,7 @@ def verify(
     The projected loss is L = ⟨r, y⟩, y the first floating output with grad and r ~ N(0, 1)/√numel."""
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
-    device = torch.device(device) if device else None
+    device, seed = torch.device(device) if device else None, seed % 2**63
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state = ModuleState(module)
         try:
@@ -80,8 +80,10 @@ def _judge_module(
     except Exception as error:
         raise CannotRun(f"the module's backward raised {_one_line(error)}") from error
     again = Probe.of((output,), (cotangent,), recorder)
-    fixed = _padding_rows(module, runner.groups)
-    notes += [f"the padding row of {n} has no gradient by definition and is not judged" for n in fixed]
+    fixed, reasons = _fixed(module, runner)
+    notes += reasons
+    if runner.outputs > 1:
+        notes.append(f"only the first of {runner.outputs} outputs with a gradient was judged")
     subject = Subject(name, runner.values, runner.run, frozenset(runner.inputs), fixed=fixed)
     if abs(again.loss - base.loss) > 1e-6 * base.terms:
         notes.append(
@@ -122,6 +124,8 @@ def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch
         try:
             with Recorder(promote) as recorder:
                 trial = runner.forward(runner.values)
+        except CannotRun:
+            raise
         except Exception as error:
             failure = error
             continue
@@ -162,12 +166,12 @@ class Runner:
         self.inputs = {
             INPUT + _leaf_name(path, names): i
             for i, (path, _) in enumerate(leaves)
-            if isinstance(self.leaves[i], Tensor) and self.leaves[i].dtype.is_floating_point
+            if isinstance(self.leaves[i], Tensor) and _differentiable(self.leaves[i])
         }
         self.groups = _groups(module)
-        self.values = {name: _extent([p.data for p in group]) for name, group in self.groups.items()}
-        self.values = {name: value.clone() for name, value in self.values.items()}
-        self.values |= {name: self.leaves[i] for name, i in self.inputs.items()}
+        self.values = {name: _extent([p.data for p in group]).clone() for name, group in self.groups.items()}
+        self.values |= {name: _real(self.leaves[i]) for name, i in self.inputs.items()}
+        self.outputs = 0
         self._current = dict(self.values)
         self._chosen: int | None = None
 
@@ -179,7 +183,7 @@ class Runner:
         if output.requires_grad:
             output.backward(cotangents[0].to(output.dtype))
         grads: Gradients = {name: _gathered(group) for name, group in self.groups.items()}
-        grads |= {name: self._leaf_inputs[name].grad for name in self.inputs}
+        grads |= {name: _real(leaf.grad) for name, leaf in self._leaf_inputs.items()}
         for group in self.groups.values():
             for p in group:
                 p.grad = None
@@ -190,12 +194,13 @@ class Runner:
         with _disable_current_modes():  # the recorder watches the module, not its preparation
             given = self._prepare(values)
         output = self.module(**given) if self.keyword else self.module(*given)
-        floating = [leaf for leaf in _output_tensors(output) if leaf.dtype.is_floating_point]
+        floating = [leaf for leaf in _output_tensors(output) if _differentiable(leaf)]
         if not floating:
             raise CannotRun("the module's output holds no floating tensor to project")
         if self._chosen is None:
             self._chosen = next((i for i, leaf in enumerate(floating) if leaf.requires_grad), 0)
-        return floating[self._chosen]
+            self.outputs = sum(leaf.requires_grad for leaf in floating)
+        return _real(floating[self._chosen])
 
     def _prepare(self, values: Mapping[str, Tensor]) -> Any:
         """Puts the values in place and returns the arguments. Inputs are clones of leaves, so that the module may
@@ -205,18 +210,31 @@ class Runner:
             if values[name] is not self._current[name]:
                 _extent([p.data for p in group]).copy_(values[name])
                 self._current[name] = values[name]
-        self._leaf_inputs = {name: values[name].detach().clone().requires_grad_() for name in self.inputs}
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        self._leaf_inputs = {}
         for name, i in self.inputs.items():
-            leaves[i] = self._leaf_inputs[name].clone()
+            value = values[name].detach().clone()
+            value = torch.view_as_complex(value) if leaves[i].dtype.is_complex else value
+            self._leaf_inputs[name] = value.requires_grad_()
+            leaves[i] = value.clone()
         return tree_unflatten(leaves, self.structure)
 
 
 def _copied(leaf: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    target = dtype if dtype is not None and leaf.dtype.is_floating_point else leaf.dtype
-    return leaf.detach().to(device=device or leaf.device, dtype=target, copy=True).contiguous()
+    copied = leaf.detach().to(device=device or leaf.device, dtype=wider(leaf.dtype, dtype), copy=True)
+    return copied.contiguous() if leaf.layout == torch.strided and not leaf.is_nested else copied
+
+
+def _differentiable(tensor: Tensor) -> bool:
+    dense = tensor.layout == torch.strided and not tensor.is_nested
+    return dense and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+
+
+def _real(tensor: Tensor | None) -> Any:
+    """A complex tensor as its real and imaginary parts, which torch's gradients are with respect to."""
+    return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
 
 
 def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
@@ -241,56 +259,66 @@ def _groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
     """Trainable parameters by name; those that overlap in memory together."""
     groups: list[tuple[list[str], list[nn.Parameter], int, int]] = []
     for name, p in module.named_parameters():
-        if not p.requires_grad or not p.dtype.is_floating_point:
+        if not p.requires_grad or not _differentiable(p):
             continue
-        start = p.data_ptr()
         last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+        start = p.data_ptr()
         end = start + (last + 1) * p.element_size() if p.numel() else start
-        for group in groups:
-            if p.numel() and start < group[3] and group[2] < end and p.dtype == group[1][0].dtype:
-                groups.remove(group)
-                groups.append(([*group[0], name], [*group[1], p], min(start, group[2]), max(end, group[3])))
-                break
-        else:
-            groups.append(([name], [p], start, end))
+        merged = ([name], [p], start, end)
+        for group in [g for g in groups if start < g[3] and g[2] < end and g[1][0].dtype == p.dtype]:
+            groups.remove(group)
+            low, high = min(group[2], merged[2]), max(group[3], merged[3])
+            merged = ([*group[0], *merged[0]], [*group[1], *merged[1]], low, high)
+        groups.append(merged)
     return {" = ".join(names): parameters for names, parameters, _, _ in groups}
 
 
-def _padding_rows(module: nn.Module, groups: Mapping[str, list[nn.Parameter]]) -> dict[str, Tensor]:
-    """The rows at `padding_idx` of embeddings, which torch leaves out of the gradient on purpose."""
-    fixed = {}
+def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[str]]:
+    """Entries that are not judged, and why: padding rows of embeddings, which torch leaves out of the gradient on
+    purpose; what is not finite; and, in inputs, sentinels such as the −1e9 of an additive mask."""
+    fixed, reasons = {}, []
+    for name, value in runner.values.items():
+        mask = ~value.isfinite()
+        if name in runner.inputs and value.numel():
+            size = value[~mask].abs()
+            usual = float(size.median()) if size.numel() else 0.0
+            mask = mask | (value.abs() > 1e6 * (usual or 1.0))
+        if bool(mask.any()):
+            fixed[name] = mask
+            reasons.append(f"entries of {name.removeprefix(INPUT)} that are infinite or sentinels are not judged")
     for m in module.modules():
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.padding_idx is not None:
-            for name, group in groups.items():
+            for name, group in runner.groups.items():
                 if len(group) == 1 and group[0] is m.weight:
-                    fixed[name] = torch.zeros(m.weight.shape, dtype=torch.bool, device=m.weight.device)
+                    fixed[name] = fixed.get(name, torch.zeros_like(m.weight, dtype=torch.bool)).clone()
                     fixed[name][m.padding_idx] = True
-    return fixed
+                    reasons.append(f"the padding row of {name} has no gradient by definition and is not judged")
+    return fixed, reasons
 
 
 def _extent(tensors: list[Tensor]) -> Tensor:
     """A single tensor as it is; several that overlap as the stretch of memory that they cover."""
     if len(tensors) == 1:
-        return tensors[0]
+        return _real(tensors[0])
     first = min(t.storage_offset() for t in tensors)
     ends = [t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors]
-    return tensors[0].as_strided((max(ends) - first + 1,), (1,), first)
+    return _real(tensors[0].as_strided((max(ends) - first + 1,), (1,), first))
 
 
 def _gathered(group: list[nn.Parameter]) -> Tensor | None:
     """The gradient of a value: the parameter's own, or those of all that share the memory, added up in place."""
     grads = [None if p.grad is None else p.grad.to_dense().detach() for p in group]
     if len(group) == 1:
-        return grads[0]
+        return _real(grads[0])
     if all(grad is None for grad in grads):
         return None
     extent = _extent([p.data for p in group])
-    total = torch.zeros_like(extent)
+    total = torch.zeros(extent.shape[0], dtype=group[0].dtype, device=group[0].device)
     first = min(p.storage_offset() for p in group)
     for p, grad in zip(group, grads, strict=True):
         if grad is not None:
             total.as_strided(p.shape, p.stride(), p.storage_offset() - first).add_(grad)
-    return total
+    return _real(total)
 
 
 def _output_tensors(output: Any) -> Iterator[Tensor]:

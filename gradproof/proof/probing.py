@@ -32,12 +32,14 @@ class Pair(NamedTuple):
 
 
 class Direction(NamedTuple):
-    """One judged direction: the extrapolated residual and slope, and how far the two steps disagreed."""
+    """One judged direction: the extrapolated residual and slope, and how far the two steps disagreed. τ is the smaller
+    step, `number` says which direction it was."""
 
     tau: float
     residual: float
     slope: float
     spread: float
+    number: int
 
 
 class Probe(NamedTuple):
@@ -71,7 +73,7 @@ class Prober:
         self.subject, self.cotangents, self.seed, self.promote = subject, cotangents, seed, promote
         self.values = {name: value.detach() for name, value in subject.values.items()}
         self.grads = {name: None if grad is None else self._judged(name, grad.double()) for name, grad in grads.items()}
-        self.sizes = _sizes(self.values)
+        self.sizes = _sizes({name: self._judged(name, value) for name, value in self.values.items()})
         self._weights = {
             name: 0.0 if grad is None else self.sizes[name] * float(grad.norm()) for name, grad in self.grads.items()
         }
@@ -105,18 +107,30 @@ class Prober:
             for name, tensor in moved.items():
                 grad = self.grads[name]
                 if grad is not None:
-                    predicted += sign * float((grad * (tensor.double() - self.values[name].double())).sum())
+                    moved_by = self._judged(name, tensor.double() - self.values[name].double())
+                    predicted += sign * float((grad * moved_by).sum())
+        clean = clean and math.isfinite(predicted)
         slope = (loss[0] - loss[1]) / (2 * tau)
         return Pair(tau, slope - predicted / (2 * tau), slope, loss[0] + loss[1] - 2 * self.base.loss, clean)
 
     def direction(self, names: Sequence[str], tau: float, number: int) -> Direction | None:
         """Two steps, extrapolated; None when a decision changed on the way. Four forwards."""
-        wide, narrow = self.pair(names, tau, number), self.pair(names, tau / 2, number)
-        if not (wide.clean and narrow.clean):
+        wide = self.pair(names, tau, number)
+        narrow = self.pair(names, tau / 2, number) if wide.clean else wide
+        if not narrow.clean:
             return None
         # L(θ±τv), L(θ±τv/2), L(θ) with weights 1, 1, −4, −4, 6: no slope, no curvature, only noise.
         self._even_noise.append(abs(wide.second - 4 * narrow.second) / math.sqrt(70))
-        return extrapolated(wide, narrow)
+        return extrapolated(wide, narrow, number)
+
+    def settle(self) -> bool:
+        """Whether the first forward took other steps than a second one at the same point (something was cached); the
+        second one is then the base."""
+        if self.failure:
+            return False
+        again = self._evaluate({})
+        settled, self.base = again.signature != self.base.signature, again
+        return settled
 
     def sample_odd_noise(self, direction: Direction) -> None:
         """The spread of a direction whose steps were too small for aτ²."""
@@ -175,12 +189,12 @@ def _sizes(values: Mapping[str, Tensor]) -> dict[str, float]:
     return {name: size if 0 < (size := rms.get(name, 0.0)) < math.inf else usual for name in values}
 
 
-def extrapolated(wide: Pair, narrow: Pair) -> Direction:
+def extrapolated(wide: Pair, narrow: Pair, number: int) -> Direction:
     """Takes aτ² off two steps of one direction."""
     share = (narrow.tau / wide.tau) ** 2
     residual = (narrow.residual - share * wide.residual) / (1 - share)
     slope = (narrow.slope - share * wide.slope) / (1 - share)
-    return Direction(narrow.tau, residual, slope, abs(wide.residual - narrow.residual))
+    return Direction(narrow.tau, residual, slope, abs(wide.residual - narrow.residual), number)
 
 
 def rms(numbers: Sequence[float]) -> float:

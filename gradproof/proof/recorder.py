@@ -24,7 +24,7 @@ aten = torch.ops.aten
 WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 # Piecewise ops that return no indices, and the pattern that tells on which piece each element is.
-PIECES: dict[Any, Callable[..., Tensor]] = {
+PIECES: dict[Any, Callable[..., Tensor | None]] = {
     aten.relu: lambda x, *_: x > 0,
     aten.relu_: lambda x, *_: x > 0,
     aten.leaky_relu: lambda x, *_: x > 0,
@@ -33,11 +33,18 @@ PIECES: dict[Any, Callable[..., Tensor]] = {
     aten._prelu_kernel: lambda x, *_: x > 0,
     aten.elu: lambda x, *_: x > 0,
     aten.elu_: lambda x, *_: x > 0,
+    aten.celu: lambda x, *_: x > 0,
+    aten.celu_: lambda x, *_: x > 0,
     aten.abs: lambda x, *_: x > 0,
     aten.abs_: lambda x, *_: x > 0,
     aten.sign: lambda x, *_: x > 0,
+    aten.sign_: lambda x, *_: x > 0,
     aten.sgn: lambda x, *_: x > 0,
+    aten.huber_loss: lambda x, y, _=1, delta=1.0: (x - y).abs() > delta,
+    aten.smooth_l1_loss: lambda x, y, _=1, beta=1.0: (x - y).abs() > beta,
+    aten.linalg_vector_norm: lambda x, *_: x > 0,
     aten.threshold: lambda x, threshold, *_: x > threshold,
+    aten.threshold_: lambda x, threshold, *_: x > threshold,
     aten.hardshrink: lambda x, width=0.5, *_: x.abs() > width,
     aten.softshrink: lambda x, width=0.5, *_: x.abs() > width,
     aten.hardtanh: lambda x, low=-1, high=1, *_: (x > low).int() + (x > high).int(),
@@ -56,25 +63,35 @@ PIECES: dict[Any, Callable[..., Tensor]] = {
     aten.minimum: lambda x, y, *_: x > y,
     aten.amax: lambda x, dim=(), *_: x == x.amax(dim, keepdim=True),
     aten.amin: lambda x, dim=(), *_: x == x.amin(dim, keepdim=True),
-    aten.max: lambda x, *rest: x > rest[0] if rest and isinstance(rest[0], Tensor) else x == x.max(),
-    aten.min: lambda x, *rest: x > rest[0] if rest and isinstance(rest[0], Tensor) else x == x.min(),
+    aten.max: lambda x, *rest: _extreme(x, x.max, *rest),
+    aten.min: lambda x, *rest: _extreme(x, x.min, *rest),
     aten.round: lambda x, *_: x.round(),
+    aten.round_: lambda x, *_: x.round(),
     aten.floor: lambda x, *_: x.floor(),
+    aten.floor_: lambda x, *_: x.floor(),
     aten.ceil: lambda x, *_: x.ceil(),
+    aten.ceil_: lambda x, *_: x.ceil(),
     aten.trunc: lambda x, *_: x.trunc(),
+    aten.trunc_: lambda x, *_: x.trunc(),
     aten.frac: lambda x, *_: x.trunc(),
+    aten.frac_: lambda x, *_: x.trunc(),
     aten.remainder: lambda x, y, *_: torch.floor(x / y),
+    aten.remainder_: lambda x, y, *_: torch.floor(x / y),
     aten.fmod: lambda x, y, *_: torch.trunc(x / y),
+    aten.fmod_: lambda x, y, *_: torch.trunc(x / y),
 }
 
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
-    side = torch.zeros_like(x, dtype=torch.int8)
-    if low is not None:
-        side += x > low
-    if high is not None:
-        side += x > high
-    return side
+    above_low = x > low if low is not None else torch.zeros_like(x, dtype=torch.bool)
+    return above_low.int() + (x > high).int() if high is not None else above_low
+
+
+def _extreme(x: Tensor, extreme: Callable[[], Tensor], other: Any = None, *_: Any) -> Tensor | None:
+    """Which side of another tensor, or which entry of all; along an axis the indices say it."""
+    if other is None:
+        return x == extreme()
+    return x > other if isinstance(other, Tensor) else None
 
 
 class Recorder(TorchDispatchMode):
@@ -108,10 +125,10 @@ class Recorder(TorchDispatchMode):
             marks.append(_bits(pattern))
         if any(tensor.dtype.is_floating_point for tensor in _tensors(args)):
             for result in _tensors(out if isinstance(out, (tuple, list)) else (out,)):
-                if result.dtype.is_floating_point:
-                    self.coarsest = max(self.coarsest, _epsilon(result.dtype)) if result.numel() else self.coarsest
-                elif not result.dtype.is_complex:
+                if not (result.dtype.is_floating_point or result.dtype.is_complex):
                     marks.append(_bits(result))
+                elif result.numel():
+                    self.coarsest = max(self.coarsest, _epsilon(result.dtype))
         self.signature = hash((self.signature, *marks))
 
 
@@ -134,7 +151,12 @@ def _tensors(values: Any) -> Iterator[Tensor]:
 
 
 def _bits(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().cpu().numpy().tobytes()
+    tensor = tensor.detach()
+    if tensor.is_meta or tensor.layout != torch.strided:
+        return b""
+    if tensor.is_quantized:
+        tensor = tensor.int_repr()
+    return (tensor.double() if tensor.dtype.is_floating_point else tensor).contiguous().cpu().numpy().tobytes()
 
 
 def _promoted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -7,34 +7,38 @@ other data under it (`tensor.data`, as `Module.double()` does), and gets its own
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+T = TypeVar("T")
+
 
 class ModuleState:
     """Everything a forward of `module` may read or change: parameters, buffers, plain tensor attributes, gradients,
-    flags, attributes, generators. `swap` puts copies in place, `reset` rewinds them before each probe, `restore` ends
-    it."""
+    flags, attributes, containers, generators. `swap` puts copies in place, `reset` rewinds them before each probe,
+    `restore` ends it."""
 
     def __init__(self, module: nn.Module):
-        self._scopes: list[tuple[dict[str, Any], dict[str, Any]]] = [
-            (scope, dict(scope)) for m in module.modules() for scope in (vars(m), m._parameters, m._buffers, m._modules)
-        ]
-        self.tensors = _tensors(module)
+        if isinstance(module, torch.jit.ScriptModule):
+            raise ValueError("a TorchScript module cannot be watched; verify the Python module that it was made from")
+        self._scopes = [(scope, scope.copy()) for scope in _scopes(module)]
+        self.tensors = _found(self._scopes, Tensor)
         self.parameters = {id(p) for p in module.parameters()}
         for tensor in self.tensors:
             if tensor.is_meta or is_lazy(tensor):
-                raise ValueError(
-                    "the module has parameters without values (meta or lazy); run it once before verifying"
-                )
+                raise ValueError("the module has parameters without values (meta or lazy); run it once first")
+            if tensor.is_inference():
+                raise ValueError("the module was made in inference mode, where nothing has a gradient; make it outside")
         self._original = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in self.tensors]
-        self._generators = [(g, g.get_state()) for g in _generators(module)]
+        self._torch_generators = [(g, g.get_state()) for g in _found(self._scopes, torch.Generator)]
+        self._numpy_generators = [(g, g.bit_generator.state) for g in _found(self._scopes, np.random.Generator)]
         self._start: list[tuple[Tensor, Tensor]] = []
 
     def swap(self, dtype: torch.dtype | None, device: torch.device | None) -> None:
@@ -42,44 +46,75 @@ class ModuleState:
         self.restore()
         copies: dict[Any, Tensor] = {}
         for tensor, data, _, _ in self._original:
+            target = wider(data.dtype, dtype)
+            tensor.grad = None
+            if data.layout != torch.strided:
+                tensor.data = data.to(device=device or data.device, dtype=target, copy=True)
+                continue
             storage = data.untyped_storage()
             key = (storage.data_ptr(), storage.nbytes(), data.dtype)
             if key not in copies:
                 whole = data.new_empty(0).set_(storage)  # pyright: ignore[reportCallIssue]
-                target = dtype if dtype is not None and data.dtype.is_floating_point else data.dtype
                 copies[key] = whole.to(device=device or data.device, dtype=target, copy=True)
-            tensor.grad = None
             tensor.data = copies[key].as_strided(data.shape, data.stride(), data.storage_offset())
         self._start = [(t, t.data.clone()) for t in self.tensors if id(t) not in self.parameters]
 
     def reset(self, seed: int) -> None:
         """Rewinds what a forward may have changed, and every random generator."""
-        self._restore_scopes()
+        self._rewind()
         for tensor, start in self._start:
-            tensor.data.copy_(start)
-        for generator, state in self._generators:
-            generator.set_state(state)
+            if start.layout == torch.strided and 0 not in tensor.stride():
+                tensor.data.copy_(start)
+            else:
+                tensor.data = start.clone()
         torch.manual_seed(seed)
         random.seed(seed)
         np.random.seed(seed % 2**32)
 
     def restore(self) -> None:
         """The module as it was found."""
-        self._restore_scopes()
+        self._rewind()
         for tensor, data, grad, requires_grad in self._original:
             tensor.grad = None
             tensor.data = data
             tensor.grad = grad
             if tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
-        for generator, state in self._generators:
-            generator.set_state(state)
 
-    def _restore_scopes(self) -> None:
+    def _rewind(self) -> None:
+        """Attributes, containers and generators."""
         for scope, copy in self._scopes:
-            if scope.keys() != copy.keys() or any(scope[key] is not value for key, value in copy.items()):
+            if isinstance(scope, dict):
+                if scope.keys() != copy.keys() or any(scope[key] is not value for key, value in copy.items()):
+                    scope.clear()
+                    scope.update(copy)
+            elif len(scope) != len(copy) or any(a is not b for a, b in zip(scope, copy, strict=True)):
                 scope.clear()
-                scope.update(copy)
+                (scope.update if isinstance(scope, set) else scope.extend)(copy)
+        for generator, state in self._torch_generators:
+            generator.set_state(state)
+        for generator, state in self._numpy_generators:
+            generator.bit_generator.state = state
+
+
+def wider(dtype: torch.dtype, target: torch.dtype | None) -> torch.dtype:
+    """`target` for floating values, its complex sister for complex ones, `dtype` itself for all else."""
+    if target is None or not (dtype.is_floating_point or dtype.is_complex):
+        return dtype
+    return target.to_complex() if dtype.is_complex else target
+
+
+def _scopes(module: nn.Module) -> list[Any]:
+    """The attributes of every submodule, and the containers among them: hooks, parameters, caches, histories."""
+    attributes = [vars(m) for m in module.modules()]
+    held = [value for scope in attributes for value in scope.values() if isinstance(value, (dict, list, set, deque))]
+    return [*attributes, *{id(value): value for value in held}.values()]
+
+
+def _found(scopes: list[tuple[Any, Any]], kind: type[T]) -> list[T]:
+    """The objects of a kind in the scopes, each once."""
+    held = [value for scope, _ in scopes for value in (scope.values() if isinstance(scope, dict) else scope)]
+    return list({id(value): value for value in held if isinstance(value, kind)}.values())
 
 
 @contextmanager
@@ -93,17 +128,3 @@ def random_state_kept() -> Iterator[None]:
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_default_dtype(dtype)
-
-
-def _tensors(module: nn.Module) -> list[Tensor]:
-    """Parameters, buffers and plain tensor attributes, each object once."""
-    found: dict[int, Tensor] = {}
-    for m in module.modules():
-        for scope in (m._parameters, m._buffers, vars(m)):
-            found |= {id(value): value for value in scope.values() if isinstance(value, Tensor)}
-    return list(found.values())
-
-
-def _generators(module: nn.Module) -> list[torch.Generator]:
-    values = [value for m in module.modules() for value in vars(m).values()]
-    return [value for value in values if isinstance(value, torch.Generator)]

@@ -104,8 +104,6 @@ def _sentences(report: Report) -> list[str]:
 
 def _why(subject: SubjectVerdict) -> str:
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
-    if subject.notes and not unclear:
-        return subject.notes[-1]
     if not unclear:
         return "no gradient could be judged, because the output depends on nothing that is differentiated"
     rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""

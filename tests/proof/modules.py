@@ -171,7 +171,70 @@ class Unused(nn.Module):
         return self.linear(x)
 
 
+class Parametrised(nn.Module):
+    """A forward as a function of the module and its input, and parameters by name."""
+
+    def __init__(self, function, **parameters):
+        super().__init__()
+        self.function = function
+        for name, value in parameters.items():
+            setattr(self, name, nn.Parameter(value) if not isinstance(value, nn.Parameter) else value)
+
+    def forward(self, *inputs):
+        return self.function(self, *inputs)
+
+
+def masked(blocked):
+    """Attention scores with an additive mask as a second, floating input."""
+    mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), blocked)
+    module = Parametrised(
+        lambda self, x, m: (x @ self.w @ x.T + m).softmax(-1) @ x @ self.v, w=torch.randn(6, 6), v=torch.randn(6, 3)
+    )
+    return module, (torch.randn(5, 6), mask)
+
+
+class Buffered(nn.Module):
+    """Buffers that are sparse, and expanded over one number."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.register_buffer("adjacency", (torch.rand(4, 4) > 0.5).float().to_sparse())
+        self.register_buffer("ones", torch.ones(1).expand(3))
+
+    def forward(self, x):
+        return torch.sparse.mm(self.adjacency.to(x.dtype), self.linear(x)) * self.ones
+
+
+def overlapping():
+    """Three parameters, the last of which covers the other two."""
+    memory = torch.randn(10)
+    module = Parametrised(lambda self, x: x * self.a.sum() + self.b.square().sum() * self.c.sin().sum() * x)
+    module.a, module.b, module.c = nn.Parameter(memory[:5]), nn.Parameter(memory[5:]), nn.Parameter(memory)
+    return module, (torch.randn(3),)
+
+
 RIGHT = {
+    "additive mask": lambda: masked(-1e9),
+    "infinite mask": lambda: masked(-torch.inf),
+    "smallest number as mask": lambda: masked(torch.finfo(torch.float32).min),
+    "sparse and expanded buffers": lambda: (Buffered(), (torch.randn(4, 6),)),
+    "three overlapping parameters": overlapping,
+    "complex parameter": lambda: (
+        Parametrised(lambda self, x: torch.fft.irfft(torch.fft.rfft(x) * self.w), w=torch.randn(4, dtype=torch.cfloat)),
+        (torch.randn(3, 6),),
+    ),
+    "complex input": lambda: (
+        Parametrised(lambda self, x: (x * self.w).abs().square(), w=torch.randn(4)),
+        (torch.randn(3, 4, dtype=torch.cfloat),),
+    ),
+    "clamped by a tensor": lambda: (
+        Parametrised(
+            lambda self, x: torch.clamp(self.w, min=x) + torch.cat([x[:0].flatten(), x[:1, 0]]).max(0).values,
+            w=torch.randn(4),
+        ),
+        (torch.randn(3, 4),),
+    ),
     "linear": lambda: mlp(nn.Linear(6, 3)),
     "gelu and norm": lambda: mlp(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3)),
     "relu": lambda: mlp(nn.Linear(6, 64), nn.ReLU(), nn.Linear(64, 3), rows=40),
@@ -207,6 +270,37 @@ RIGHT = {
     "complex inside": lambda: wrapped(lambda h: torch.fft.rfft(h).abs().square()[..., :1] * h),
     "moderately saturated": lambda: wrapped(lambda h: torch.sigmoid(h + 12)),
     "scalar loss": lambda: wrapped(lambda h: h.square().mean() * h),
+}
+
+
+def near_kinks(op):
+    """Arguments so near to a kink of the second derivative that steps cross it."""
+    module = Parametrised(lambda self, x: op(self.w * x), w=torch.randn(64))
+    return module, (1e-6 * torch.randn(64, 64),)
+
+
+UNCLEAR = {
+    "beyond the period": lambda: (
+        Parametrised(lambda self, x: torch.sin(1e10 * self.w * x), w=torch.randn(6)),
+        (torch.randn(4, 6),),
+    ),
+    "rapid": lambda: (
+        Parametrised(lambda self, x: torch.sin(1e7 * self.w * x), w=torch.randn(6)),
+        (torch.randn(4, 6),),
+    ),
+    "rapid but small": lambda: (
+        Parametrised(
+            lambda self, x: 3 * torch.tanh(x * self.w).sum() + 1e-10 * torch.sin(1e5 * self.v).sum(),
+            w=torch.randn(6),
+            v=torch.randn(6),
+        ),
+        (torch.randn(4, 6),),
+    ),
+    "celu near its kink": lambda: near_kinks(torch.celu),
+    "huber near its kink": lambda: near_kinks(lambda h: torch.nn.functional.huber_loss(h + 1, torch.zeros_like(h))),
+    "large constant": lambda: (Parametrised(lambda self, x: 1e14 + x * self.w, w=torch.randn(6)), (torch.randn(4, 6),)),
+    "bf16 inside": lambda: wrapped(lambda h: torch.tanh(h.bfloat16()).to(h.dtype)),
+    "half inside": lambda: wrapped(lambda h: torch.tanh(h.half()).to(h.dtype)),
 }
 
 
@@ -268,6 +362,12 @@ def hooked(register):
     return module, inputs
 
 
+def doubled(case, name):
+    module, inputs = case
+    module.get_parameter(name).register_hook(lambda g: 2 * g)
+    return module, inputs
+
+
 class Detached(nn.Module):
     def __init__(self):
         super().__init__()
@@ -291,6 +391,9 @@ class Straight(nn.Module):
 
 # name: (case, the tensors that must be accused, and no others)
 WRONG = {
+    "behind an infinite mask": (lambda: doubled(masked(-torch.inf), "w"), {"w"}),
+    "behind an additive mask": (lambda: doubled(masked(-1e9), "v"), {"v"}),
+    "complex parameter": (lambda: doubled(RIGHT["complex parameter"](), "w"), {"w"}),
     "1% too large": (lambda: custom(lambda dx, dw, db: (dx, 1.01 * dw, db)), {"w"}),
     "one part in ten thousand": (lambda: custom(lambda dx, dw, db: (dx, (1 + 1e-4) * dw, db)), {"w"}),
     "one row of the weight": (lambda: custom(lambda dx, dw, db: (dx, at(dw, 3, 1.02), db)), {"w"}),

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from modules import RIGHT, WRONG, CustomLinear, Normalised, Unused, function, mlp, wrapped
+from modules import RIGHT, UNCLEAR, WRONG, CustomLinear, Normalised, Parametrised, Unused, function, mlp, wrapped
 from torch import nn
 
 import gradproof
@@ -120,14 +120,16 @@ def test_kink_at_the_point_itself_is_inconclusive():
 def test_randomness_that_no_seed_reaches_is_named():
     """Two forwards that differ make differences meaningless; the sentence names the fix."""
 
+    calls = []
+
     class Restless(nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear, self.state = nn.Linear(6, 3), [0]
+            self.linear = nn.Linear(6, 3)
 
         def forward(self, x):
-            self.state[0] += 1
-            return self.linear(x) * self.state[0]
+            calls.append(x)
+            return self.linear(x) * len(calls)
 
     report = gradproof.verify(Restless(), (torch.randn(4, 6),))
     assert report.status == "inconclusive" and "generator" in report.summary
@@ -151,6 +153,49 @@ def test_unused_parameters_are_named_and_no_failure():
 def test_padding_row_is_not_judged_and_said_so():
     report = gradproof.verify(*RIGHT["embedding with padding"]())
     assert any("padding row" in note for note in report.subjects[0].notes)
+
+
+@pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
+@pytest.mark.parametrize("name", UNCLEAR)
+def test_what_cannot_be_judged_is_not_accused_and_not_proven(name, quick):
+    """Steps beyond the loss's period, kinks in the second derivative, gradients below the noise of a large constant."""
+    for seed in range(4):
+        torch.manual_seed(seed)
+        report = gradproof.verify(*UNCLEAR[name](), quick=quick, seed=seed)
+        assert report.status != "refuted", report.summary
+        for j in judged(report).values():
+            assert j.status != "proven" or j.resolution <= 1e-2
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_quick_accuses_no_innocent_in_a_deep_stack(seed):
+    """30 tanh layers, the first weight 1% off: the others' gradients are far larger."""
+    torch.manual_seed(seed)
+    module = nn.Sequential(*[layer for _ in range(30) for layer in (nn.Linear(8, 8), nn.Tanh())])
+    module[0].weight.register_hook(lambda g: 1.01 * g)
+    report = gradproof.verify(module, (torch.randn(4, 8),), quick=True, seed=seed)
+    assert report.status != "proven" and refuted(report) <= {"0.weight"}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_small_errors_do_not_pass_the_quick_screen(seed):
+    """float32 rounding in one gradient, and a detached branch a billion times smaller than the rest."""
+    torch.manual_seed(seed)
+    rounded = CustomLinear(lambda dx, dw, db: (dx, dw.float().to(dw.dtype), db)), (torch.randn(64, 6),)
+    assert gradproof.verify(*rounded, quick=True, seed=seed).status != "proven"
+    w, v = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(6))
+    branch = Parametrised(lambda self, x: x * self.w + 1e-9 * self.v.detach().sin(), w=w, v=v)
+    assert gradproof.verify(branch, (torch.randn(4, 6),), quick=True, seed=seed).status != "proven"
+
+
+def test_several_outputs_are_said():
+    report = gradproof.verify(*RIGHT["lstm"]())
+    assert any("only the first of 3 outputs" in note for note in report.subjects[0].notes)
+
+
+def test_sentinels_are_said():
+    report = gradproof.verify(*RIGHT["additive mask"]())
+    assert any("sentinels" in note for note in report.subjects[0].notes)
 
 
 def test_resolution_is_honest():
@@ -177,6 +222,7 @@ def test_resolution_is_honest():
         (nn.Identity(), (torch.arange(3),), "no floating tensor"),
         (nn.LazyLinear(3), (torch.randn(4, 5),), "without values"),
         (nn.Linear(6, 3, device="meta"), (torch.randn(4, 6),), "without values"),
+        (torch.jit.script(nn.Linear(6, 3)), (torch.randn(4, 6),), "TorchScript"),
     ],
 )
 def test_what_cannot_run_is_one_sentence(module, inputs, sentence):

@@ -68,14 +68,16 @@ def test_module_is_left_as_it_was_found(name):
 def test_state_comes_back_when_a_displaced_forward_raises():
     """The third forward fails: nothing can be said, and values, dtype and generators come back all the same."""
 
+    calls = []
+
     class Fails(nn.Module):
         def __init__(self):
             super().__init__()
-            self.linear, self.calls = nn.Linear(6, 3), [0]
+            self.linear = nn.Linear(6, 3)
 
         def forward(self, x):
-            self.calls[0] += 1
-            if self.calls[0] >= 3:
+            calls.append(x)
+            if len(calls) >= 3:
                 raise RuntimeError("third time")
             return self.linear(x)
 
@@ -85,6 +87,29 @@ def test_state_comes_back_when_a_displaced_forward_raises():
     report = gradproof.verify(module, inputs)
     assert report.status == "inconclusive" and "third time" in report.subjects[0].notes[-1]
     assert same({**snapshot(module), "calls": 0}, {**before, "calls": 0}) and torch.equal(torch.get_rng_state(), stream)
+
+
+def test_containers_are_rewound():
+    """A cache filled in float64 would stay behind and make the user's next forward float64."""
+
+    class Remembers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.history, self.cache = nn.Linear(6, 3), [], {}
+            self.rng = np.random.default_rng(3)
+
+        def forward(self, x):
+            self.history.append(x.shape)
+            if "scale" not in self.cache:
+                self.cache["scale"] = torch.arange(1, 4, dtype=x.dtype)
+            self.register_forward_hook(lambda *_: None)
+            return self.linear(x) * self.cache["scale"] * float(self.rng.random())
+
+    module = Remembers()
+    drawn = np.random.default_rng(3).random()
+    assert gradproof.verify(module, (torch.randn(4, 6),)), "state that the forward changes must not spoil the verdict"
+    assert module.history == [] and module.cache == {} and not module._forward_hooks
+    assert module.rng.random() == drawn
 
 
 def test_caller_may_be_in_no_grad():
