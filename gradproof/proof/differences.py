@@ -34,6 +34,7 @@ from gradproof.proof.probing import Direction, Probe, Prober, extrapolated
 DIRECTIONS = 8
 SCREEN_FORWARDS = 40
 PROVEN_AT = 1e-2  # a resolution above this proves nothing
+ENOUGH = 1e-4  # a finer one is not worth more forwards
 NOISE_FACTOR = 10.0
 SPREAD_SHARE = (1 / 64, 2.0)
 MACROSCOPIC = (16.0, 2.0)  # steps, in units of the tensor's own size, at which a flat function is still flat
@@ -92,6 +93,7 @@ class Judge:
         self.tau_c, self.cap, self.bend = self.taus[0], self.taus[0], 0.0
         # The backward may round too: 4e-11 in float64, 2e-5 in float32.
         self.backward_floor = prober.unit**0.65
+        self.judged = 0  # how many tensors have been judged by name, this one included
         self.screen: list[Direction] = []
         self.exceeding: list[Direction] = []  # those of them that leave their bound
 
@@ -107,10 +109,12 @@ class Judge:
         elif self.names:
             self.run_screen()
             if quick:
+                self.judged = len(self.names)
                 judged |= self.judge_by_screen()
             else:
-                for done, name in enumerate(self.names):
-                    self.progress(done, len(self.names))
+                for name in self.names:
+                    self.progress(self.judged, len(self.names))
+                    self.judged += 1
                     judged[name] = self.judge_value(name)
                 judged |= self.unnamed_culprit(judged)
         ordered = [judged[name] for name in prober.grads]
@@ -201,29 +205,45 @@ class Judge:
         weight = prober.weight([name])
         # A tensor that matters less also bends the loss less, and can take larger steps.
         usual_bend = self.bend * weight / (prober.weight(self.names) or 1.0)
-        tau = min(self.cap, self._best_step(usual_bend))
-        first = prober.direction([name], tau, 100)
+        tau = self._best_step(usual_bend)
+        # Alone it may also go further than all together without changing a decision; tried where the screen saw little.
+        first = prober.direction([name], tau, 100) if self._seen_by_screen(name) > ENOUGH else None
+        if first is None:
+            tau = min(self.cap, tau)
+            first = prober.direction([name], tau, 100)
         if first is None:
             first = prober.direction([name], tau / 32, 101)
-            if first and self._exceeds(first, [name], [first]):
-                return self.confirm(name, first)
-            return self.conclude(name, [first] if first else [])
+            if first is None:
+                return self.conclude(name, [])
         if self._exceeds(first, [name], [first]):
             return self.confirm(name, first)
         if max(weight, abs(first.slope)) <= self._bound(first):
             return self.judge_flat([name])[name] or self.conclude(name, [first])
         alone = self.conclude(name, [first])
-        if not self.exceeding and alone.status == "proven" and (alone.resolution or 0.0) <= PROVEN_AT / 100:
+        if (alone.status == "proven" and (alone.resolution or 0.0) <= ENOUGH) or not self._affordable(4):
             return alone
-        tau = min(self.cap, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
+        tau = min(2 * first.tau, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
         second = prober.direction([name], tau, 101)
         if second and self._exceeds(second, [name], [first, second]):
             return self.confirm(name, second)
         return self.conclude(name, [first, second] if second else [first])
 
+    def _seen_by_screen(self, name: str) -> float:
+        """The resolution that the screen alone has for this tensor."""
+        weight = self.prober.weight([name])
+        if not weight or not self.screen or self.exceeding:
+            return math.inf
+        return _resolution([self._bound(d) for d in self.screen]) / weight
+
+    def _affordable(self, forwards: int) -> bool:
+        """Whether this many more stay within the promised cost."""
+        return self.prober.forwards + forwards <= SCREEN_FORWARDS + 8 * self.judged
+
     def confirm(self, name: str, seen: Direction) -> Judgement:
         """Refutes what is still there at a much smaller step. Where the differences have not converged (a step beyond
         the period of the loss, say), what large steps show is not."""
+        if not self._affordable(2):
+            return self._cannot(name, "an error was seen, but not often enough to be sure")
         noisy = 40 * self.prober.floor / abs(seen.residual)
         small = self.prober.pair([name], min(seen.tau / 2, max(self.taus[-1], noisy)), seen.number)
         if not (small.clean and abs(small.residual) > abs(seen.residual) / 2):
