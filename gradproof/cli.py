@@ -109,8 +109,9 @@ def _verify_own(
     from gradproof.models.subject import FAMILIES, judge_model
     from gradproof.ops import NAMES, load
     from gradproof.proof.judge import judge_op
-    from gradproof.proof.mutants import MUTANTS, run
+    from gradproof.proof.mutants import run
     from gradproof.proof.verdict import Report
+    from gradproof.proof.wrong_backwards import MUTANTS
 
     torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
     chosen = [*(ops or []), *(models or [])] or [*NAMES, *FAMILIES]

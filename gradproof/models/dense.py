@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, equivariant
 from gradproof.models import chain
-from gradproof.models.model import SIZES, Model, MoEOutput, spec_count
+from gradproof.models.model import SIZES, Model, MoEOutput, draw_rows, spec_count
 from gradproof.params import Entry
 
 MATCHED_BLOCKS = 2  # deep stacks without residuals barely learn, so a matched dense model is wide
@@ -114,15 +113,11 @@ class Dense(Model):
         return chain.backward(params, grads, "", dy[0], saved, self.config.active)
 
 
-def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(x=torch.randn(sizes["T"], options["config"].inputs, generator=generator, dtype=torch.float64))
-
-
 CONTRACT = Contract(
     shapes="x[T,I] -> logits[T,O] aux[]",
     sizes=dict(T=(1, 7)),
     grads=("x",),
-    draw=_draw,
+    draw=draw_rows,
     options=(
         dict(label="small", config=DenseConfig(5, 3, hidden=6, feedforward=9, blocks=1)),
         dict(label="two blocks", config=DenseConfig(4, 1, hidden=5, feedforward=8, blocks=2)),

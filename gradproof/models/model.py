@@ -120,3 +120,8 @@ class Model(ABC):
 def spec_count(spec: list[Entry]) -> int:
     """The number of parameters of a spec."""
     return sum(math.prod(entry.shape) for entry in spec)
+
+
+def draw_rows(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
+    """x_TI for the models' contracts: T rows as wide as the config in the options says."""
+    return dict(x=torch.randn(sizes["T"], options["config"].inputs, generator=generator, dtype=torch.float64))

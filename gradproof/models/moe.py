@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.models import chain
-from gradproof.models.model import Model, MoEOutput, spec_count
+from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import combine, dispatch, linear, route
 from gradproof.params import Entry
 
@@ -181,20 +181,16 @@ def _small(**options: Any) -> MoEConfig:
     return MoEConfig(**{**dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1), **options})
 
 
-def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(x=torch.randn(sizes["T"], options["config"].inputs, generator=generator, dtype=torch.float64))
-
-
 def _starved(generator: torch.Generator) -> Example:
     """Nobody chooses expert 3."""
-    arguments = _draw(dict(T=6), generator, dict(config=_small()))
+    arguments = draw_rows(dict(T=6), generator, dict(config=_small()))
     arguments["router.bias"] = torch.tensor([0.0, 0.0, 0.0, -60.0], dtype=torch.float64)
     return Example("expert without rows", arguments, dict(config=_small(balance=0.1)))
 
 
 def _ties(generator: torch.Generator) -> Example:
     """Every row sees four equal scores and takes experts 0 and 1."""
-    arguments = _draw(dict(T=5), generator, dict(config=_small()))
+    arguments = draw_rows(dict(T=5), generator, dict(config=_small()))
     arguments |= {"router.weight": torch.zeros(4, 5).double(), "router.bias": torch.zeros(4).double()}
     return Example("ties", arguments, dict(config=_small()), smooth=False)
 
@@ -211,7 +207,7 @@ CONTRACT = Contract(
     shapes="x[T,I] -> logits[T,O] aux[]",
     sizes=dict(T=(1, 7)),
     grads=("x",),
-    draw=_draw,
+    draw=draw_rows,
     options=(
         dict(label="default", config=_small()),
         dict(label="K = 1", config=_small(k=1)),

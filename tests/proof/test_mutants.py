@@ -6,7 +6,8 @@ from gradproof.models.subject import judge_model
 from gradproof.proof import operation
 from gradproof.proof.examples import examples
 from gradproof.proof.judge import judge_op
-from gradproof.proof.mutants import MUTANTS, run
+from gradproof.proof.mutants import run
+from gradproof.proof.wrong_backwards import MUTANTS
 
 SUBTLE_OPS = [mutant for mutant in MUTANTS if mutant.subtle and mutant.subject in ops.NAMES]
 

@@ -1,0 +1,476 @@
+"""The wrong backwards that `gradproof verify --mutants` plants.
+
+The `subtle` ones change a gradient by under 5%, or only on some rows; a test holds them to it. Many are published bugs:
+gate weight applied twice, masked softmax Jacobian, softmax over the chosen instead of over all, detached balance loss,
+mean of means, uninitialised rows, erf against tanh GELU, LayerNorm's eps.
+
+Each takes the right function first and then its arguments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gradproof.ops import gelu, gelu_erf
+from gradproof.proof.mutants import MUTANTS, wrong
+
+__all__ = ["MUTANTS"]
+
+
+def but_last(x_T: Tensor) -> Tensor:
+    """`x_T` with its last row set to zero."""
+    return torch.cat([x_T[:-1], torch.zeros_like(x_T[-1:])])
+
+
+# Linear: returns dx, dw, db.
+
+
+@wrong("linear", "dx with the wrong sign")
+def _(right, dy, saved, x, w):
+    dx, dw, db = right(dy, saved, x, w)
+    return -dx, dw, db
+
+
+@wrong("linear", "db is the last row, not the sum")
+def _(right, dy, saved, x, w):
+    dx, dw, _ = right(dy, saved, x, w)
+    return dx, dw, dy[-1]
+
+
+@wrong("linear", "dw in reversed order of outputs")
+def _(right, dy, saved, x, w):
+    dx, dw, db = right(dy, saved, x, w)
+    return dx, dw.flip(0), db
+
+
+@wrong("linear", "dw 2% too large", subtle=True)
+def _(right, dy, saved, x, w):
+    dx, dw, db = right(dy, saved, x, w)
+    return dx, 1.02 * dw, db
+
+
+@wrong("linear", "dw misses the last row", subtle=True)
+def _(right, dy, saved, x, w):
+    dx, _, db = right(dy, saved, x, w)
+    return dx, but_last(dy).T @ x, db
+
+
+@wrong("linear", "db one part in a million too large", subtle=True)
+def _(right, dy, saved, x, w):
+    dx, dw, db = right(dy, saved, x, w)
+    return dx, dw, db * (1 + 1e-6)
+
+
+@wrong("linear", "dx of the last row is never written", subtle=True)
+def _(right, dy, saved, x, w):
+    dx, dw, db = right(dy, saved, x, w)
+    return torch.cat([dx[:-1], torch.empty_like(dx[-1:])]), dw, db
+
+
+# LayerNorm: returns dx, dgamma, dbeta.
+
+
+@wrong("layernorm", "the mean term is missing")
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return dx + (dy * gamma).mean(-1, keepdim=True) * saved.rstd_T1, dgamma, dbeta
+
+
+def variance_term(dy, saved, x, gamma):
+    xhat = (x - saved.mean_T1) * saved.rstd_T1
+    return xhat * (dy * gamma * xhat).mean(-1, keepdim=True) * saved.rstd_T1
+
+
+@wrong("layernorm", "the variance term is missing")
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return dx + variance_term(dy, saved, x, gamma), dgamma, dbeta
+
+
+@wrong("layernorm", "the variance term divided by D − 1")
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return dx - variance_term(dy, saved, x, gamma) / (x.shape[-1] - 1), dgamma, dbeta
+
+
+@wrong("layernorm", "dx without gamma")
+def _(right, dy, saved, x, gamma):
+    _, dgamma, dbeta = right(dy, saved, x, gamma)
+    return right(dy, saved, x, torch.ones_like(gamma))[0], dgamma, dbeta
+
+
+@wrong("layernorm", "dgamma of x, not of x̂")
+def _(right, dy, saved, x, gamma):
+    dx, _, dbeta = right(dy, saved, x, gamma)
+    return dx, (dy * x * saved.rstd_T1).sum(0), dbeta
+
+
+@wrong("layernorm", "dgamma and dbeta swapped")
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return dx, dbeta, dgamma
+
+
+@wrong("layernorm", "eps 1.05e-5 in the backward", subtle=True)
+def _(right, dy, saved, x, gamma):
+    variance = (x - saved.mean_T1).square().mean(-1, keepdim=True)
+    return right(dy, saved._replace(rstd_T1=(variance + 1.05e-5).rsqrt()), x, gamma)
+
+
+@wrong("layernorm", "dgamma 3% too small", subtle=True)
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return dx, 0.97 * dgamma, dbeta
+
+
+@wrong("layernorm", "dbeta misses the last row", subtle=True)
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, _ = right(dy, saved, x, gamma)
+    return dx, dgamma, but_last(dy).sum(0)
+
+
+@wrong("layernorm", "the last row's dx is not normalised", subtle=True)
+def _(right, dy, saved, x, gamma):
+    dx, dgamma, dbeta = right(dy, saved, x, gamma)
+    return torch.cat([dx[:-1], dy[-1:] * gamma]), dgamma, dbeta
+
+
+# GELU: returns dx.
+
+
+def tanh_derivative(x, cubic=gelu.CUBIC, scale=gelu.SCALE, cubic_in_dv=gelu.CUBIC):
+    tanh = torch.tanh(scale * (x + cubic * x**3))
+    return 0.5 * ((1 + tanh) + x * (1 - tanh**2) * scale * (1 + 3 * cubic_in_dv * x**2))
+
+
+@wrong("gelu", "the cubic term of dv is missing")
+def _(right, dy, saved, x):
+    return dy * tanh_derivative(x, cubic_in_dv=0.0)
+
+
+@wrong("gelu", "the derivative of the erf form", subtle=True)
+def _(right, dy, saved, x):
+    return gelu_erf.backward(dy, None, x)
+
+
+@wrong("gelu", "0.0447 for 0.044715", subtle=True)
+def _(right, dy, saved, x):
+    return dy * tanh_derivative(x, cubic=0.0447, cubic_in_dv=0.0447)
+
+
+@wrong("gelu", "0.8 for √(2/π)", subtle=True)
+def _(right, dy, saved, x):
+    return dy * tanh_derivative(x, scale=0.8)
+
+
+@wrong("gelu", "zero in the last row", subtle=True)
+def _(right, dy, saved, x):
+    return but_last(right(dy, saved, x))
+
+
+@wrong("gelu_erf", "the density term is missing")
+def _(right, dy, saved, x):
+    return dy * 0.5 * (1 + torch.erf(x / 2**0.5))
+
+
+@wrong("gelu_erf", "the derivative of the tanh form", subtle=True)
+def _(right, dy, saved, x):
+    return dy * tanh_derivative(x)
+
+
+# Softmax and top-k: return dz, dx.
+
+
+@wrong("softmax", "the inner product is missing")
+def _(right, dp, p):
+    return p * dp
+
+
+@wrong("softmax", "only the diagonal of the Jacobian")
+def _(right, dp, p):
+    return p * (1 - p) * dp
+
+
+@wrong("softmax", "4% too large", subtle=True)
+def _(right, dp, p):
+    return 1.04 * right(dp, p)
+
+
+@wrong("softmax", "the last row's inner product is missing", subtle=True)
+def _(right, dp, p):
+    return torch.cat([right(dp, p)[:-1], (p * dp)[-1:]])
+
+
+@wrong("topk", "the choices in reverse")
+def _(right, dy, saved):
+    return right(dy, saved._replace(index_TK=saved.index_TK.flip(1))) * (1 + 1e-3)
+
+
+@wrong("topk", "a thousandth leaks to the neighbour", subtle=True)
+def _(right, dy, saved):
+    dx = right(dy, saved)
+    return dx + 1e-3 * dx.roll(1, -1)
+
+
+@wrong("topk", "the last row is dropped", subtle=True)
+def _(right, dy, saved):
+    return right(but_last(dy), saved)
+
+
+# The router: returns dz.
+
+
+def plain_softmax(routing):
+    return routing.scores == "softmax" and not routing.renormalise
+
+
+@wrong("route", "masked softmax Jacobian: nothing off S")
+def _(right, dy, saved, routing):
+    return right(dy, saved._replace(q_TE=saved.gates_TE) if plain_softmax(routing) else saved, routing)
+
+
+@wrong("route", "softmax over the chosen instead of over all")
+def _(right, dy, saved, routing):
+    return right(dy, saved, replace(routing, renormalise=True) if routing.k > 1 else routing)
+
+
+@wrong("route", "renormalised gates treated as plain")
+def _(right, dy, saved, routing):
+    return right(dy, saved, replace(routing, renormalise=False))
+
+
+@wrong("route", "σ' taken for σ")
+def _(right, dy, saved, routing):
+    dz = right(dy, saved, routing)
+    return dz / torch.sigmoid(-saved.z_TE) if routing.scores == "sigmoid" else dz
+
+
+@wrong("route", "the balance loss is detached")
+def _(right, dy, saved, routing):
+    return right(dy, saved, replace(routing, balance=0.0))
+
+
+@wrong("route", "the z-loss is detached")
+def _(right, dy, saved, routing):
+    return right(dy, saved, replace(routing, z_loss=0.0))
+
+
+@wrong("route", "the balance loss 1% too light", subtle=True)
+def _(right, dy, saved, routing):
+    return right(dy, saved, replace(routing, balance=0.99 * routing.balance))
+
+
+@wrong("route", "expert 0's dz 1% too small", subtle=True)
+def _(right, dy, saved, routing):
+    dz = right(dy, saved, routing)
+    return torch.cat([0.99 * dz[:, :1], dz[:, 1:]], 1)
+
+
+@wrong("route", "nothing off S in the last row", subtle=True)
+def _(right, dy, saved, routing):
+    dz = right(dy, saved, routing)
+    return torch.cat([dz[:-1], dz[-1:] * (saved.gates_TE[-1:] != 0)])
+
+
+@wrong("route", "the last row's gate cotangent is dropped", subtle=True)
+def _(right, dy, saved, routing):
+    return right(dy._replace(gates_TE=but_last(dy.gates_TE)), saved, routing)
+
+
+# Dispatch: returns dx. Combine: returns drows, dgates.
+
+
+@wrong("dispatch", "the mean over the choices, not their sum")
+def _(right, drows, saved, plan):
+    return right(drows, saved, plan) / plan.row_TK.shape[1]
+
+
+@wrong("dispatch", "only the first choice comes back")
+def _(right, drows, saved, plan):
+    return drows[plan.row_TK[:, 0]]
+
+
+@wrong("dispatch", "the last token's row is never written", subtle=True)
+def _(right, drows, saved, plan):
+    dx = right(drows, saved, plan)
+    return torch.cat([dx[:-1], torch.empty_like(dx[-1:])])
+
+
+@wrong("dispatch", "the last routed row is left out", subtle=True)
+def _(right, drows, saved, plan):
+    return right(but_last(drows), saved, plan)
+
+
+@wrong("combine", "the gate applied twice")
+def _(right, dy, saved, rows, gates, plan):
+    _, dgates = right(dy, saved, rows, gates, plan)
+    return right(dy, saved, rows, gates.square(), plan)[0], dgates
+
+
+@wrong("combine", "the gate not applied")
+def _(right, dy, saved, rows, gates, plan):
+    _, dgates = right(dy, saved, rows, gates, plan)
+    return right(dy, saved, rows, torch.ones_like(gates), plan)[0], dgates
+
+
+@wrong("combine", "rows in token order, not in expert order")
+def _(right, dy, saved, rows, gates, plan):
+    drows, dgates = right(dy, saved, rows, gates, plan)
+    return drows[plan.row_TK.flatten()], dgates
+
+
+@wrong("combine", "the gate's gradient times the gate")
+def _(right, dy, saved, rows, gates, plan):
+    drows, dgates = right(dy, saved, rows, gates, plan)
+    return drows, dgates * gates
+
+
+@wrong("combine", "the last token's gate gradient is zero", subtle=True)
+def _(right, dy, saved, rows, gates, plan):
+    drows, dgates = right(dy, saved, rows, gates, plan)
+    return drows, but_last(dgates)
+
+
+@wrong("combine", "the gates' gradient 2% too small", subtle=True)
+def _(right, dy, saved, rows, gates, plan):
+    drows, dgates = right(dy, saved, rows, gates, plan)
+    return drows, 0.98 * dgates
+
+
+# Losses: return the gradient of the logits or outputs.
+
+
+@wrong("cross_entropy", "divided by the micro-batch, not by the total")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved / saved.sum(), z, target)
+
+
+@wrong("cross_entropy", "the class weights are ignored")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved.mean().expand_as(saved), z, target)
+
+
+@wrong("cross_entropy", "the probability clamped at 1e-3", subtle=True)
+def _(right, dloss, saved, z, target):
+    p = torch.softmax(z, -1)
+    return right(dloss, saved, z, target) + dloss * saved[:, None] * (p.clamp(min=1e-3) - p)
+
+
+@wrong("cross_entropy", "the last row's target is not subtracted", subtle=True)
+def _(right, dloss, saved, z, target):
+    dz = right(dloss, saved, z, target)
+    return torch.cat([dz[:-1], (dloss * saved[:, None] * torch.softmax(z, -1))[-1:]])
+
+
+@wrong("bce", "the weight is ignored")
+def _(right, dloss, saved, z, label):
+    return right(dloss, saved.mean().expand_as(saved), z, label)
+
+
+@wrong("bce", "the label is not clamped")
+def _(right, dloss, saved, z, label):
+    return dloss * saved * (torch.sigmoid(z) - label)
+
+
+@wrong("bce", "4% too small", subtle=True)
+def _(right, dloss, saved, z, label):
+    return 0.96 * right(dloss, saved, z, label)
+
+
+@wrong("mse", "the factor 2 is missing")
+def _(right, dloss, saved):
+    return right(dloss, saved) / 2
+
+
+@wrong("mse", "the last row is left out", subtle=True)
+def _(right, dloss, saved):
+    return right(dloss, but_last(saved))
+
+
+@wrong("quality", "the metrics' weight is ignored")
+def _(right, dloss, saved, y, outcome, weight=1.0):
+    return right(dloss, saved, y, outcome, 1.0)
+
+
+@wrong("quality", "the metrics 1% too heavy", subtle=True)
+def _(right, dloss, saved, y, outcome, weight=1.0):
+    return right(dloss, saved, y, outcome, 1.01 * weight)
+
+
+# The models: which gradient goes where.
+
+CHAIN = "gradproof.models.chain:backward"
+
+
+def redirected(grads, rename):
+    """The same gradients under other names."""
+    return {name: grads[rename(name)] for name in grads}
+
+
+@wrong("moe", "a norm's weight and bias swapped", target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    swap = {f"{prefix}norm.0.weight": f"{prefix}norm.0.bias", f"{prefix}norm.0.bias": f"{prefix}norm.0.weight"}
+    return right(params, redirected(grads, lambda name: swap.get(name, name)), prefix, dy, saved, active)
+
+
+@wrong("moe", "the experts' gradients in reverse order", target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    experts = 1 + max(int(name.split(".")[1]) for name in grads if name.startswith("experts."))
+    mirror = f"experts.{experts - 1 - int(prefix.split('.')[1])}."
+    return right(params, redirected(grads, lambda n: n.replace(prefix, mirror)), prefix, dy, saved, active)
+
+
+@wrong("moe", "the gate applied twice", target="gradproof.ops.combine:backward")
+def _(right, dy, saved, rows, gates, plan):
+    _, dgates = right(dy, saved, rows, gates, plan)
+    return right(dy, saved, rows, gates.square(), plan)[0], dgates
+
+
+@wrong("moe", "the router sends no gradient to the input", target="gradproof.models.chain:linear_backward")
+def _(right, params, grads, name, dy, x):
+    dx = right(params, grads, name, dy, x)
+    return torch.zeros_like(dx) if name == "router" else dx
+
+
+@wrong("moe", "the auxiliary loss has no gradient", target="gradproof.models.moe:MoE.pull_back")
+def _(right, self, params, grads, dy, x, saved):
+    return right(self, params, grads, (dy[0], torch.zeros_like(dy[1])), x, saved)
+
+
+@wrong("moe", "adds to stale gradients", target="gradproof.models.model:Model.backward")
+def _(right, self, d_logits, tape, d_aux=0.0, accumulate=False):
+    return right(self, d_logits, tape, d_aux, True)
+
+
+@wrong("moe", "expert 1's first bias 1% too small", subtle=True, target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    dx = right(params, grads, prefix, dy, saved, active)
+    if prefix == "experts.1.":
+        grads["experts.1.linear.0.bias"].mul_(0.99)
+    return dx
+
+
+@wrong("moe", "the last routed row of expert 0 is left out", subtle=True, target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    return right(params, grads, prefix, but_last(dy) if prefix == "experts.0." and len(dy) else dy, saved, active)
+
+
+@wrong("dense", "the first layer passes through GELU", target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    return right(params, grads, prefix, dy, saved, [True, *active[1:]])
+
+
+@wrong("dense", "the last bias is never added", target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    last = f"linear.{len(active)}.bias"
+    return right(params, {**grads, last: torch.zeros_like(grads[last])}, prefix, dy, saved, active)
+
+
+@wrong("dense", "one norm's bias 4% too large", subtle=True, target=CHAIN)
+def _(right, params, grads, prefix, dy, saved, active):
+    dx = right(params, grads, prefix, dy, saved, active)
+    grads["norm.0.bias"].mul_(1.04)
+    return dx
