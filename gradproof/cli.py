@@ -14,8 +14,8 @@ import typer
 if TYPE_CHECKING:
     from gradproof.proof.verdict import Report, SubjectVerdict
 
-PROVEN, REFUTED, COULD_NOT_START, INCONCLUSIVE, INTERRUPTED = 0, 1, 2, 3, 130
-EXIT = {"proven": PROVEN, "refuted": REFUTED, "inconclusive": INCONCLUSIVE}
+EXIT = {"proven": 0, "refuted": 1, "inconclusive": 3}
+COULD_NOT_START = 2
 COLOURS = {"proven": "green", "refuted": "bold red", "inconclusive": "yellow", "unused": "dim"}
 
 app = typer.Typer(
@@ -86,8 +86,8 @@ def verify(
             report = _verify_case(case, device, quick, seed)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
-        _write(report.to_dict(), report.to_json(), json, html, "verify.html")
         _show(report, _console(json), case is not None)
+        _write(report.to_dict(), report.to_json(), json, html, "verify.html")
         raise typer.Exit(EXIT[report.status])
 
 
@@ -181,12 +181,8 @@ def _bytes(amount: int) -> str:
 
 
 def main() -> None:
-    """The console script."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        print("gradproof: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    """The console script. Typer itself exits with 130 when interrupted."""
+    app()
 
 
 @contextmanager
@@ -207,7 +203,10 @@ def _check_outputs(json: str | None, html: Path | None) -> None:
         if file and file.is_dir():
             raise ValueError(f"{file} is a directory; name a file in it")
         if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ValueError(f"{file} cannot be written: {error.strerror}") from None
 
 
 def _check_device(device: Device) -> None:

@@ -93,6 +93,7 @@ class Judge:
         self.tau_c, self.cap, self.bend = self.taus[0], self.taus[0], 0.0
         # The backward may round too: 4e-11 in float64, 2e-5 in float32.
         self.backward_floor = prober.unit**0.65
+        self.switches: list[str] = []
         self.judged = 0  # how many tensors have been judged by name, this one included
         self.screen: list[Direction] = []
         self.exceeding: list[Direction] = []  # those of them that leave their bound
@@ -117,6 +118,8 @@ class Judge:
                     self.judged += 1
                     judged[name] = self.judge_value(name)
                 judged |= self.unnamed_culprit(judged)
+        note = "it only switches decisions, and no gradient is claimed for it"
+        judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, note) for name in self.switches}
         ordered = [judged[name] for name in prober.grads]
         failed = prober.failure
         notes = [f"a displaced forward raised {type(failed).__name__}: {failed}"] if failed else []
@@ -128,7 +131,7 @@ class Judge:
         """A ladder of steps along the first direction finds noise and best step; the other directions use them."""
         prober = self.prober
         ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
-        if not ladder[-1].clean and prober.settle():
+        if not ladder[-1].clean and (prober.settle() or self.set_aside_switches()):
             ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
         prober.sample_noise(ladder)
         clean = [pair for pair in ladder if pair.clean]
@@ -162,6 +165,14 @@ class Judge:
                 bend = max(bend, self._bend(found))
         self.bend, self.cap = bend, cap
         self.exceeding = [d for d in self.screen if self._exceeds(d, self.names, self.screen)]
+
+    def set_aside_switches(self) -> bool:
+        """Inputs without a claimed gradient that change a decision at the smallest step (a mask of 0.0 and 1.0, say)
+        are switches, not variables: they are taken out of the screen. Whether there were any."""
+        inputs = [name for name in self.names if name in self.prober.subject.inputs and self.prober.grads[name] is None]
+        self.switches = [name for name in inputs if not self.prober.pair([name], self.taus[-1], 0).clean]
+        self.names = [name for name in self.names if name not in self.switches]
+        return bool(self.switches and self.names)
 
     def judge_by_screen(self) -> dict[str, Judgement]:
         """Each tensor by the screen's resolution; the culprits of a screen that failed by bisection."""

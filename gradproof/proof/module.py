@@ -52,11 +52,9 @@ def verify(
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
     device, seed = torch.device(device) if device else None, seed % 2**63
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
-        state = ModuleState(module)
+        state, name = ModuleState(module), name or type(module).__name__
         try:
-            return Report(
-                [_judge_module(module, inputs, state, device, name or type(module).__name__, quick, seed, progress)]
-            )
+            return Report([_judge_module(module, inputs, state, device, name, quick, seed, progress)])
         finally:
             state.restore()
 
@@ -117,9 +115,10 @@ def _verdict(name: str, status: Any, judged: Any, forwards: int, directions: int
 def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch.device | None, seed: int):
     """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards)."""
     failure: Exception | None = None
+    usual = torch.get_default_dtype()
     for spent, (dtype, promote) in enumerate([(torch.float64, False), (torch.float64, True), (None, False)], 1):
         state.swap(dtype, device)
-        torch.set_default_dtype(torch.float64 if promote else torch.float32)
+        torch.set_default_dtype(torch.float64 if promote else usual)
         runner = Runner(module, inputs, state, dtype, device, promote, seed)
         try:
             with Recorder(promote) as recorder:

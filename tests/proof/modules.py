@@ -215,6 +215,10 @@ def overlapping():
 
 
 RIGHT = {
+    "mask of ones and zeros": lambda: (
+        Parametrised(lambda self, x, m: (x @ self.w).masked_fill(m == 0, -9.0).softmax(-1), w=torch.randn(6, 5)),
+        (torch.randn(4, 6), (torch.rand(4, 5) > 0.4).float()),
+    ),
     "additive mask": lambda: masked(-1e9),
     "infinite mask": lambda: masked(-torch.inf),
     "smallest number as mask": lambda: masked(torch.finfo(torch.float32).min),
