@@ -187,13 +187,19 @@ def main() -> None:
 
 @contextmanager
 def _errors(debug: bool) -> Iterator[None]:
-    """Bad input is one sentence and exit code 2; --debug shows where it came from."""
+    """Bad input is one sentence and exit code 2; --debug shows where it came from. What nobody foresaw is no verdict
+    either: it must not leave with the exit code of `refuted`."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except typer.Exit:
+        raise
+    except Exception as error:
         if debug:
             raise
-        print(f"gradproof: {error}", file=sys.stderr)
+        foreseen = isinstance(error, (ValueError, OSError))
+        sentence = " ".join(str(error).split())
+        said = sentence if foreseen else f"{type(error).__name__}: {sentence} (--debug shows where)"
+        print(f"gradproof: {said}", file=sys.stderr)
         raise typer.Exit(COULD_NOT_START) from None
 
 
@@ -226,6 +232,7 @@ def _write(record: dict[str, Any], text: str, json: str | None, html: Path | Non
         from gradproof.report.page import render
 
         html.write_text(render(template, record))
+        print(f"page: {html}", file=sys.stderr)
 
 
 def _console(json: str | None) -> Any:

@@ -135,6 +135,18 @@ def test_bad_options_are_one_sentence_and_exit_2(cases, args, sentence):
     assert result.exit_code == 2 and sentence in result.stderr
 
 
+def test_the_unforeseen_is_no_verdict(cases, monkeypatch):
+    """A crash inside Gradproof must not exit with 1, which says that the user's module is wrong."""
+    import gradproof.proof.module as module
+
+    def crashes(*args, **kwargs):
+        raise RuntimeError("something\nbroke")
+
+    monkeypatch.setattr(module, "verify", crashes)
+    result = call("verify", "cases_for_cli.py:good")
+    assert result.exit_code == 2 and "RuntimeError: something broke" in result.stderr
+
+
 def test_debug_shows_the_traceback(cases):
     result = call("verify", "cases_for_cli.py:raises", "--debug")
     assert result.exception is not None and "KeyError" in repr(result.exception.__cause__)
