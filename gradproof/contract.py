@@ -32,10 +32,12 @@ class Example:
 @dataclass(frozen=True)
 class Claim:
     """A property by name. `check` is given for what only the op itself can state: (example, outputs, gradients) to
-    (measured, bound), where holding means measured ≤ bound. `axis` names the axis of `equivariant`."""
+    (measured, bound), where holding means measured ≤ bound. `axis` names the axis of `equivariant`, `dtype` the
+    precision that the claim is about."""
 
     name: str
     axis: str = ""
+    dtype: str = "float64"
     check: Callable[[Example, Outputs, Gradients], tuple[float, float]] | None = None
 
 

@@ -44,13 +44,13 @@ class DenseConfig:
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> DenseConfig:
-        """0.7b, a deep stack for speed and memory; nano, tiny, medium, full match the MoE's count."""
+        """0.7b, a deep stack for speed and memory; nano, tiny, medium, full match the MoE's count, for the `inputs` and
+        `outputs` given."""
         if name == "0.7b":
             return replace(cls(hidden=1024, feedforward=4096, blocks=84), **overrides)
         if name not in SIZES:
             raise ValueError(f"there is no dense size {name!r}; the sizes are {', '.join(SIZES)} and 0.7b")
-        width = {name: value for name, value in overrides.items() if name in ("inputs", "outputs")}
-        return replace(cls.matching(SIZES[name], **width), **overrides)
+        return cls.matching(SIZES[name], **overrides)
 
     @classmethod
     def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> DenseConfig:

@@ -6,7 +6,7 @@ flat buffers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
 
@@ -61,10 +61,10 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
         yield _judge(name, f"{name}: {example.label}", [example], seed, device, quick)
 
 
-def _judge(family: str, label: str, tried, seed: int, device: str, quick: bool) -> SubjectVerdict:
+def _judge(family: str, label: str, tried: Iterable[Example], seed: int, device: str, quick: bool) -> SubjectVerdict:
     def build(example: Example, dtype: torch.dtype) -> Subject:
         return subject(FAMILIES[family], label, example, dtype, device)
 
     contract = import_module(f"gradproof.models.{family}").CONTRACT
     by_name = label.endswith("nano") and not quick
-    return judge_contract(label, contract, tried, build, seed=seed, quick=quick, by_name=by_name)
+    return judge_contract(label, contract, tried, build, seed=seed, device=device, quick=quick, by_name=by_name)

@@ -2,6 +2,8 @@
 
     L = Σ_t w_t·(softplus(z_t) − y_t·z_t)/B,  y clamped to [0, 1];   dz = dL·w·(σ(z) − y)/B
 
+The loss is computed as (1 − y)·softplus(z) + y·softplus(−z), which keeps its digits in both tails.
+
 The weight is given, never inferred from the label. `total` is B of the whole accumulated batch.
 """
 
@@ -20,8 +22,9 @@ def forward(z_T: Tensor, label_T: Tensor, weight_T: Tensor, total: float | None 
         raise ValueError(f"logits, labels and weights must have one shape, not {shapes}")
     scale_T = weight_T / (z_T.numel() if total is None else total)
     # logaddexp is exact far out, where torch's softplus turns linear.
-    softplus_T = torch.logaddexp(z_T, torch.zeros_like(z_T))
-    return (scale_T * (softplus_T - label_T.clamp(0, 1) * z_T)).sum(), scale_T
+    zero_T, y_T = torch.zeros_like(z_T), label_T.clamp(0, 1)
+    loss_T = (1 - y_T) * torch.logaddexp(z_T, zero_T) + y_T * torch.logaddexp(-z_T, zero_T)
+    return (scale_T * loss_T).sum(), scale_T
 
 
 def backward(dloss: Tensor, saved: Tensor, z_T: Tensor, label_T: Tensor) -> Tensor:

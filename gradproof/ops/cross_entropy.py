@@ -1,6 +1,6 @@
 """Cross-entropy of logits against class indices, optionally with class weights.
 
-    L = Σ_t w_t·(logsumexp(z_t) − z_t[y_t])/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
+    L = −Σ_t w_t·log_softmax(z_t)[y_t]/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
     dz = dL·w_t·(softmax(z_t) − onehot(y_t))/W
 
 `total` is the count (or weight) of the whole accumulated batch: micro-batches divide by it once, so that their
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradproof.contract import EVERY_OP, Contract, Example
+from gradproof.contract import Contract, Example
 
 
 def forward(
@@ -22,7 +22,7 @@ def forward(
     _check_target(z_TC, target_T)
     weight_T = z_TC.new_ones(z_TC.shape[0]) if weight_C is None else weight_C[target_T]
     scale_T = weight_T / (weight_T.sum() if total is None else total)
-    nll_T = torch.logsumexp(z_TC, -1) - z_TC.gather(1, target_T[:, None])[:, 0]
+    nll_T = -torch.log_softmax(z_TC, -1).gather(1, target_T[:, None])[:, 0]
     return (scale_T * nll_T).sum(), scale_T
 
 
@@ -35,6 +35,8 @@ def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Te
 
 def _check_target(z_TC: Tensor, target_T: Tensor) -> None:
     T, C = z_TC.shape
+    if T == 0:
+        raise ValueError("the loss of no rows is not defined; give at least one")
     if target_T.shape != (T,) or target_T.dtype != torch.int64:
         raise ValueError(f"target must be int64 [{T}], one class a row, not {target_T.dtype} {list(target_T.shape)}")
     bad_T = (target_T < 0) | (target_T >= C)
@@ -43,7 +45,7 @@ def _check_target(z_TC: Tensor, target_T: Tensor) -> None:
         raise ValueError(f"target[{row}] = {int(target_T[row])} is out of range: the classes are 0..{C - 1}")
 
 
-def draw_target(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
     return dict(target=torch.randint(sizes["C"], (sizes["T"],), generator=generator))
 
 
@@ -64,8 +66,7 @@ CONTRACT = Contract(
     shapes="z[T,C] target[T] -> loss[]",
     sizes=dict(T=(1, 2, 7, 33), C=(2, 3, 12)),
     grads=("z",),
-    draw=draw_target,
+    draw=_draw,
     options=({}, dict(total=50.0)),
-    claims=EVERY_OP,
     edges=(_weighted, _confident),
 )

@@ -22,6 +22,8 @@ def forward(x_TD: Tensor) -> tuple[Tensor, None]:
 
 def backward(dy_TD: Tensor, saved: None, x_TD: Tensor) -> Tensor:
     """Returns dx_TD."""
+    # Beyond |x| = 10 tanh v is ±1 in every precision, but x² may overflow, and 0·∞ is no gradient.
+    x_TD = x_TD.clamp(-10, 10)
     tanh_TD = torch.tanh(SCALE * (x_TD + CUBIC * x_TD**3))
     dv_TD = SCALE * (1 + 3 * CUBIC * x_TD**2)
     return dy_TD * 0.5 * ((1 + tanh_TD) + x_TD * (1 - tanh_TD**2) * dv_TD)

@@ -39,5 +39,5 @@ CONTRACT = Contract(
     sizes=dict(T=(1, 2, 7, 64), I=(1, 3, 96, 129), O=(1, 4, 5, 20)),
     grads=("x", "w", "b"),
     parameters=("w", "b"),
-    claims=(*EVERY_OP, equivariant("T"), Claim("error_bound", check=_rounding)),
+    claims=(*EVERY_OP, equivariant("T"), Claim("error_bound", dtype="float32", check=_rounding)),
 )

@@ -73,8 +73,11 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> tuple[Routed,
     gates_TE = torch.zeros_like(z_TE).scatter(1, index_TK, gate_TK)
 
     share_E = load(index_TK, E).to(z_TE.dtype) / (T * routing.k)
-    balance = routing.balance * E * (share_E * q_TE.mean(0)).sum()
-    aux = balance + routing.z_loss * torch.logsumexp(z_TE, -1).square().mean()
+    aux = z_TE.new_zeros(())
+    if routing.balance:
+        aux = aux + routing.balance * E * (share_E * q_TE.mean(0)).sum()
+    if routing.z_loss:
+        aux = aux + routing.z_loss * torch.logsumexp(z_TE, -1).square().mean()
     return Routed(gates_TE, aux), Saved(z_TE, q_TE, gates_TE, index_TK, share_E)
 
 
@@ -90,7 +93,8 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
         dl_TE = softmax.backward(dw_TE, q_TE)
     else:
         dl_TE = gates_TE * dw_TE
-    dl_TE = dl_TE + softmax.backward((dy.aux * routing.balance * E / T * share_E).expand(T, E), q_TE)
+    if routing.balance:
+        dl_TE = dl_TE + softmax.backward((dy.aux * routing.balance * E / T * share_E).expand(T, E), q_TE)
     dz_TE = dl_TE if routing.scores == "softmax" else dl_TE * torch.sigmoid(-z_TE)
     if routing.z_loss:
         lse_T1 = torch.logsumexp(z_TE, -1, keepdim=True)

@@ -32,7 +32,7 @@ def load_case(text: str) -> Case:
     function = _function(where, attribute)
     try:
         returned = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaseError(f"{text} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
     return Case(text, *_checked(text, returned))
 
@@ -61,7 +61,7 @@ def _function(where: str, attribute: str) -> Callable[[], Any]:
 def _import(where: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         sentence = " ".join(str(error).split())[:300]
         raise CaseError(f"importing {where} raised {type(error).__name__}: {sentence}") from error
 
@@ -80,7 +80,7 @@ def _from_file(path: Path) -> Any:
 
 def _checked(text: str, returned: Any) -> tuple[nn.Module, Any, nn.Module | None]:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else f"a {type(returned).__name__}"
+        kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
         raise CaseError(f"{text} must return (module, inputs) or (module, inputs, reference), not {kind}")
     module, inputs, reference = (*returned, None)[:3]
     if not isinstance(module, nn.Module):

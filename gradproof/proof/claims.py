@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from gradproof.contract import Claim, Contract, Evidence, Example, Outputs, Status, Subject
 from gradproof.proof import differences, witnesses
@@ -31,12 +32,20 @@ class Trial:
     example: Example
     build: Build
     seed: int
-    quick: bool = True
+    device: str = "cpu"
+    jointly: bool = True  # differences of all tensors together, or of each by name as well
     forwards: int = 0  # spent on differences
 
     @cached_property
+    def placed(self) -> Example:
+        """The example on the device that is judged."""
+        to = functools.partial(_to, device=self.device)
+        arguments, options = tree_map(to, (dict(self.example.arguments), dict(self.example.options)))
+        return replace(self.example, arguments=arguments, options=options)
+
+    @cached_property
     def subject(self) -> Subject:
-        return self.build(self.example, torch.float64)
+        return self.build(self.placed, torch.float64)
 
     @cached_property
     def cotangents(self) -> Outputs:
@@ -84,7 +93,7 @@ class Trial:
             bound,
             example=self.example.label,
             kernel=self.subject.kernel,
-            device=str(next(iter(self.subject.values.values())).device),
+            device=self.device,
             shape=tuple(tuple(tensor.shape) for tensor in tensors),
             seed=self.seed,
             versions=versions(),
@@ -95,8 +104,8 @@ class Trial:
 def check(trial: Trial, claim: Claim) -> Iterator[Evidence]:
     """All evidence for one claim on one example."""
     if claim.check is not None:
-        measured, bound = claim.check(trial.example, trial.accused[0], dict(trial.grads))
-        yield trial.evidence(claim.name, measured, bound)
+        measured, bound = claim.check(trial.placed, trial.accused[0], dict(trial.grads))
+        yield trial.evidence(claim.name, measured, bound, dtype=claim.dtype)
     elif claim.name == "equivariant":
         yield from equivariant(trial, claim.axis)
     else:
@@ -129,7 +138,7 @@ def matches_differences(trial: Trial) -> Iterator[Evidence]:
     """The forward's own differences, where the example is smooth."""
     if not trial.example.smooth:
         return
-    verdict = differences.judge(trial.subject, trial.cotangents, trial.grads, seed=trial.seed, quick=trial.quick)
+    verdict = differences.judge(trial.subject, trial.cotangents, trial.grads, seed=trial.seed, quick=trial.jointly)
     trial.forwards += verdict.forwards
     for j in verdict.judgements:
         yield trial.evidence(
@@ -152,9 +161,10 @@ def writes_all(trial: Trial) -> Iterator[Evidence]:
 
 
 def no_alias(trial: Trial) -> Iterator[Evidence]:
-    """Values and cotangents are as before afterwards."""
-    given = (dict(trial.subject.values), trial.cotangents)
-    before = [leaf.clone() for leaf in tree_leaves(given)]
+    """Arguments, options, values and cotangents are as before afterwards."""
+    held = (trial.placed.arguments, trial.placed.options, dict(trial.subject.values), trial.cotangents)
+    given = [leaf for leaf in tree_leaves(held) if isinstance(leaf, Tensor)]
+    before = [leaf.clone() for leaf in given]
     trial.run(trial.subject, trial.cotangents)
     yield trial.evidence("no_alias", _differing(before, given), 0.0)
 
@@ -167,7 +177,7 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
         for name, axes in inputs.items()
         if axis in axes and isinstance(trial.example.arguments[name], Tensor)
     }
-    size = sizes.pop()
+    (size,) = sizes
     cycle = torch.randperm(size, generator=seeded(trial.seed, trial.name, trial.example.label, "order"))
     order = torch.empty_like(cycle).scatter_(0, cycle, cycle.roll(1))  # one cycle through all: nothing stays in place
 
@@ -205,13 +215,16 @@ class Poison(TorchDispatchMode):
 
     FRESH = frozenset(
         getattr(torch.ops.aten, name)
-        for name in ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+        for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
     )
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket in self.FRESH:
-            out.fill_(torch.nan if out.dtype.is_floating_point else torch.iinfo(out.dtype).min)
+            if out.dtype.is_floating_point or out.dtype.is_complex:
+                out.fill_(torch.nan)
+            else:
+                out.fill_(True if out.dtype == torch.bool else torch.iinfo(out.dtype).min)
         return out
 
 
@@ -220,6 +233,10 @@ def _norm(tensor: Tensor) -> float:
 
 
 def _differing(a: Any, b: Any) -> float:
-    """How many entries are not the same bits; NaN is never the same."""
+    """How many entries differ; NaN differs from itself, and so does another shape."""
     pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
-    return float(sum(int((x != y).sum()) if x.shape == y.shape else x.numel() for x, y in pairs))
+    return float(sum(int((x != y).sum()) if x.shape == y.shape else 1 + x.numel() for x, y in pairs))
+
+
+def _to(leaf: Any, device: str) -> Any:
+    return leaf.to(device) if isinstance(leaf, Tensor) else leaf

@@ -123,7 +123,7 @@ class Judge:
         ordered = [judged[name] for name in prober.grads]
         failed = prober.failure
         notes = [f"a displaced forward raised {type(failed).__name__}: {failed}"] if failed else []
-        return Verdict(overall(ordered), ordered, prober.forwards, DIRECTIONS, prober.seed, notes)
+        return Verdict(overall(ordered), ordered, prober.forwards, len(self.screen), prober.seed, notes)
 
     # The joint screen.
 

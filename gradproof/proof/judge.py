@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 
-from gradproof.contract import Contract, Evidence, Example, Status
+import torch
+
+from gradproof.contract import Contract, Evidence, Example, Status, Subject
 from gradproof.proof import operation
 from gradproof.proof.claims import Build, Trial, check
 from gradproof.proof.differences import DIRECTIONS, Judgement
@@ -18,10 +20,11 @@ def judge_op(op: ModuleType, *, seed: int = 0, device: str = "cpu", quick: bool 
     """Proves or refutes one op of ours. `quick` leaves the differences out."""
     name = op.__name__.rpartition(".")[2]
 
-    def build(example, dtype):
+    def build(example: Example, dtype: torch.dtype) -> Subject:
         return operation.subject(op, name, example, dtype, device)
 
-    return judge_contract(name, op.CONTRACT, examples(name, op.CONTRACT, seed), build, seed=seed, quick=quick)
+    tried = examples(name, op.CONTRACT, seed)
+    return judge_contract(name, op.CONTRACT, tried, build, seed=seed, device=device, quick=quick)
 
 
 def judge_contract(
@@ -31,6 +34,7 @@ def judge_contract(
     build: Build,
     *,
     seed: int = 0,
+    device: str = "cpu",
     quick: bool = False,
     by_name: bool = False,
 ) -> SubjectVerdict:
@@ -41,7 +45,7 @@ def judge_contract(
     order: list[str] = []
     forwards = 0
     for example in tried:
-        trial = Trial(name, contract, example, build, seed, quick=not by_name)
+        trial = Trial(name, contract, example, build, seed, device, jointly=not by_name)
         for claim in claims:
             found += check(trial, claim)
         inputs, order = trial.subject.inputs, list(trial.subject.values)
@@ -56,7 +60,7 @@ def judge_contract(
         [j for j in judged if j.name not in inputs],
         [j for j in judged if j.name in inputs],
         forwards=forwards,
-        directions=0 if quick else DIRECTIONS,
+        directions=DIRECTIONS if forwards else 0,
         seed=seed,
         evidence=_worst(found),
     )

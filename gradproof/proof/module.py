@@ -50,13 +50,23 @@ def verify(
     The projected loss is L = ⟨r, y⟩, y the first floating output with grad and r ~ N(0, 1)/√numel."""
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
-    device, seed = torch.device(device) if device else None, seed % 2**63
+    device, seed = _device(device), seed % 2**63
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state, name = ModuleState(module), name or type(module).__name__
         try:
             return Report([_judge_module(module, inputs, state, device, name, quick, seed, progress)])
         finally:
             state.restore()
+
+
+def _device(device: str | torch.device | None) -> torch.device | None:
+    try:
+        found = torch.device(device) if device else None
+    except RuntimeError as error:
+        raise CannotRun(f"{device!r} is no device: {_one_line(error)}") from None
+    if found and found.type == "cuda" and not torch.cuda.is_available():
+        raise CannotRun("torch sees no CUDA device here; judge on the CPU")
+    return found
 
 
 def _judge_module(
@@ -75,7 +85,7 @@ def _judge_module(
     try:
         with Recorder(promote=True) if runner.promote else nullcontext():
             (output,), grads = runner.run(runner.values, (cotangent,))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CannotRun(f"the module's backward raised {_one_line(error)}") from error
     again = Probe.of((output,), (cotangent,), recorder)
     fixed, reasons = _fixed(module, runner)
@@ -114,7 +124,7 @@ def _verdict(name: str, status: Any, judged: Any, forwards: int, directions: int
 
 def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch.device | None, seed: int):
     """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards)."""
-    failure: Exception | None = None
+    failure: BaseException | None = None
     usual = torch.get_default_dtype()
     for spent, (dtype, promote) in enumerate([(torch.float64, False), (torch.float64, True), (None, False)], 1):
         state.swap(dtype, device)
@@ -125,7 +135,7 @@ def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch
                 trial = runner.forward(runner.values)
         except CannotRun:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             failure = error
             continue
         rounds_to_float32 = recorder.coarsest >= torch.finfo(torch.float32).eps
@@ -135,7 +145,7 @@ def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch
     raise CannotRun(f"the module's forward raised {_one_line(failure)}") from failure
 
 
-def _precision_note(dtype: torch.dtype | None, promote: bool, coarsest: float, failure: Exception | None) -> str:
+def _precision_note(dtype: torch.dtype | None, promote: bool, coarsest: float, failure: BaseException | None) -> str:
     if dtype is None:
         return f"judged in its own precision, because in float64 it raised {_one_line(failure)}"
     if coarsest >= torch.finfo(torch.float32).eps:
@@ -281,7 +291,7 @@ def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[s
         if name in runner.inputs and value.numel():
             size = value[~mask].abs()
             usual = float(size.median()) if size.numel() else 0.0
-            mask = mask | (value.abs() > 1e6 * (usual or 1.0))
+            mask = mask | (value.abs() > 1e6 * max(usual, 1.0))
         if bool(mask.any()):
             fixed[name] = mask
             reasons.append(f"entries of {name.removeprefix(INPUT)} that are infinite or sentinels are not judged")
@@ -342,6 +352,6 @@ def _cotangent(output: Tensor, seed: int) -> Tensor:
     return drawn.to(output.device)
 
 
-def _one_line(error: Exception | None) -> str:
+def _one_line(error: BaseException | None) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"

@@ -55,6 +55,8 @@ def run(mutants: Iterable[Mutant], judge: Callable[[str], Iterable[SubjectVerdic
         found = MutantVerdict(mutant.name, mutant.subject, "proven", None, None)
         with mutant.planted():
             for verdict in judge(mutant.subject):
+                if verdict.status == "inconclusive":
+                    found.status = "inconclusive"
                 broken = [evidence for evidence in verdict.evidence if evidence.status == "refuted"]
                 if broken:
                     telling = next((evidence for evidence in broken if evidence.value), broken[0])

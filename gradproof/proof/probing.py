@@ -83,7 +83,7 @@ class Prober:
         # Rounding acts on L's terms, and on what they are computed from: θ to 1 part in u moves L by about u·|θ∘g|.
         self.finite = [name for name, weight in self._weights.items() if math.isfinite(weight)]
         self.floor = self.unit * max(self.base.terms, self.weight(self.finite))
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._even_noise: list[float] = []
         self._odd_noise: list[float] = []
 
@@ -172,7 +172,7 @@ class Prober:
         try:
             with Recorder(self.promote) as recorder:
                 outputs, _ = self.subject.run({**self.values, **moved}, None)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if not moved:
                 raise
             # A displaced point may lie outside the module's domain: this probe says nothing.

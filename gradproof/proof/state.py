@@ -32,8 +32,10 @@ class ModuleState:
         self.tensors = _found(self._scopes, Tensor)
         self.parameters = {id(p) for p in module.parameters()}
         for tensor in self.tensors:
-            if tensor.is_meta or is_lazy(tensor):
-                raise ValueError("the module has parameters without values (meta or lazy); run it once first")
+            if tensor.is_meta:
+                raise ValueError("the module has tensors without values on the meta device; materialise it first")
+            if is_lazy(tensor):
+                raise ValueError("the module has lazy parameters without values; run it once first")
             if tensor.is_inference():
                 raise ValueError("the module was made in inference mode, where nothing has a gradient; make it outside")
         self._original = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in self.tensors]
