@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Decision models with explicit backward passes, and the proof that they are right.",
+    epilog="Exit codes: 0 done or proven, 1 refuted, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
 
 
@@ -38,16 +41,11 @@ Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write 
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
 
 
-@app.callback()
-def _common() -> None:
-    """Exit codes: 0 done or proven, 1 refuted, 2 could not start, 3 inconclusive, 130 interrupted."""
-
-
 @app.command()
 def verify(
     case: Annotated[
         str | None,
-        typer.Argument(help="Your own code: `path/to/file.py:function` or `package.module:function`."),
+        typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
     op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops; may be repeated.")] = None,
     model: Annotated[list[str] | None, typer.Option("--model", help="moe or dense; may be repeated.")] = None,
@@ -79,10 +77,10 @@ def verify(
     """
     with _errors(debug):
         _check_outputs(json, html)
-        if case and (op or model or mutants):
+        if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
         _check_device(device)
-        if case:
+        if case is not None:
             report = _verify_case(case, device, quick, seed)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
@@ -95,9 +93,10 @@ def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
     from gradproof.proof.case import load_case
     from gradproof.proof.module import verify
 
-    loaded = load_case(case)
     target = "cuda" if device is Device.cuda else None
-    with _progress("judging each tensor") as progress:
+    # What the user's code prints must not get into the record on standard output.
+    with redirect_stdout(sys.stderr), _progress("judging each tensor") as progress:
+        loaded = load_case(case)
         return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
 
 
@@ -107,17 +106,18 @@ def _verify_own(
     import torch
 
     from gradproof.models.subject import FAMILIES, judge_model
+    from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
     from gradproof.ops import NAMES, load
     from gradproof.proof.judge import judge_op
     from gradproof.proof.mutants import run
     from gradproof.proof.verdict import Report
-    from gradproof.proof.wrong_backwards import MUTANTS
+    from gradproof.proof.wrong_backwards import MUTANTS as OF_OPS
 
     torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
-    chosen = [*(ops or []), *(models or [])] or [*NAMES, *FAMILIES]
+    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *FAMILIES]
 
     def judge(name: str) -> Iterator[SubjectVerdict]:
-        if name in FAMILIES and name not in (ops or []):
+        if name in FAMILIES:
             yield from judge_model(name, seed=seed, device=device.value, quick=quick)
         else:
             yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
@@ -134,7 +134,7 @@ def _verify_own(
             subjects += judge(name)
     if not mutants:
         return Report(subjects)
-    planted = [mutant for mutant in MUTANTS if mutant.subject in chosen]
+    planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
     with _progress("planting mutants") as progress:
         found = []
         for verdict in run(planted, judge):
@@ -147,9 +147,10 @@ def _verify_own(
 def sizes(
     rows: Annotated[int, typer.Option(help="Rows in a batch, for the activations.", min=1)] = 8192,
     json: Json = None,
+    seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """The named sizes, and the memory a training step of each will take."""
+    """The named sizes and their memory: weights, gradients, AdamW's moments, and the activations of one forward."""
     with _errors(debug):
         from json import dumps
 
@@ -195,7 +196,7 @@ def _errors(debug: bool) -> Iterator[None]:
         raise
     except Exception as error:
         if debug:
-            raise
+            traceback.print_exc()
         foreseen = isinstance(error, (ValueError, OSError))
         sentence = " ".join(str(error).split())
         said = sentence if foreseen else f"{type(error).__name__}: {sentence} (--debug shows where)"
@@ -205,14 +206,16 @@ def _errors(debug: bool) -> Iterator[None]:
 
 def _check_outputs(json: str | None, html: Path | None) -> None:
     """Refuses a place that cannot be written before any work is done."""
-    for file in (Path(json) if json and json != "-" else None, html):
-        if file and file.is_dir():
+    files = [Path(json)] if json is not None and json != "-" else []
+    files += [html] if html is not None else []
+    for file in files:
+        if file.is_dir():
             raise ValueError(f"{file} is a directory; name a file in it")
-        if file:
-            try:
-                file.parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ValueError(f"{file} cannot be written: {error.strerror}") from None
+        existing = next(parent for parent in file.absolute().parents if parent.exists())
+        if not (existing.is_dir() and os.access(existing, os.W_OK)) or existing.is_relative_to("/proc"):
+            raise ValueError(f"{file} cannot be written: {existing} is no folder that may be written to")
+    if len({file.absolute() for file in files}) < len(files):
+        raise ValueError(f"--json and --html both name {html}; give each its own file")
 
 
 def _check_device(device: Device) -> None:
@@ -227,10 +230,12 @@ def _write(record: dict[str, Any], text: str, json: str | None, html: Path | Non
     if json == "-":
         print(text)
     elif json:
+        Path(json).parent.mkdir(parents=True, exist_ok=True)
         Path(json).write_text(text + "\n")
     if html:
         from gradproof.report.page import render
 
+        html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(render(template, record))
         print(f"page: {html}", file=sys.stderr)
 
@@ -274,20 +279,24 @@ def _show(report: Report, console: Any, by_tensor: bool) -> None:
     for subject in report.subjects if by_tensor else []:
         for note in subject.notes:
             console.print(f"  {escape(note)}", style="dim")
-        console.print(f"  {subject.forwards} forwards, 1 backward", style="dim")
+        console.print(f"  {subject.forwards} forwards, one backward", style="dim")
     console.print(f"[{COLOURS[report.status]}]{report.status}[/]: {escape(report.summary)}", soft_wrap=True)
 
 
 def _tensor_table(report: Report) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("", "tensor", "status", "error", "bound", "resolution", box=None, pad_edge=False)
+    table.columns[1].overflow = "fold"
+    for column in table.columns[2:]:
+        column.no_wrap = True
     for subject in report.subjects:
         rows = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
         order = ["refuted", "inconclusive", "proven", "unused"]
         for kind, j in sorted(rows, key=lambda row: order.index(row[1].status)):
             status = f"[{COLOURS[j.status]}]{j.status}[/]"
-            table.add_row(kind, j.name, status, _figure(j.error), _figure(j.bound), _figure(j.resolution))
+            table.add_row(kind, escape(j.name), status, _figure(j.error), _figure(j.bound), _figure(j.resolution))
     return table
 
 
@@ -304,12 +313,13 @@ def _subject_table(report: Report) -> Any:
 
 
 def _mutant_table(report: Report) -> Any:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table("mutant", "status", "refuted by", "in", "tensor", box=None, pad_edge=False)
     for m in report.mutants or []:
         status = "[green]refuted[/]" if m.status == "refuted" else "[bold red]survived[/]"
-        table.add_row(m.name, status, m.claim or "", m.subject, m.parameter or "")
+        table.add_row(escape(m.name), status, m.claim or "", m.subject, escape(m.parameter or ""))
     return table
 
 

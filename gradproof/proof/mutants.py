@@ -1,6 +1,7 @@
 """Mutants: wrong functions planted in the shipped backward, each of which `verify` must refute.
 
-If one survived, the proof would be too weak to be called one. They are listed in `wrong_backwards.py`.
+If one survived, the proof would be too weak to be called one. They are listed in
+`proof/wrong_backwards.py` and `models/wrong_backwards.py`.
 """
 
 from __future__ import annotations
@@ -65,15 +66,16 @@ def run(mutants: Iterable[Mutant], judge: Callable[[str], Iterable[SubjectVerdic
         yield found
 
 
-MUTANTS: list[Mutant] = []
+def registering(mutants: list[Mutant]) -> Callable[..., Callable[[Function], Function]]:
+    """A decorator `wrong(subject, name, subtle=False, target="")` that appends to `mutants`; the target is the op's
+    backward unless given."""
 
+    def wrong(subject: str, name: str, *, subtle: bool = False, target: str = "") -> Callable[[Function], Function]:
+        def register(function: Function) -> Function:
+            where = target or f"gradproof.ops.{subject}:backward"
+            mutants.append(Mutant(f"{subject}: {name}", where, subject, function, subtle))
+            return function
 
-def wrong(subject: str, name: str, *, subtle: bool = False, target: str = "") -> Callable[[Function], Function]:
-    """Registers a mutant; its target is the op's backward unless given."""
+        return register
 
-    def register(function: Function) -> Function:
-        where = target or f"gradproof.ops.{subject}:backward"
-        MUTANTS.append(Mutant(f"{subject}: {name}", where, subject, function, subtle))
-        return function
-
-    return register
+    return wrong

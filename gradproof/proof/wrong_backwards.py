@@ -1,4 +1,4 @@
-"""The wrong backwards that `gradproof verify --mutants` plants.
+"""The wrong backwards of ops that `gradproof verify --mutants` plants.
 
 The `subtle` ones change a gradient by under 5%, or only on some rows; a test holds them to it. Many are published bugs:
 gate weight applied twice, masked softmax Jacobian, softmax over the chosen instead of over all, detached balance loss,
@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gradproof.ops import gelu, gelu_erf
-from gradproof.proof.mutants import MUTANTS, wrong
+from gradproof.proof.mutants import Mutant, registering
 
-__all__ = ["MUTANTS"]
+MUTANTS: list[Mutant] = []
+wrong = registering(MUTANTS)
 
 
 def but_last(x_T: Tensor) -> Tensor:
@@ -398,79 +399,3 @@ def _(right, dloss, saved, y, outcome, weight=1.0):
 @wrong("quality", "the metrics 1% too heavy", subtle=True)
 def _(right, dloss, saved, y, outcome, weight=1.0):
     return right(dloss, saved, y, outcome, 1.01 * weight)
-
-
-# The models: which gradient goes where.
-
-CHAIN = "gradproof.models.chain:backward"
-
-
-def redirected(grads, rename):
-    """The same gradients under other names."""
-    return {name: grads[rename(name)] for name in grads}
-
-
-@wrong("moe", "a norm's weight and bias swapped", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    swap = {f"{prefix}norm.0.weight": f"{prefix}norm.0.bias", f"{prefix}norm.0.bias": f"{prefix}norm.0.weight"}
-    return right(params, redirected(grads, lambda name: swap.get(name, name)), prefix, dy, saved, active)
-
-
-@wrong("moe", "the experts' gradients in reverse order", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    experts = 1 + max(int(name.split(".")[1]) for name in grads if name.startswith("experts."))
-    mirror = f"experts.{experts - 1 - int(prefix.split('.')[1])}."
-    return right(params, redirected(grads, lambda n: n.replace(prefix, mirror)), prefix, dy, saved, active)
-
-
-@wrong("moe", "the gate applied twice", target="gradproof.ops.combine:backward")
-def _(right, dy, saved, rows, gates, plan):
-    _, dgates = right(dy, saved, rows, gates, plan)
-    return right(dy, saved, rows, gates.square(), plan)[0], dgates
-
-
-@wrong("moe", "the router sends no gradient to the input", target="gradproof.models.chain:linear_backward")
-def _(right, params, grads, name, dy, x):
-    dx = right(params, grads, name, dy, x)
-    return torch.zeros_like(dx) if name == "router" else dx
-
-
-@wrong("moe", "the auxiliary loss has no gradient", target="gradproof.models.moe:MoE.pull_back")
-def _(right, self, params, grads, dy, x, saved):
-    return right(self, params, grads, (dy[0], torch.zeros_like(dy[1])), x, saved)
-
-
-@wrong("moe", "adds to stale gradients", target="gradproof.models.model:Model.backward")
-def _(right, self, d_logits, tape, d_aux=0.0, accumulate=False):
-    return right(self, d_logits, tape, d_aux, True)
-
-
-@wrong("moe", "expert 1's first bias 1% too small", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    dx = right(params, grads, prefix, dy, saved, active)
-    if prefix == "experts.1.":
-        grads["experts.1.linear.0.bias"].mul_(0.99)
-    return dx
-
-
-@wrong("moe", "the last routed row of expert 0 is left out", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    return right(params, grads, prefix, but_last(dy) if prefix == "experts.0." and len(dy) else dy, saved, active)
-
-
-@wrong("dense", "the first layer passes through GELU", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    return right(params, grads, prefix, dy, saved, [True, *active[1:]])
-
-
-@wrong("dense", "the last bias is never added", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    last = f"linear.{len(active)}.bias"
-    return right(params, {**grads, last: torch.zeros_like(grads[last])}, prefix, dy, saved, active)
-
-
-@wrong("dense", "one norm's bias 4% too large", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    dx = right(params, grads, prefix, dy, saved, active)
-    grads["norm.0.bias"].mul_(1.04)
-    return dx

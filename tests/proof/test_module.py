@@ -157,7 +157,7 @@ def test_padding_row_is_not_judged_and_said_so():
 
 @pytest.mark.parametrize("quick", [False, True], ids=["full", "quick"])
 @pytest.mark.parametrize("name", UNCLEAR)
-def test_what_cannot_be_judged_is_not_accused_and_not_proven(name, quick):
+def test_what_is_hard_to_judge_is_not_accused(name, quick):
     """Steps beyond the loss's period, kinks in the second derivative, gradients below the noise of a large constant."""
     for seed in range(4):
         torch.manual_seed(seed)
@@ -221,7 +221,7 @@ def test_resolution_is_honest():
         (nn.Linear(6, 3), (torch.randn(4, 5),), "forward raised"),
         (nn.Identity(), (torch.arange(3),), "no floating tensor"),
         (nn.LazyLinear(3), (torch.randn(4, 5),), "without values"),
-        (nn.Linear(6, 3, device="meta"), (torch.randn(4, 6),), "without values"),
+        (nn.Linear(6, 3, device="meta"), (torch.randn(4, 6),), "meta device"),
         (torch.jit.script(nn.Linear(6, 3)), (torch.randn(4, 6),), "TorchScript"),
     ],
 )

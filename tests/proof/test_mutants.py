@@ -3,12 +3,14 @@ import torch
 
 from gradproof import ops
 from gradproof.models.subject import judge_model
+from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
 from gradproof.proof import operation
 from gradproof.proof.examples import examples
 from gradproof.proof.judge import judge_op
 from gradproof.proof.mutants import run
-from gradproof.proof.wrong_backwards import MUTANTS
+from gradproof.proof.wrong_backwards import MUTANTS as OF_OPS
 
+MUTANTS = [*OF_OPS, *OF_MODELS]
 SUBTLE_OPS = [mutant for mutant in MUTANTS if mutant.subtle and mutant.subject in ops.NAMES]
 
 
