@@ -133,14 +133,14 @@ def _verify_own(
             progress(done, len(chosen))
             subjects += judge(name)
     if not mutants:
-        return Report(subjects)
+        return Report(subjects, device=device.value)
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
     with _progress("planting mutants") as progress:
         found = []
         for verdict in run(planted, judge):
             found.append(verdict)
             progress(len(found), len(planted))
-    return Report(subjects, found)
+    return Report(subjects, found, device.value)
 
 
 @app.command()

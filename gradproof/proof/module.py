@@ -54,7 +54,8 @@ def verify(
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state, name = ModuleState(module), name or type(module).__name__
         try:
-            return Report([_judge_module(module, inputs, state, device, name, quick, seed, progress)])
+            judged = _judge_module(module, inputs, state, device, name, quick, seed, progress)
+            return Report([judged], device=str(device or next((t.device for t in state.tensors), "cpu")))
         finally:
             state.restore()
 

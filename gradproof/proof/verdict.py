@@ -51,6 +51,7 @@ class Report:
 
     subjects: list[SubjectVerdict]
     mutants: list[MutantVerdict] | None = None
+    device: str = "cpu"
 
     def __bool__(self) -> bool:
         return self.status == "proven"
@@ -74,7 +75,7 @@ class Report:
             "status": self.status,
             "summary": self.summary,
             "subjects": [asdict(subject) for subject in self.subjects],
-            "environment": environment(),
+            "environment": environment(self.device),
         }
         if self.mutants is not None:
             record["mutants"] = [asdict(mutant) for mutant in self.mutants]
@@ -125,7 +126,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def environment() -> dict[str, Any]:
+def environment(device: str) -> dict[str, Any]:
     """What the figures depend on."""
     import torch
 
@@ -136,7 +137,7 @@ def environment() -> dict[str, Any]:
         "gradproof": __version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "device": torch.cuda.get_device_name() if device.startswith("cuda") else device,
     }
 
 

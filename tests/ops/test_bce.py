@@ -77,3 +77,11 @@ def test_refuses_other_shapes():
         bce.forward(torch.zeros(4), torch.zeros(4, 1), torch.ones(4))
     with pytest.raises(ValueError, match=r"one shape, not \[4\], \[4\] and \[1\]"):
         bce.forward(torch.zeros(4), torch.zeros(4), torch.ones(1))
+
+
+@pytest.mark.parametrize(("z", "label"), [(20.0, 1.0), (-20.0, 0.0), (10.0, 1.0), (-10.0, 0.0)])
+def test_both_tails_keep_their_digits_in_float32(z, label):
+    """softplus(z) − y·z cancels to 0 in float32 where the label is 1 and the logit large."""
+    exact = torch.nn.functional.softplus(torch.tensor(z if label == 0 else -z, dtype=torch.float64), threshold=50)
+    loss, _ = bce.forward(torch.tensor([z]), torch.tensor([label]), torch.ones(1))
+    assert abs(float(loss) - float(exact)) < 1e-5 * float(exact)

@@ -75,3 +75,18 @@ def test_gradient_rows_sum_to_zero(normal):
     _, saved = cross_entropy.forward(z_TC, target_T, weight_C)
     dz_TC = cross_entropy.backward(dloss, saved, z_TC, target_T)
     assert (dz_TC.sum(1).abs() <= 1e-14 * dz_TC.abs().sum(1)).all() and (dz_TC != 0).all()
+
+
+@pytest.mark.parametrize("offset", [1e4, 1e6])
+def test_loss_keeps_its_digits_at_large_logits(offset):
+    """logsumexp(z) − z[y] in float32 would round to the spacing of numbers near the offset."""
+    z_TC = torch.tensor([[offset, offset + 1.5, offset + 0.25]])
+    target_T = torch.tensor([0])
+    exact = torch.nn.functional.cross_entropy(z_TC.double(), target_T)
+    loss, _ = cross_entropy.forward(z_TC, target_T)
+    assert abs(float(loss) - float(exact)) < 1e-6 * float(exact)
+
+
+def test_no_rows_are_refused():
+    with pytest.raises(ValueError, match="at least one"):
+        cross_entropy.forward(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))

@@ -37,3 +37,11 @@ def test_is_not_the_exact_form(normal):
     backward = float(((dx_TD - exact_TD) / dy_TD).abs().max())
     assert 1e-4 < forward < 5e-4
     assert 1e-4 < backward < 2e-3
+
+
+@pytest.mark.parametrize(("dtype", "x"), [(torch.float16, 300.0), (torch.float32, 1e20), (torch.bfloat16, 1e20)])
+def test_gradient_is_finite_where_the_square_overflows(dtype, x):
+    """(1 − tanh²)·x² is 0·∞ there; the gradient is that of x itself, or of 0."""
+    x_TD = torch.tensor([[x, -x]], dtype=dtype)
+    dx_TD = gelu.backward(torch.ones_like(x_TD), None, x_TD)
+    assert dx_TD.tolist() == [[1.0, 0.0]]

@@ -231,3 +231,9 @@ def test_refusals():
         Routing(scores="relu")
     with pytest.raises(ValueError, match=r"k = 5 .*E = 4"):
         route.forward(torch.zeros(3, 4), None, Routing(k=5))
+
+
+def test_no_z_loss_is_zero_even_where_its_square_overflows():
+    """0·∞ would make the whole loss NaN."""
+    (_, aux), _ = route.forward(torch.full((2, 4), 1e20), None, Routing())
+    assert float(aux) == 0.0
