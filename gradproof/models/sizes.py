@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from gradproof.models.dense import DenseConfig
+from gradproof.models.model import SIZES
 from gradproof.models.moe import MoEConfig
 from gradproof.params import padded
 
@@ -33,5 +34,5 @@ def cost(name: str, config: Any, rows: int) -> Cost:
 
 def costs(rows: int) -> list[Cost]:
     """Every named size."""
-    named = [(name, MoEConfig.sized(name)) for name in ("nano", "tiny", "medium", "full")]
+    named = [(name, MoEConfig.sized(name)) for name in SIZES]
     return [cost(name, config, rows) for name, config in [*named, ("dense-0.7b", DenseConfig.sized("0.7b"))]]

@@ -61,6 +61,8 @@ PIECES: dict[Any, Callable[..., Tensor | None]] = {
     aten.clamp_max_: lambda x, high, *_: x > high,
     aten.maximum: lambda x, y, *_: x > y,
     aten.minimum: lambda x, y, *_: x > y,
+    aten.fmax: lambda x, y, *_: x > y,
+    aten.fmin: lambda x, y, *_: x > y,
     aten.amax: lambda x, dim=(), *_: x == x.amax(dim, keepdim=True),
     aten.amin: lambda x, dim=(), *_: x == x.amin(dim, keepdim=True),
     aten.max: lambda x, *rest: _extreme(x, x.max, *rest),
