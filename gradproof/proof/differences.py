@@ -167,10 +167,11 @@ class Judge:
         self.exceeding = [d for d in self.screen if self._exceeds(d, self.names, self.screen)]
 
     def set_aside_switches(self) -> bool:
-        """Inputs without a claimed gradient that change a decision at the smallest step (a mask of 0.0 and 1.0, say)
-        are switches, not variables: they are taken out of the screen. Whether there were any."""
+        """Inputs without a claimed gradient that change a decision when they move by a few units in the last place (a
+        mask of 0.0 and 1.0, say) are switches, not variables: they are taken out of the screen. Whether there were
+        any."""
         inputs = [name for name in self.names if name in self.prober.subject.inputs and self.prober.grads[name] is None]
-        self.switches = [name for name in inputs if not self.prober.pair([name], self.taus[-1], 0).clean]
+        self.switches = [name for name in inputs if not self.prober.pair([name], 8 * self.prober.unit, 0).clean]
         self.names = [name for name in self.names if name not in self.switches]
         return bool(self.switches and self.names)
 
@@ -216,16 +217,15 @@ class Judge:
         weight = prober.weight([name])
         # A tensor that matters less also bends the loss less, and can take larger steps.
         usual_bend = self.bend * weight / (prober.weight(self.names) or 1.0)
-        tau = self._best_step(usual_bend)
+        best = self._best_step(usual_bend)
+        steps = [min(self.cap, best), min(self.cap, best) / 32]
         # Alone it may also go further than all together without changing a decision; tried where the screen saw little.
-        first = prober.direction([name], tau, 100) if self._seen_by_screen(name) > ENOUGH else None
+        if best > self.cap and self._seen_by_screen(name) > ENOUGH:
+            steps.insert(0, best)
+        tried = (prober.direction([name], tau, 100 + i) for i, tau in enumerate(steps))
+        first = next((found for found in tried if found), None)
         if first is None:
-            tau = min(self.cap, tau)
-            first = prober.direction([name], tau, 100)
-        if first is None:
-            first = prober.direction([name], tau / 32, 101)
-            if first is None:
-                return self.conclude(name, [])
+            return self.conclude(name, [])
         if self._exceeds(first, [name], [first]):
             return self.confirm(name, first)
         if max(weight, abs(first.slope)) <= self._bound(first):
@@ -233,8 +233,8 @@ class Judge:
         alone = self.conclude(name, [first])
         if (alone.status == "proven" and (alone.resolution or 0.0) <= ENOUGH) or not self._affordable(4):
             return alone
-        tau = min(2 * first.tau, max(self._best_step(max(self._bend(first), usual_bend)), tau / 64))
-        second = prober.direction([name], tau, 101)
+        tau = min(2 * first.tau, max(self._best_step(max(self._bend(first), usual_bend)), first.tau / 32))
+        second = prober.direction([name], tau, 110)
         if second and self._exceeds(second, [name], [first, second]):
             return self.confirm(name, second)
         return self.conclude(name, [first, second] if second else [first])
