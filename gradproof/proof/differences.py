@@ -199,6 +199,11 @@ class Judge:
             return {names[0]: self.confirm(names[0], worst)}
         judged = {}
         for part in (names[: len(names) // 2], names[len(names) // 2 :]):
+            if not self._affordable(4):
+                judged |= {
+                    name: self._cannot(name, "the bisection ended before it; run without --quick") for name in part
+                }
+                continue
             found = self.prober.direction(part, 2 * worst.tau, worst.number)
             if found is None:
                 judged |= {name: self.conclude(name, []) for name in part}
@@ -228,7 +233,7 @@ class Judge:
             return self.conclude(name, [])
         if self._exceeds(first, [name], [first]):
             return self.confirm(name, first)
-        if max(weight, abs(first.slope)) <= self._bound(first):
+        if max(weight, abs(first.slope)) <= self._bound(first) and self._affordable(4):
             return self.judge_flat([name])[name] or self.conclude(name, [first])
         alone = self.conclude(name, [first])
         if (alone.status == "proven" and (alone.resolution or 0.0) <= ENOUGH) or not self._affordable(4):
