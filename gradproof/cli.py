@@ -105,7 +105,7 @@ def _verify_own(
 ) -> Report:
     import torch
 
-    from gradproof.models.subject import FAMILIES, judge_model
+    from gradproof.models.subject import FAMILIES, family, judge_model
     from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
     from gradproof.ops import NAMES, load
     from gradproof.proof.judge import judge_op
@@ -123,8 +123,7 @@ def _verify_own(
             yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
 
     for name in models or []:
-        if name not in FAMILIES:
-            raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
+        family(name)
     for name in ops or []:
         load(name)
     with _progress("proving") as progress:

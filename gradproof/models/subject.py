@@ -24,9 +24,16 @@ from gradproof.proof.verdict import SubjectVerdict
 FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense}
 
 
-def subject(family: type[Model], name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:
+def family(name: str) -> type[Model]:
+    """The model's class; a sentence for a name that is none."""
+    if name not in FAMILIES:
+        raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
+    return FAMILIES[name]
+
+
+def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:
     """The example's options hold the `config`; its arguments are x and any parameters set to particular values."""
-    model = family(example.options["config"], seed=1, dtype=dtype, device=device)
+    model = kind(example.options["config"], seed=1, dtype=dtype, device=device)
     if "router.correction" in model.buffers:
         model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
     given = {argument: value.to(device=device, dtype=dtype) for argument, value in example.arguments.items()}
@@ -49,8 +56,7 @@ def subject(family: type[Model], name: str, example: Example, dtype: torch.dtype
 
 def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = False) -> Iterator[SubjectVerdict]:
     """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor."""
-    if name not in FAMILIES:
-        raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
+    family(name)
     contract = import_module(f"gradproof.models.{name}").CONTRACT
     for options in contract.options:
         label = f"{name}: {options['label']}"
@@ -61,10 +67,10 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
         yield _judge(name, f"{name}: {example.label}", [example], seed, device, quick)
 
 
-def _judge(family: str, label: str, tried: Iterable[Example], seed: int, device: str, quick: bool) -> SubjectVerdict:
+def _judge(name: str, label: str, tried: Iterable[Example], seed: int, device: str, quick: bool) -> SubjectVerdict:
     def build(example: Example, dtype: torch.dtype) -> Subject:
-        return subject(FAMILIES[family], label, example, dtype, device)
+        return subject(family(name), label, example, dtype, device)
 
-    contract = import_module(f"gradproof.models.{family}").CONTRACT
+    contract = import_module(f"gradproof.models.{name}").CONTRACT
     by_name = label.endswith("nano") and not quick
     return judge_contract(label, contract, tried, build, seed=seed, device=device, quick=quick, by_name=by_name)

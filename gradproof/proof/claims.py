@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from gradproof.contract import Claim, Contract, Evidence, Example, Outputs, Status, Subject
 from gradproof.proof import differences, witnesses
-from gradproof.proof.examples import parse_shapes, seeded
+from gradproof.proof.examples import parse_shapes
+from gradproof.proof.streams import seeded
 from gradproof.proof.verdict import versions
 
 U = torch.finfo(torch.float64).eps / 2

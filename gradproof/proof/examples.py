@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from gradproof.contract import Contract, Example
+from gradproof.proof.streams import seeded
 
 Axes = tuple[str, ...]
 
@@ -21,12 +21,6 @@ def parse_shapes(shapes: str) -> tuple[dict[str, Axes], dict[str, Axes]]:
         named = re.findall(r"(\w+)(?:\[([\w,]*)\])?", side)
         sides.append({name: tuple(axis for axis in axes.split(",") if axis) for name, axes in named})
     return sides[0], sides[1]
-
-
-def seeded(*key: Any) -> torch.Generator:
-    """A generator on the CPU keyed by everything given, so that every example has a stream of its own."""
-    digest = hashlib.sha256(":".join(map(str, key)).encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
 
 
 def examples(name: str, contract: Contract, seed: int, most: int = 24) -> Iterator[Example]:

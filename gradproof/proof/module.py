@@ -8,7 +8,6 @@ products decomposed, or else in its own precision with bounds from its measured 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import Recorder
 from gradproof.proof.state import ModuleState, random_state_kept, wider
+from gradproof.proof.streams import seeded
 from gradproof.proof.verdict import Report, SubjectVerdict
 
 INPUT = "input:"
@@ -347,10 +347,8 @@ def _output_tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _cotangent(output: Tensor, seed: int) -> Tensor:
-    key = hashlib.sha256(f"{seed}:cotangent".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-    drawn = torch.randn(output.shape, generator=generator, dtype=torch.float64) / math.sqrt(max(output.numel(), 1))
-    return drawn.to(output.device)
+    drawn = torch.randn(output.shape, generator=seeded(seed, "cotangent"), dtype=torch.float64)
+    return drawn.to(output.device) / math.sqrt(max(output.numel(), 1))
 
 
 def _one_line(error: BaseException | None) -> str:

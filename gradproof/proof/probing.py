@@ -7,7 +7,6 @@ For a direction v and a step τ, with the displacements as they were rounded,
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from gradproof.contract import Outputs, Subject
 from gradproof.proof.recorder import Recorder
+from gradproof.proof.streams import seeded
 
 
 class Pair(NamedTuple):
@@ -157,9 +157,7 @@ class Prober:
 
     def _moved(self, name: str, step: float, number: int) -> Tensor:
         value = self.values[name]
-        key = hashlib.sha256(f"{self.seed}:{number}:{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-        v = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
+        v = torch.randn(value.shape, generator=seeded(self.seed, number, name), dtype=torch.float64).to(value.device)
         return (value.double() + step * self.sizes[name] * self._judged(name, v)).to(value.dtype)
 
     def _judged(self, name: str, tensor: Tensor) -> Tensor:
