@@ -7,7 +7,6 @@ contiguous shard.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -16,6 +15,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+
+from gradproof.streams import philox
 
 ALIGNMENT = 64
 Kind = Literal["matrix", "bias", "gamma", "beta"]
@@ -52,7 +53,7 @@ class ParamSpace(Mapping[str, Tensor]):
             self.offsets[entry.name] = end
             end += padded(math.prod(entry.shape))
         self.flat_P = torch.zeros(end, dtype=dtype, device=device)
-        self._views = self._view_all(self.flat_P)
+        self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
         self._grads: dict[str, Tensor] = {}
         self._touched = 0
@@ -76,7 +77,7 @@ class ParamSpace(Mapping[str, Tensor]):
         """The gradients, allocated when first asked for."""
         if self._grad_P is None:
             self._grad_P = torch.zeros_like(self.flat_P)
-            self._grads = self._view_all(self._grad_P)
+            self._grads = self.views(self._grad_P)
         return self._grad_P
 
     @property
@@ -122,7 +123,8 @@ class ParamSpace(Mapping[str, Tensor]):
                 self[entry.name].fill_(1.0 if entry.kind == "gamma" else 0.0)
         return self
 
-    def _view_all(self, flat_P: Tensor) -> dict[str, Tensor]:
+    def views(self, flat_P: Tensor) -> dict[str, Tensor]:
+        """The named views of any buffer with this layout: values, gradients, moments."""
         return {
             name: flat_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
             for name, shape, _ in self.spec
@@ -141,6 +143,5 @@ def padded(length: int) -> int:
 
 def uniform(seed: int, name: str, shape: tuple[int, ...], bound: float) -> np.ndarray:
     """float64 U(−bound, bound) on a grid of 2⁻²³·bound, from Philox keyed by sha256(seed, name)."""
-    key = int.from_bytes(hashlib.sha256(f"{seed}:{name}".encode()).digest()[:16], "little")
-    raw = np.random.Philox(key=key).random_raw(math.prod(shape)) >> np.uint64(40)
+    raw = philox(seed, name).random_raw(math.prod(shape)) >> np.uint64(40)
     return ((raw.astype(np.float64) + 0.5) * 2.0**-23 - 1.0).reshape(shape) * bound

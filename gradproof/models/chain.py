@@ -47,7 +47,8 @@ def entries(prefix: str, widths: Sequence[int]) -> list[Entry]:
 
 
 def forward(params: Params, prefix: str, x_TI: Tensor, active: Sequence[bool]) -> tuple[Tensor, Saved]:
-    """y_TO."""
+    """y_TO. Products and what is kept are in the format of the weights."""
+    x_TI = x_TI.to(params[f"{prefix}linear.0.weight"].dtype)
     layers: list[Layer] = []
     for i, activate in enumerate(active):
         h_TH, _ = linear.forward(x_TI, params[f"{prefix}linear.{i}.weight"], params[f"{prefix}linear.{i}.bias"])
@@ -60,15 +61,23 @@ def forward(params: Params, prefix: str, x_TI: Tensor, active: Sequence[bool]) -
 
 def backward(params: Params, grads: Params, prefix: str, dy_TO: Tensor, saved: Saved, active: Sequence[bool]) -> Tensor:
     """Adds the parameters' gradients to `grads` and returns dx_TI."""
+    dy_TO = dy_TO.to(saved.last_TH.dtype)
     dx_TH = linear_backward(params, grads, f"{prefix}linear.{len(active)}", dy_TO, saved.last_TH)
     for i in reversed(range(len(active))):
-        layer, norm = saved.layers[i], f"{prefix}norm.{i}"
-        dn_TH = gelu.backward(dx_TH, None, layer.n_TH) if active[i] else dx_TH
-        dh_TH, dgamma_H, dbeta_H = layernorm.backward(dn_TH, layer.stats, layer.h_TH, params[f"{norm}.weight"])
-        grads[f"{norm}.weight"].add_(dgamma_H)
-        grads[f"{norm}.bias"].add_(dbeta_H)
-        dx_TH = linear_backward(params, grads, f"{prefix}linear.{i}", dh_TH, layer.x_TI)
+        dx_TH = _layer_backward(params, grads, prefix, i, dx_TH, saved.layers[i], active[i])
     return dx_TH
+
+
+def _layer_backward(
+    params: Params, grads: Params, prefix: str, i: int, dy_TH: Tensor, layer: Layer, activate: bool
+) -> Tensor:
+    """One layer's backward; what it needs on the way is gone when it returns."""
+    norm = f"{prefix}norm.{i}"
+    dn_TH = gelu.backward(dy_TH, None, layer.n_TH) if activate else dy_TH
+    dh_TH, dgamma_H, dbeta_H = layernorm.backward(dn_TH, layer.stats, layer.h_TH, params[f"{norm}.weight"])
+    grads[f"{norm}.weight"].add_(dgamma_H)
+    grads[f"{norm}.bias"].add_(dbeta_H)
+    return linear_backward(params, grads, f"{prefix}linear.{i}", dh_TH, layer.x_TI)
 
 
 def linear_backward(params: Params, grads: Params, name: str, dy_TO: Tensor, x_TI: Tensor) -> Tensor:
@@ -77,6 +86,10 @@ def linear_backward(params: Params, grads: Params, name: str, dy_TO: Tensor, x_T
     grads[f"{name}.weight"].add_(dw_OI)
     grads[f"{name}.bias"].add_(db_O)
     return dx_TI
+
+
+# Arrays as wide as the layer that its backward holds at once, at the worst moment: the cotangent, tanh and its factors.
+WORKING = 8
 
 
 def saved_per_row(widths: Sequence[int], active: Sequence[bool]) -> int:

@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, equivariant
 from gradproof.models import chain
 from gradproof.models.model import SIZES, Model, MoEOutput, draw_rows, spec_count
+from gradproof.ops import wide
+from gradproof.ops.route import Whole
 from gradproof.params import Entry
 
 MATCHED_BLOCKS = 2  # deep stacks without residuals barely learn, so a matched dense model is wide
@@ -87,10 +90,15 @@ class DenseConfig:
         """How many numbers a tape keeps for each input row."""
         return chain.saved_per_row(self.widths, self.active)
 
+    def working_per_row(self) -> int:
+        """How many numbers more a step holds for each row, at the worst moment of its backward."""
+        return self.inputs + self.outputs + chain.WORKING * max(self.widths[1:-1])
+
 
 class Dense(Model):
     """The plain baseline with an explicit backward. Its one gate is 1, so that every metric has one form."""
 
+    Config = DenseConfig
     config: DenseConfig
 
     @classmethod
@@ -98,9 +106,15 @@ class Dense(Model):
         """`Dense.sized("nano", seed=0, device="cpu")`."""
         return cls(DenseConfig.sized(name), **options)
 
-    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, chain.Saved]:
+    def apply(
+        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: Whole | None = None
+    ) -> tuple[MoEOutput, chain.Saved]:
         y_TO, saved = chain.forward(params, "", x_TI, self.config.active)
-        return MoEOutput(y_TO, x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), saved
+        return MoEOutput(wide(y_TO), x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), saved
+
+    def routed(self, saved: chain.Saved) -> tuple[Tensor, Tensor]:
+        T, device = saved.last_TH.shape[0], saved.last_TH.device
+        return torch.ones(T, 1, device=device), torch.full((1,), T, device=device)
 
     def pull_back(
         self,

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradproof.ops.route import Whole
 from gradproof.params import Entry, ParamSpace, version
 
 # What the names of sizes mean for every family: the exact parameter counts of the MoE.
@@ -46,6 +47,9 @@ class Tape:
 class Model(ABC):
     """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
 
+    Config: type[Any]  # of `config`
+    wide: tuple[str, ...] = ()  # parameters whose products stay in fp32 where others are narrower, by prefix
+
     def __init__(
         self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
     ):
@@ -54,8 +58,9 @@ class Model(ABC):
         self.buffers: dict[str, Tensor] = {}
 
     @abstractmethod
-    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, Any]:
-        """The forward as a function of parameters and input: (output, saved)."""
+    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor, whole: Whole | None = None) -> tuple[MoEOutput, Any]:
+        """The forward as a function of parameters and input: (output, saved). `whole` is the batch that these rows are
+        a part of, where the gradients of several parts are accumulated."""
 
     @abstractmethod
     def pull_back(
@@ -68,14 +73,30 @@ class Model(ABC):
     ) -> Tensor:
         """The backward: adds the gradients to `grads`, returns dx_TI. `dy` is (d_logits_TO, d_aux)."""
 
+    @abstractmethod
+    def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
+        """Of what `apply` saved: p_TE, the router's distribution over the experts, and load_E, the rows of each."""
+
+    def rebalance(self, load_E: Tensor) -> None:
+        """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
+        raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
+
+    def load(self, params: Mapping[str, Tensor], x_TI: Tensor) -> Tensor:
+        """load_E: how many of these rows choose each expert."""
+        return torch.full((1,), x_TI.shape[0], device=x_TI.device)
+
     @torch.no_grad()
-    def forward(self, x_TI: Tensor) -> tuple[MoEOutput, Tape]:
+    def forward(self, x_TI: Tensor, whole: Whole | None = None) -> tuple[MoEOutput, Tape]:
         """The output, and the tape that backward needs. ValueError on a wrong width, dtype or device."""
+        self.check_input(x_TI)
+        output, saved = self.apply(self.params, x_TI, whole)
+        return output, Tape(self, self.params.generation, x_TI, version(x_TI), saved)
+
+    def check_input(self, x_TI: Tensor) -> None:
+        """One sentence for an input that does not fit."""
         if x_TI.dim() != 2 or x_TI.shape[1] != self.config.inputs or x_TI.shape[0] == 0:
             raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")
         self._check_like_params("the input", x_TI)
-        output, saved = self.apply(self.params, x_TI)
-        return output, Tape(self, self.params.generation, x_TI, version(x_TI), saved)
 
     def __call__(self, x_TI: Tensor) -> tuple[MoEOutput, Tape]:
         return self.forward(x_TI)

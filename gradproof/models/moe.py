@@ -21,6 +21,8 @@ from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import combine, dispatch, linear, route
 from gradproof.params import Entry
 
+BUSIEST = 1.33  # the load of the busiest expert, in means, that memory is planned for
+
 
 @dataclass(frozen=True)
 class MoEConfig:
@@ -95,6 +97,13 @@ class MoEConfig:
         routed = self.inputs + chain.saved_per_row(self.widths, self.active) + self.outputs
         return self.k * routed + 3 * self.experts
 
+    def working_per_row(self) -> int:
+        """How many numbers more a step holds for each row, at the worst moment of its backward: the busiest expert's
+        layer, and the gradients of all routed rows."""
+        busiest = self.k * min(1.0, BUSIEST / self.experts)
+        routed = self.k * (self.inputs + 2 * self.outputs)
+        return self.inputs + self.outputs + routed + round(busiest * chain.WORKING * self.hidden)
+
 
 def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth: int) -> int:
     """The hidden width whose count is nearest to the budget; the count rises with the width."""
@@ -122,7 +131,9 @@ class Saved(NamedTuple):
 class MoE(Model):
     """A sparse Mixture-of-Experts with an explicit backward."""
 
+    Config = MoEConfig
     config: MoEConfig
+    wide = ("router.",)
 
     def __init__(self, config: MoEConfig, **options: Any):
         super().__init__(config, **options)
@@ -136,14 +147,22 @@ class MoE(Model):
 
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""
-        if "router.correction" not in self.buffers:
-            raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
+        if not self.buffers:
+            super().rebalance(load_E)
         c_E = self.buffers["router.correction"]
         self.buffers["router.correction"] = route.rebalance(c_E, load_E, self.config.correction)
 
-    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor) -> tuple[MoEOutput, Saved]:
-        z_TE, _ = linear.forward(x_TI, params["router.weight"], params["router.bias"])
-        routed, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
+    def load(self, params: Mapping[str, Tensor], x_TI: Tensor) -> Tensor:
+        _, saved = self._route(params, x_TI, None)
+        return route.load(saved.index_TK, self.config.experts)
+
+    def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
+        return saved.routed.q_TE, route.load(saved.routed.index_TK, self.config.experts)
+
+    def apply(
+        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: route.Whole | None = None
+    ) -> tuple[MoEOutput, Saved]:
+        routed, saved = self._route(params, x_TI, whole)
         plan = dispatch.plan(saved.index_TK, self.config.experts)
         rows_NI, _ = dispatch.forward(x_TI, plan)
         outputs, experts = [], []
@@ -156,6 +175,12 @@ class MoE(Model):
         y_TO, _ = combine.forward(rows_NO, routed.gates_TE, plan)
         # The caller owns the output, the tape keeps its own gates.
         return MoEOutput(y_TO, routed.gates_TE.clone(), routed.aux), Saved(saved, plan, experts, rows_NO)
+
+    def _route(
+        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: route.Whole | None
+    ) -> tuple[route.Routed, route.Saved]:
+        z_TE, _ = linear.forward(x_TI, params["router.weight"], params["router.bias"])
+        return route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
 
     def pull_back(
         self,
@@ -179,6 +204,10 @@ class MoE(Model):
 
 def _small(**options: Any) -> MoEConfig:
     return MoEConfig(**{**dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1), **options})
+
+
+# Rows of a batch of 25.
+_WHOLE = route.Whole(25, torch.tensor([20, 12, 3, 15]))
 
 
 def _starved(generator: torch.Generator) -> Example:
@@ -220,6 +249,7 @@ CONTRACT = Contract(
         dict(label="balance", config=_small(balance=0.1)),
         dict(label="z-loss", config=_small(z_loss=0.01)),
         dict(label="correction", config=_small(correction=0.01)),
+        dict(label="part of a batch", config=_small(balance=0.1, z_loss=0.01), whole=_WHOLE),
         dict(label="everything", config=_small(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
         dict(label="nano", config=MoEConfig.sized("nano")),
     ),

@@ -12,7 +12,8 @@ from gradproof.params import padded
 
 
 class Cost(NamedTuple):
-    """Bytes, in fp32: the flat buffers with their padding, AdamW's two moments, and the tape of one forward."""
+    """Bytes, in fp32: the flat buffers with their padding, AdamW's two moments, the tape of one forward, and what the
+    backward works in."""
 
     name: str
     parameters: int
@@ -20,16 +21,18 @@ class Cost(NamedTuple):
     gradients: int
     moments: int
     activations: int
+    working: int
 
     @property
     def total(self) -> int:
-        return self.weights + self.gradients + self.moments + self.activations
+        return self.weights + self.gradients + self.moments + self.activations + self.working
 
 
 def cost(name: str, config: Any, rows: int) -> Cost:
     """The cost of one training step of `config` on `rows` rows."""
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
-    return Cost(name, config.param_count(), flat, flat, 2 * flat, 4 * rows * config.saved_per_row())
+    tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row()))
+    return Cost(name, config.param_count(), flat, flat, 2 * flat, tape, working)
 
 
 def costs(rows: int) -> list[Cost]:

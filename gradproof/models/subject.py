@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradproof.contract import Example, Gradients, Outputs, Subject
+from gradproof.contract import Contract, Example, Gradients, Outputs, Subject
 from gradproof.models.dense import Dense
 from gradproof.models.model import Model
 from gradproof.models.moe import MoE
@@ -21,6 +22,7 @@ from gradproof.proof.examples import examples
 from gradproof.proof.judge import judge_contract
 from gradproof.proof.verdict import SubjectVerdict
 
+SMALL = dict(inputs=7, outputs=5, hidden=6, feedforward=9, depth=2, blocks=2)
 FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense}
 
 
@@ -36,16 +38,17 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
     model = kind(example.options["config"], seed=1, dtype=dtype, device=device)
     if "router.correction" in model.buffers:
         model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
+    whole = example.options.get("whole")
     given = {argument: value.to(device=device, dtype=dtype) for argument, value in example.arguments.items()}
     values = {**{parameter: view.clone() for parameter, view in model.params.items()}, **given}
 
     def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
         if cotangents is None:
-            output, _ = model.apply(values, values["x"])
+            output, _ = model.apply(values, values["x"], whole)
             return (output.logits_TO, output.aux), {}
         for parameter, view in model.params.items():
             view.copy_(values[parameter])
-        output, tape = model.forward(values["x"])
+        output, tape = model.forward(values["x"], whole)
         model.params.grad_P.fill_(torch.nan)  # what backward does not write stays visible
         dx_TI = model.backward(cotangents[0], tape, d_aux=cotangents[1])
         grads = {parameter: grad.clone() for parameter, grad in model.params.grads.items()}
@@ -57,7 +60,7 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
 def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = False) -> Iterator[SubjectVerdict]:
     """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor."""
     family(name)
-    contract = import_module(f"gradproof.models.{name}").CONTRACT
+    contract = _contract(name)
     for options in contract.options:
         label = f"{name}: {options['label']}"
         sizes = dict(T=(32,)) if options["label"] == "nano" else contract.sizes
@@ -67,10 +70,21 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
         yield _judge(name, f"{name}: {example.label}", [example], seed, device, quick)
 
 
+def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
+    """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
+    small = {each: min(getattr(config, each), most) for each, most in SMALL.items() if hasattr(config, each)}
+    contract = replace(_contract(name), options=(dict(config=replace(config, **small)),), edges=())
+    label = f"{name}: this run's options"
+    return _judge(name, label, examples(label, contract, seed), seed, "cpu", quick=True)
+
+
+def _contract(name: str) -> Contract:
+    return import_module(f"gradproof.models.{name}").CONTRACT
+
+
 def _judge(name: str, label: str, tried: Iterable[Example], seed: int, device: str, quick: bool) -> SubjectVerdict:
     def build(example: Example, dtype: torch.dtype) -> Subject:
         return subject(family(name), label, example, dtype, device)
 
-    contract = import_module(f"gradproof.models.{name}").CONTRACT
     by_name = label.endswith("nano") and not quick
-    return judge_contract(label, contract, tried, build, seed=seed, device=device, quick=quick, by_name=by_name)
+    return judge_contract(label, _contract(name), tried, build, seed=seed, device=device, quick=quick, by_name=by_name)

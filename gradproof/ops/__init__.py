@@ -6,6 +6,11 @@
 from importlib import import_module
 from types import ModuleType
 
+import torch
+from torch import Tensor
+
+NARROW = (torch.bfloat16, torch.float16)
+
 NAMES = (
     "linear",
     "layernorm",
@@ -21,6 +26,11 @@ NAMES = (
     "mse",
     "quality",
 )
+
+
+def wide(x: Tensor) -> Tensor:
+    """bf16 and fp16 as fp32, in which statistics, sums and elementwise mathematics are done; others as they are."""
+    return x.float() if x.dtype in NARROW else x
 
 
 def load(name: str) -> ModuleType:

@@ -27,6 +27,11 @@ def forward(z_T: Tensor, label_T: Tensor, weight_T: Tensor, total: float | None 
     return (scale_T * loss_T).sum(), scale_T
 
 
+def count(label_T: Tensor, weight_T: Tensor) -> dict[str, Any]:
+    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    return dict(total=label_T.numel())
+
+
 def backward(dloss: Tensor, saved: Tensor, z_T: Tensor, label_T: Tensor) -> Tensor:
     """Returns dz_T."""
     return dloss * saved * (torch.sigmoid(z_T) - label_T.clamp(0, 1))

@@ -16,14 +16,19 @@ from gradproof.contract import Contract, Example
 
 
 def forward(
-    z_TC: Tensor, target_T: Tensor, weight_C: Tensor | None = None, total: float | None = None
+    z_TC: Tensor, target_T: Tensor, class_weight_C: Tensor | None = None, total: Tensor | float | None = None
 ) -> tuple[Tensor, Tensor]:
     """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1."""
     _check_target(z_TC, target_T)
-    weight_T = z_TC.new_ones(z_TC.shape[0]) if weight_C is None else weight_C[target_T]
+    weight_T = z_TC.new_ones(z_TC.shape[0]) if class_weight_C is None else class_weight_C[target_T]
     scale_T = weight_T / (weight_T.sum() if total is None else total)
     nll_T = -torch.log_softmax(z_TC, -1).gather(1, target_T[:, None])[:, 0]
     return (scale_T * nll_T).sum(), scale_T
+
+
+def count(target_T: Tensor, class_weight_C: Tensor | None = None) -> dict[str, Any]:
+    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    return dict(total=target_T.shape[0] if class_weight_C is None else class_weight_C[target_T].sum())
 
 
 def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Tensor:
@@ -40,7 +45,11 @@ def _check_target(z_TC: Tensor, target_T: Tensor) -> None:
     if target_T.shape != (T,) or target_T.dtype != torch.int64:
         raise ValueError(f"target must be int64 [{T}], one class a row, not {target_T.dtype} {list(target_T.shape)}")
     bad_T = (target_T < 0) | (target_T >= C)
-    if bool(bad_T.any()):
+    if bad_T.is_cuda:  # without waiting for the device: it stops by itself
+        torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
+            ~bad_T.any(), f"a target is out of range: the classes are 0..{C - 1}"
+        )
+    elif bool(bad_T.any()):
         row = int(bad_T.nonzero()[0])
         raise ValueError(f"target[{row}] = {int(target_T[row])} is out of range: the classes are 0..{C - 1}")
 
@@ -51,8 +60,8 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 def _weighted(generator: torch.Generator) -> Example:
     z_TC, target_T = torch.randn(9, 5, generator=generator).double(), torch.arange(9) % 5
-    weight_C = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0]).double()
-    return Example("class weights", dict(z=z_TC, target=target_T), dict(weight=weight_C))
+    class_weight_C = torch.tensor([0.5, 2.0, 1.0, 0.0, 3.0]).double()
+    return Example("class weights", dict(z=z_TC, target=target_T), dict(class_weight=class_weight_C))
 
 
 def _confident(generator: torch.Generator) -> Example:

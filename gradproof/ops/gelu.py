@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, Example, equivariant
+from gradproof.ops import wide
 
 SCALE = math.sqrt(2 / math.pi)
 CUBIC = 0.044715
@@ -17,16 +18,17 @@ CUBIC = 0.044715
 
 def forward(x_TD: Tensor) -> tuple[Tensor, None]:
     """y_TD; backward recomputes tanh v from x."""
-    return 0.5 * x_TD * (1 + torch.tanh(SCALE * (x_TD + CUBIC * x_TD**3))), None
+    dtype, x_TD = x_TD.dtype, wide(x_TD)
+    return (0.5 * x_TD * (1 + torch.tanh(SCALE * (x_TD + CUBIC * x_TD**3)))).to(dtype), None
 
 
 def backward(dy_TD: Tensor, saved: None, x_TD: Tensor) -> Tensor:
     """Returns dx_TD."""
     # Beyond |x| = 10 tanh v is ±1 in every precision, but x² may overflow, and 0·∞ is no gradient.
-    x_TD = x_TD.clamp(-10, 10)
+    x_TD = wide(x_TD).clamp(-10, 10)
     tanh_TD = torch.tanh(SCALE * (x_TD + CUBIC * x_TD**3))
     dv_TD = SCALE * (1 + 3 * CUBIC * x_TD**2)
-    return dy_TD * 0.5 * ((1 + tanh_TD) + x_TD * (1 - tanh_TD**2) * dv_TD)
+    return (wide(dy_TD) * 0.5 * ((1 + tanh_TD) + x_TD * (1 - tanh_TD**2) * dv_TD)).to(dy_TD.dtype)
 
 
 def _wide(generator: torch.Generator) -> Example:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, Example, equivariant
+from gradproof.ops import wide
 
 EPS = 1e-5
 
@@ -20,20 +21,22 @@ class Saved(NamedTuple):
 
 
 def forward(x_TD: Tensor, gamma_D: Tensor, beta_D: Tensor) -> tuple[Tensor, Saved]:
-    """y_TD and the row statistics."""
+    """y_TD in the format of x_TD, and the row statistics."""
+    dtype, x_TD = x_TD.dtype, wide(x_TD)
     mean_T1 = x_TD.mean(-1, keepdim=True)
     centred_TD = x_TD - mean_T1
     rstd_T1 = (centred_TD.square().mean(-1, keepdim=True) + EPS).rsqrt()
-    return centred_TD * rstd_T1 * gamma_D + beta_D, Saved(mean_T1, rstd_T1)
+    return (centred_TD * rstd_T1 * gamma_D + beta_D).to(dtype), Saved(mean_T1, rstd_T1)
 
 
 def backward(dy_TD: Tensor, saved: Saved, x_TD: Tensor, gamma_D: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dx_TD, dgamma_D, dbeta_D."""
-    xhat_TD = (x_TD - saved.mean_T1) * saved.rstd_T1
+    dtype, dy_TD = dy_TD.dtype, wide(dy_TD)
+    xhat_TD = (wide(x_TD) - saved.mean_T1) * saved.rstd_T1
     dxhat_TD = dy_TD * gamma_D
     # Both corrections are means, so the 1/D of the formula is in them.
     dx_TD = dxhat_TD - dxhat_TD.mean(-1, keepdim=True) - xhat_TD * (dxhat_TD * xhat_TD).mean(-1, keepdim=True)
-    return dx_TD * saved.rstd_T1, (dy_TD * xhat_TD).sum(0), dy_TD.sum(0)
+    return (dx_TD * saved.rstd_T1).to(dtype), (dy_TD * xhat_TD).sum(0), dy_TD.sum(0)
 
 
 def _small_variance(generator: torch.Generator) -> Example:

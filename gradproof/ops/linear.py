@@ -10,16 +10,24 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
+from gradproof.ops import NARROW, wide
 
 
 def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
     """y_TO; backward needs nothing but the arguments."""
-    return x_TI @ w_OI.T + b_O, None
+    return torch.nn.functional.linear(x_TI, w_OI, b_O), None
 
 
 def backward(dy_TO: Tensor, saved: None, x_TI: Tensor, w_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dx_TI, dw_OI, db_O."""
-    return dy_TO @ w_OI, dy_TO.T @ x_TI, dy_TO.sum(0)
+    """Returns dx_TI, dw_OI, db_O; those of the parameters in fp32 where the operands are narrower."""
+    return dy_TO @ w_OI, _wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+
+
+def _wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
+    """a b, never rounded to a narrow format."""
+    if a_OT.dtype in NARROW and a_OT.is_cuda:
+        return torch.mm(a_OT, b_TI, out_dtype=torch.float32)
+    return wide(a_OT) @ wide(b_TI)
 
 
 def _rounding(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:

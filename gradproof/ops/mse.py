@@ -3,6 +3,8 @@
 L = Σ (y − t)²/n,  n = the number of entries or the given total;   dy = dL·2(y − t)/n
 """
 
+from typing import Any
+
 from torch import Tensor
 
 from gradproof.contract import Contract
@@ -15,6 +17,11 @@ def forward(y_TM: Tensor, target_TM: Tensor, total: float | None = None) -> tupl
     error_TM = y_TM - target_TM
     scaled_TM = error_TM / (y_TM.numel() if total is None else total)
     return (error_TM * scaled_TM).sum(), scaled_TM
+
+
+def count(target_TM: Tensor) -> dict[str, Any]:
+    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    return dict(total=target_TM.numel())
 
 
 def backward(dloss: Tensor, saved: Tensor) -> Tensor:

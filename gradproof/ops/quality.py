@@ -2,7 +2,8 @@
 
     L = cross_entropy(y[:, :C], outcome) + λ·mse(y[:, C:], metrics);   dy is the two gradients side by side
 
-The target is the pair (outcome_T, metrics_TM); C = O − M. `total` counts rows of the whole accumulated batch.
+The target is the pair (outcome_T, metrics_TM); C = O − M. Of the whole accumulated batch, `total` counts the rows and
+`weight_total` the class weights, where classes are weighted.
 """
 
 from typing import Any, NamedTuple
@@ -24,15 +25,24 @@ def forward(
     outcome_T: Tensor,
     metrics_TM: Tensor,
     weight: float = 1.0,
+    class_weight_C: Tensor | None = None,
     total: float | None = None,
+    weight_total: Tensor | float | None = None,
 ) -> tuple[Tensor, Saved]:
-    """The loss, `weight` being λ."""
+    """The loss, `weight` being λ and `class_weight_C` the class weights."""
     C, M = y_TO.shape[1] - metrics_TM.shape[1], metrics_TM.shape[1]
     if C < 2:
         raise ValueError(f"{y_TO.shape[1]} outputs cannot hold {M} metrics and at least two outcomes")
-    outcome, scale_T = cross_entropy.forward(y_TO[:, :C], outcome_T, total=total)
+    outcome, scale_T = cross_entropy.forward(
+        y_TO[:, :C], outcome_T, class_weight_C, total if class_weight_C is None else weight_total
+    )
     metrics, scaled_TM = mse.forward(y_TO[:, C:], metrics_TM, total=None if total is None else total * M)
     return outcome + weight * metrics, Saved(scale_T, scaled_TM)
+
+
+def count(outcome_T: Tensor, metrics_TM: Tensor, class_weight_C: Tensor | None = None) -> dict[str, Any]:
+    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    return dict(total=outcome_T.shape[0], weight_total=cross_entropy.count(outcome_T, class_weight_C)["total"])
 
 
 def backward(dloss: Tensor, saved: Saved, y_TO: Tensor, outcome_T: Tensor, weight: float = 1.0) -> Tensor:

@@ -3,7 +3,8 @@
 softmax: l = z, score = p = softmax(z) over all E          sigmoid: l = log σ(z), score = s = σ(z)
 S = the K largest scores (+ c, a correction that only selects); q = softmax(l) over all E
 gates on S, 0 off S: the score, or renormalised w = softmax of l over S
-aux = balance·E·Σ_e f_e·mean_T(q_e) + z_loss·mean_T(logsumexp(z)²),  f_e = count_e/(T·K) not differentiated
+aux = balance·E·Σ_e f_e·mean_T(q_e) + z_loss·mean_T(logsumexp(z)²),  f_e = count_e/(T·K) not differentiated;
+      T and count_e are those of the whole batch, where these rows are a part of it, so that the parts' aux add up
 
 dl, from dw (the gates' cotangent, read on S only):
     renormalised        w(dw − Σ_S w·dw) on S, 0 off S
@@ -13,7 +14,7 @@ and from the balance term q(dq − ⟨q, dq⟩), dq = balance·E·f/T·daux
 dz = dl·(1 or 1 − s) + z_loss·2·logsumexp(z)·softmax(z)/T·daux
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -45,6 +46,13 @@ class Routing:
             )
 
 
+class Whole(NamedTuple):
+    """The batch that some rows are a part of: its number of rows, and how many of them chose each expert."""
+
+    rows: int
+    load_E: Tensor
+
+
 class Routed(NamedTuple):
     gates_TE: Tensor  # exactly 0 off S
     aux: Tensor
@@ -56,9 +64,10 @@ class Saved(NamedTuple):
     gates_TE: Tensor
     index_TK: Tensor
     share_E: Tensor
+    rows: int
 
 
-def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> tuple[Routed, Saved]:
+def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | None = None) -> tuple[Routed, Saved]:
     """Gates and the auxiliary loss; the chosen experts are `saved.index_TK`."""
     T, E = z_TE.shape
     l_TE = z_TE if routing.scores == "softmax" else torch.nn.functional.logsigmoid(z_TE)
@@ -72,18 +81,19 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> tuple[Routed,
         gate_TK = score_TE.gather(1, index_TK)
     gates_TE = torch.zeros_like(z_TE).scatter(1, index_TK, gate_TK)
 
-    share_E = load(index_TK, E).to(z_TE.dtype) / (T * routing.k)
+    rows, load_E = whole or Whole(T, load(index_TK, E))
+    share_E = load_E.to(z_TE.dtype) / (rows * routing.k)
     aux = z_TE.new_zeros(())
     if routing.balance:
-        aux = aux + routing.balance * E * (share_E * q_TE.mean(0)).sum()
+        aux = aux + routing.balance * E / rows * (share_E * q_TE.sum(0)).sum()
     if routing.z_loss:
-        aux = aux + routing.z_loss * torch.logsumexp(z_TE, -1).square().mean()
-    return Routed(gates_TE, aux), Saved(z_TE, q_TE, gates_TE, index_TK, share_E)
+        aux = aux + routing.z_loss / rows * torch.logsumexp(z_TE, -1).square().sum()
+    return Routed(gates_TE, aux), Saved(z_TE, q_TE, gates_TE, index_TK, share_E, rows)
 
 
 def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
     """Returns dz_TE."""
-    z_TE, q_TE, gates_TE, index_TK, share_E = saved
+    z_TE, q_TE, gates_TE, index_TK, share_E, rows = saved
     T, E = z_TE.shape
     # The gates off S are constants, whatever cotangent they are given.
     dw_TE = torch.zeros_like(z_TE).scatter(1, index_TK, dy.gates_TE.gather(1, index_TK))
@@ -94,11 +104,11 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
     else:
         dl_TE = gates_TE * dw_TE
     if routing.balance:
-        dl_TE = dl_TE + softmax.backward((dy.aux * routing.balance * E / T * share_E).expand(T, E), q_TE)
+        dl_TE = dl_TE + softmax.backward((dy.aux * routing.balance * E / rows * share_E).expand(T, E), q_TE)
     dz_TE = dl_TE if routing.scores == "softmax" else dl_TE * torch.sigmoid(-z_TE)
     if routing.z_loss:
         lse_T1 = torch.logsumexp(z_TE, -1, keepdim=True)
-        dz_TE = dz_TE + dy.aux * routing.z_loss * 2 / T * lse_T1 * torch.softmax(z_TE, -1)
+        dz_TE = dz_TE + dy.aux * routing.z_loss * 2 / rows * lse_T1 * torch.softmax(z_TE, -1)
     return dz_TE
 
 
@@ -134,6 +144,13 @@ def _example(label: str, z_TE: Tensor, c_E: Tensor | None = None, smooth: bool =
 def _corrected(generator: torch.Generator) -> Example:
     z_TE, c_E = torch.randn(9, 4, generator=generator).double(), torch.tensor([0.4, 0.0, -0.4, 0.1]).double()
     return _example("correction", z_TE, c_E, balance=0.1)
+
+
+def _part(generator: torch.Generator) -> Example:
+    """Seven rows of a batch of 25."""
+    whole = Whole(25, torch.tensor([20, 12, 3, 15]))
+    example = _example("part of a batch", torch.randn(7, 4, generator=generator).double(), balance=0.1, z_loss=0.01)
+    return replace(example, options={**example.options, "whole": whole})
 
 
 def _all_chosen(generator: torch.Generator) -> Example:
@@ -178,5 +195,5 @@ CONTRACT = Contract(
         dict(routing=Routing(scores="sigmoid", renormalise=True, balance=0.2)),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("conserves", check=_gates)),
-    edges=(_corrected, _all_chosen, _starved, _ties, _saturated),
+    edges=(_corrected, _part, _all_chosen, _starved, _ties, _saturated),
 )

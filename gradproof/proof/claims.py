@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 from gradproof.contract import Claim, Contract, Evidence, Example, Outputs, Status, Subject
 from gradproof.proof import differences, witnesses
 from gradproof.proof.examples import parse_shapes
-from gradproof.proof.streams import seeded
 from gradproof.proof.verdict import versions
+from gradproof.streams import seeded
 
 U = torch.finfo(torch.float64).eps / 2
 Build = Callable[[Example, torch.dtype], Subject]

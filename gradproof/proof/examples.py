@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gradproof.contract import Contract, Example
-from gradproof.proof.streams import seeded
+from gradproof.streams import seeded
 
 Axes = tuple[str, ...]
 

@@ -24,8 +24,8 @@ from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import Recorder
 from gradproof.proof.state import ModuleState, random_state_kept, wider
-from gradproof.proof.streams import seeded
 from gradproof.proof.verdict import Report, SubjectVerdict
+from gradproof.streams import seeded
 
 INPUT = "input:"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -42,5 +43,11 @@ def _moved(leaf: Any, dtype: torch.dtype, device: str) -> Any:
 
 def _wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What `function` asks for by name; a shape suffix (`x_TI`) is not part of the name."""
-    names = {name: re.sub(r"_[A-Z0-9]+$", "", name) for name in inspect.signature(function).parameters}
+    names = {name: re.sub(r"_[A-Z0-9]+$", "", name) for name in argument_names(function)}
     return {name: given[plain] for name, plain in names.items() if plain in given}
+
+
+@lru_cache
+def argument_names(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a function's arguments, in order."""
+    return tuple(inspect.signature(function).parameters)

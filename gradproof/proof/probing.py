@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gradproof.contract import Outputs, Subject
 from gradproof.proof.recorder import Recorder
-from gradproof.proof.streams import seeded
+from gradproof.streams import seeded
 
 
 class Pair(NamedTuple):

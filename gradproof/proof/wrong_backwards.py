@@ -264,6 +264,11 @@ def _(right, dy, saved, routing):
     return right(dy, saved, replace(routing, balance=0.99 * routing.balance))
 
 
+@wrong("route", "a part of a batch takes itself for the whole")
+def _(right, dy, saved, routing):
+    return right(dy, saved._replace(rows=saved.z_TE.shape[0]), routing)
+
+
 @wrong("route", "expert 0's dz 1% too small", subtle=True)
 def _(right, dy, saved, routing):
     dz = right(dy, saved, routing)

@@ -36,7 +36,7 @@ def test_predicted_buffers_are_the_real_ones(family):
     assert cost.weights == model.params.flat_P.untyped_storage().nbytes()
     assert cost.gradients == model.params.grad_P.untyped_storage().nbytes()
     assert cost.moments == 2 * cost.weights
-    assert cost.total == cost.weights + cost.gradients + cost.moments + cost.activations
+    assert cost.total == cost.weights + cost.gradients + cost.moments + cost.activations + cost.working
 
 
 @pytest.mark.parametrize("family", FAMILIES)
