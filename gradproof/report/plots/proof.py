@@ -1,15 +1,14 @@
-"""Plots as inline SVG. Colours follow the page (`currentColor`), so that they read in light and in dark."""
+"""Errors of tensors and of claims beside their bounds, for `verify`."""
 
 from __future__ import annotations
 
-import io
-import re
 from typing import Any
 
 from markupsafe import Markup
 
+from gradproof.report.plots.canvas import FOREGROUND, sheet, svg
+
 STATUS_COLOURS = {"proven": "#2a9d5c", "refuted": "#d33a2c", "inconclusive": "#d99a00", "unused": "#8a8f98"}
-FOREGROUND = "#010203"  # replaced by currentColor
 
 
 def tensors(subject: dict[str, Any], most: int = 40) -> Markup:
@@ -18,20 +17,20 @@ def tensors(subject: dict[str, Any], most: int = 40) -> Markup:
     judged = sorted(judged, key=lambda j: j["error"] / j["bound"], reverse=True)[:most][::-1]
     if not judged:
         return Markup("")
-    figure, axes = _figure(8.5, 0.9 + 0.24 * len(judged))
+    figure, (axes,) = sheet(8.5, 0.9 + 0.24 * len(judged))
     for y, j in enumerate(judged):
         colour = STATUS_COLOURS[j["status"]]
         axes.plot([j["bound"]] * 2, [y - 0.32, y + 0.32], color=FOREGROUND, lw=1.4, label="bound" if not y else None)
         axes.plot(max(j["error"], 1e-18), y, "o", color=colour, ms=5.5, label="measured error" if not y else None)
         if j["resolution"]:
             axes.plot(j["resolution"], y, "|", color=colour, ms=9, mew=2, label="resolution" if not y else None)
-    axes.set_yticks(range(len(judged)), [j["name"] for j in judged], fontsize=8)
+    axes.set_yticks(range(len(judged)), [j["name"] for j in judged], fontsize=8, parse_math=False)
     axes.set_ylim(-0.7, len(judged) - 0.3)
     axes.set_xscale("log")
     axes.set_xlabel("relative to the gradient")
     axes.grid(axis="x", alpha=0.15, color=FOREGROUND)
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False, fontsize=8)
-    return _svg(figure)
+    return svg(figure)
 
 
 def claims(subjects: list[dict[str, Any]]) -> Markup:
@@ -44,7 +43,7 @@ def claims(subjects: list[dict[str, Any]]) -> Markup:
                 ratios.setdefault(e["claim"], []).append((ratio, STATUS_COLOURS[e["status"]]))
     if not ratios:
         return Markup("")
-    figure, axes = _figure(8.5, 0.9 + 0.34 * len(ratios))
+    figure, (axes,) = sheet(8.5, 0.9 + 0.34 * len(ratios))
     names = list(ratios)[::-1]
     for y, name in enumerate(names):
         found = ratios[name]
@@ -55,34 +54,4 @@ def claims(subjects: list[dict[str, Any]]) -> Markup:
     axes.set_ylim(-0.6, len(names) - 0.4)
     axes.set_xlabel("measured error / bound, worst example of each subject")
     axes.grid(axis="x", alpha=0.15, color=FOREGROUND)
-    return _svg(figure)
-
-
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    figure.patch.set_alpha(0)
-    axes = figure.add_subplot()
-    axes.set_facecolor("none")
-    axes.tick_params(colors=FOREGROUND)
-    axes.xaxis.label.set_color(FOREGROUND)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(FOREGROUND)
-    return figure, axes
-
-
-def _svg(figure: Any) -> Markup:
-    import matplotlib
-    from matplotlib.text import Text
-
-    for text in figure.findobj(Text):
-        if text.get_color() == "black":
-            text.set_color(FOREGROUND)
-    buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradproof", "font.family": "sans-serif"}):
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-    svg = buffer.getvalue()[buffer.getvalue().index("<svg") :].replace(FOREGROUND, "currentColor")
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt"', 'style="width:100%;height:auto;max-width:60rem"', svg, count=1)
-    return Markup(svg)
+    return svg(figure)

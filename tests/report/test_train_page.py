@@ -1,0 +1,223 @@
+import math
+import random
+import re
+
+import pytest
+
+from gradproof.report.page import render
+from gradproof.report.plots import curves, decisions
+
+OUTCOMES = ["allow", "deny", "escalate", "defer", "retry", "refund", "ship", "hold", "audit", "split", "merge", "other"]
+
+
+def record(lines=200, classes=OUTCOMES, experts=4, metrics=2, seed=0):
+    """What `gradproof train` hands to its page, simulated: a run that learns, and the decisions it ends with."""
+    rng = random.Random(seed)
+    final = 0.62 if len(classes) > 2 else 0.4
+    model = "moe" if experts > 1 else "dense"
+    return {
+        "status": "finished",
+        "summary": f"{model} nano decides 82.1% of 4,000 held-out rows right; Bayes-optimal is 85.0%.",
+        "run": {
+            **{"model": model, "size": "nano", "parameters": 195540, "data": "synthetic:regimes=4,rows=40000,seed=0"},
+            **{"train_rows": 32000, "validation_rows": 4000, "test_rows": 4000, "steps": 10 * lines},
+            **{"best_step": 9 * lines if lines else None, "seconds": 31.2, "device": "cpu", "precision": "fp32"},
+            **{"inputs": 96, "experts": experts},
+        },
+        "scores": [
+            {"name": f"{model} nano (best checkpoint)", "accuracy": 0.821, "log_loss": 0.6123, "note": ""},
+            {"name": "Bayes-optimal", "accuracy": 0.85, "log_loss": None, "note": "the best any model can do"},
+            {"name": "logistic regression", "accuracy": 0.612, "log_loss": 1.204, "note": "on the same inputs"},
+            {"name": "majority class", "accuracy": 0.18, "log_loss": 2.41, "note": ""},
+        ],
+        "history": history(rng, lines, math.log(len(classes)), final, experts),
+        "test": decided(rng, classes, metrics),
+        "config": {"model": model, "size": "nano", "steps": 10 * lines, "lr": 3e-4, "weight_decay": 0.01, "clip": None},
+        "schema": {"columns": 30, "left_out": {"id": "nearly every value is distinct", "note": "one value only"}},
+        "notes": ["The last batch of each epoch is smaller than the others."],
+        "evidence": {"claims": 12, "status": "proven"},
+        "environment": {"python": "3.12.3", "torch": "2.11.0", "threads": 2},
+    }
+
+
+def history(rng, lines, first, final, experts):
+    """A loss that falls from `first` to `final` with noise, and a router that makes up its mind."""
+    found, ema = [], first
+    lean = [rng.gauss(0, 1.5) for _ in range(experts)]
+    for i in range(lines):
+        done = (i + 1) / lines
+        loss = final + (first - final) * math.exp(-7 * done) + 0.3 * done**6 + rng.gauss(0, 0.07)
+        ema = 0.9 * ema + 0.1 * loss
+        weights = [math.exp(lean[e] * math.exp(-3 * done) + rng.gauss(0, 0.1)) for e in range(experts)]
+        line = {"step": 10 * (i + 1), "rows": 1280 * (i + 1), "loss": loss, "loss_ema": ema}
+        line["lr"] = 3e-4 * min(1, done / 0.05) * (0.5 + 0.5 * math.cos(math.pi * done))
+        line["grad_norm"] = math.exp(0.7 - 2 * done + rng.gauss(0, 0.3))
+        line["router_entropy"] = math.log(experts) * (0.35 + 0.6 * math.exp(-5 * done)) + rng.gauss(0, 0.01)
+        line["per_expert_share"] = [w / sum(weights) for w in weights]
+        line |= {"rows_per_s": 40000 + rng.gauss(0, 500), "memory": 310e6, "skipped": 0}
+        if (i + 1) % 10 == 0:
+            line["validation_loss"] = final + (first - final) * math.exp(-7 * done) + 0.05 + 0.2 * done**6
+            line["validation_accuracy"] = 0.83 - 0.7 * math.exp(-6 * done) + rng.gauss(0, 0.005)
+        found.append(line)
+    return found
+
+
+def decided(rng, classes, metrics, rows=4000):
+    """Decisions that are right four times in five, else most often the next class."""
+    n = len(classes)
+    confusion = [[0] * n for _ in range(n)]
+    for _ in range(rows):
+        true = min(int(rng.expovariate(3 / n)), n - 1)
+        near = (true + rng.choice((1, 1, 1, 2, 5))) % n
+        confusion[true][true if rng.random() < 0.82 else near] += 1
+    columns = [sum(row[i] for row in confusion) for i in range(n)]
+    by_class = []
+    for i, name in enumerate(classes):
+        right, support = confusion[i][i], sum(confusion[i])
+        precision, recall = right / columns[i] if columns[i] else None, right / support if support else None
+        f1 = 2 * right / (columns[i] + support) if columns[i] + support else None
+        by_class.append({"name": name, "precision": precision, "recall": recall, "f1": f1, "support": support})
+    bins = []
+    for i in range(10):
+        count = 0 if i < 1 else 8 * 2**i
+        middle = (i + 0.5) / 10
+        right = min(1, max(0, middle - 0.05 + rng.gauss(0, 0.4) / math.sqrt(count + 1)))
+        seen = {"confidence": middle, "accuracy": right} if count else {"confidence": None, "accuracy": None}
+        bins.append({"low": i / 10, "high": (i + 1) / 10, "count": count, **seen})
+    figures = [{"name": f"metric_{i}", "mae": 0.05 + i / 100, "rmse": 0.08, "r2": None} for i in range(metrics)]
+    right = {"rows": rows, "accuracy": 0.821, "log_loss": 0.6123, "ece": 0.031, "macro_f1": 0.804}
+    return {**right, "classes": by_class, "confusion": confusion, "calibration": bins, "metrics": figures}
+
+
+def emptied(value):
+    """The same shape with every number gone, as where nothing was finite."""
+    if isinstance(value, dict):
+        return {k: v if k in ("step", "support", "count", "confusion") else emptied(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [emptied(v) for v in value]
+    return value if isinstance(value, str) else None
+
+
+def test_page_shows_every_part_in_order():
+    """A section lost from the template, or a figure drawn twice, or a plot without its labels."""
+    page = render("train.html", record())
+    titles = re.findall(r"<h2>(.*?)</h2>", page)
+    assert titles == [
+        "Scores on the test rows",
+        "Training",
+        "Decisions on the test rows",
+        "Classes",
+        "Metrics",
+        "Details",
+    ]
+    captions = re.findall(r"<figcaption><b>(.*?)</b>", page)
+    assert captions[:4] == ["Loss", "Validation accuracy", "Learning rate", "Gradient norm"]
+    assert captions[4:] == ["Rows by expert", "Router entropy", "Confusion", "Calibration"]
+    assert page.count("<svg") == 8
+    assert page.index('class="verdict"') < page.index("82.1% of 4,000") < page.index("<table") < page.index("<svg")
+    for text in ("85.0%", "0.6123", "best: step 1,800", "ln 4 = 1.39", "share of routed rows, %", "nearly every value"):
+        assert text in page
+    assert re.search(r">allow</td>.*>904<", page)
+    assert "Only the" not in page and "all others" not in page  # twelve classes fit
+
+
+def test_page_refers_to_nothing_outside_and_escapes_names():
+    """A name that ends up as markup in HTML or SVG, or as a formula; a link, font or picture from elsewhere."""
+    names = [
+        "<script>alert(1)</script>",
+        'a"b',
+        "cost $5 to $6^",
+        "漢字",
+        "two\nlines",
+        *("x" * 90 + str(i) for i in (0, 1)),
+    ]
+    found = record(lines=20, classes=names)
+    found["scores"][2]["name"] = found["run"]["data"] = "<b>$\\frac$</b>"
+    page = render("train.html", found)
+    assert page.count("<script") == 1 and "<b>$" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page  # in the table, whole
+    svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert "&lt;script" in svgs and "cost $5 to $6^" in svgs and "&lt;b&gt;$\\frac$" in svgs
+    assert "http" not in page and "url(" not in page.replace("url(#", "") and "@import" not in page
+    assert not re.search(r'(?:src|href)\s*=\s*["\']?(?!["\']?#)', page)
+
+
+@pytest.mark.parametrize("lines", [0, 1, 3])
+def test_nothing_needs_to_be_finite(lines):
+    """A null that is formatted, compared or drawn; a history too short for a line."""
+    found = record(lines)
+    empty = emptied(found) | {"config": {"a": None}, "environment": {}, "evidence": None, "schema": found["schema"]}
+    page = render("train.html", empty)
+    assert not re.search(r"None|\bnan\b|>Loss<", page)
+    assert "not judged" in page and "<svg" in page  # the confusion matrix needs counts only
+    assert ("No step was logged" in page) == (lines == 0)
+
+
+def test_gaps_in_the_history_are_left_out():
+    """A line with a null among good ones, which must cost that line only."""
+    found, gaps = record(40), record(40)
+    for i, key in enumerate(("loss", "loss_ema", "validation_loss", "lr", "grad_norm", "router_entropy", "step")):
+        gaps["history"][i + 9][key] = None
+    gaps["history"][20]["per_expert_share"] = [0.5, None, 0.2, 0.3]
+    gaps["history"][21]["per_expert_share"] = None
+    for draw in (curves.loss, curves.learning_rate, curves.gradient_norm, curves.shares, curves.entropy):
+        assert 0 < len(draw(gaps)) < len(draw(found))
+    assert [s for s, _ in curves.series(gaps["history"], "loss")][:11] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 110, 120]
+
+
+def test_a_run_that_failed_early():
+    """No scores, no test rows: the page still says what happened."""
+    found = record(1) | {"status": "failed", "summary": "The loss is not finite.", "scores": [], "test": None}
+    found["history"][0] |= {"loss": None, "skipped": 3}
+    page = render("train.html", found)
+    assert "var(--refuted)" in page and "The loss is not finite." in page
+    assert "skipped as not finite: 3." in page and "without a finite loss: 1." in page
+    assert "The test rows were not evaluated" in page
+
+
+def test_dense_has_no_expert_plots():
+    """One expert with all rows: a solid square and a line at 0 say nothing."""
+    found = record(20, classes=["no", "yes"], experts=1, metrics=0)
+    page = render("train.html", found)
+    assert not curves.shares(found) and not curves.entropy(found) and ">Loss<" in page
+    assert "expert" not in page and "ntropy" not in page and "<h2>Metrics" not in page
+
+
+def test_many_classes_show_the_most_confused_and_say_so():
+    """The matrix of a thousand classes in the page, or a cut that isn't admitted, or one that picks other classes."""
+    names = [f"species {i:04d} of many more kinds" for i in range(1000)]
+    found = record(1500, classes=names, experts=64)
+    found["test"]["confusion"][700][701] += 500
+    page = render("train.html", found)
+    assert len(page) < 1_500_000
+    assert "Only the 20 classes with the most wrong decisions of 1,000" in page and "all others" in page
+    assert page.count(">…0700…<") == page.count(">…0701…<") == 2 and ">500<" in page
+    assert page.count('<td class="name">species') == 1000 + 2 * 10
+    first = decisions.pairs(found["test"])[0]
+    assert (first["true"], first["predicted"], first["rows"]) == (names[700], names[701], 500)
+
+
+def test_confusion_rows_add_up_and_colour_follows_the_share_of_the_row():
+    """Columns and rows swapped, colour by count instead of share, or rows lost between the shown classes."""
+    classes = [{"name": n} for n in "abc"]
+    test = {"classes": classes, "confusion": [[90, 10, 0], [4, 76, 0], [0, 0, 1000]]}
+    svg = decisions.confusion(test)
+    alphas = [float(a) for a in re.findall(r"fill-opacity: ([\d.]+)", svg)]
+    shares = [0.9, 0.1, 0.05, 0.95, 1.0]
+    assert alphas == pytest.approx([0.06 + 0.69 * s for s in shares], abs=0.011)
+    assert [decisions.BLUE in c for c in re.findall(r"fill: #\w+", svg)][:5] == [True, False, False, True, True]
+    cut = decisions.confusion(test, most=1)  # a and b are wrong equally often: the first
+    assert "all others" in cut and ">90<" in cut and ">10<" in cut
+
+
+def test_thinning_keeps_ends_and_spikes():
+    """A plot that starts late, ends early, or smooths away the one step that went wrong."""
+    points = [(float(i), math.sin(i / 500)) for i in range(5000)]
+    points[1234] = (1234.0, 99.0)
+    points[3210] = (3210.0, -99.0)
+    few = curves.thin(points, 100)
+    assert len(few) <= 100 and few == sorted(few) and set(few) <= set(points)
+    assert {points[0], points[-1], points[1234], points[3210]} <= set(few)
+    assert curves.thin(points[:100], 100) == points[:100]
+    assert all(curves.thin(points[:n], 100)[:: n - 1 or 1] for n in (1, 2, 101))
+    assert curves.spread(list(range(1000)), 7)[::6] == [0, 999] and len(curves.spread(list(range(8)), 7)) == 7
