@@ -1,0 +1,45 @@
+"""From rows to the inputs of a model: one-hot for names, standardised for numbers."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+
+FAR = 1e4  # standard deviations: what is further away counts as this far, so that 1e300 overflows in no precision
+
+
+class Encoder:
+    """x_TI = one-hot | (v − mean)/std, 0 where missing | missing flags. Holds the schema's figures as tensors."""
+
+    def __init__(self, schema: Schema, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
+        widths = [category.width for category in schema.categories]
+        self.schema, self.device, self.dtype = schema, device, dtype
+        self.hot = sum(widths)
+        self.offset_C = torch.tensor([0, *accumulate(widths)][: len(widths)], dtype=torch.int64, device=device)
+        self.mean_N = torch.tensor([n.mean for n in schema.numbers], dtype=torch.float64, device=device)
+        self.std_N = torch.tensor([n.std for n in schema.numbers], dtype=torch.float64, device=device)
+        flagged = [i for i, number in enumerate(schema.numbers) if number.missing]
+        self.flagged = torch.tensor(flagged, dtype=torch.int64, device=device)
+
+    def inputs(self, rows: Rows) -> Tensor:
+        """x_TI."""
+        code_TC = torch.from_numpy(rows.codes_RC).to(self.device, torch.int64)
+        v_TN = torch.from_numpy(rows.numbers_RN).to(self.device)
+        # One column more than there are slots takes the ones of values without a slot.
+        hot_TC = torch.where(code_TC < 0, self.hot, code_TC + self.offset_C)
+        onehot = torch.zeros(rows.count, self.hot + 1, dtype=self.dtype, device=self.device).scatter_(1, hot_TC, 1.0)
+        z_TN = ((v_TN - self.mean_N) / self.std_N).nan_to_num(0.0).clamp(-FAR, FAR)
+        flags = v_TN[:, self.flagged].isnan()
+        return torch.cat([onehot[:, :-1], z_TN.to(self.dtype), flags.to(self.dtype)], 1)
+
+    def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
+        """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""
+        outcome_T = torch.from_numpy(rows.outcome_R).to(self.device)
+        if not self.schema.metrics:
+            return outcome_T
+        return outcome_T, torch.from_numpy(rows.metrics_RM).to(self.device, self.dtype)

@@ -1,0 +1,95 @@
+"""Schema: what a run knows of its table. Saved with the run, so that prediction reads a record exactly as training did.
+
+C categorical columns, N number columns, M metrics. The inputs are laid out as
+
+    one-hot of each categorical column | each number, standardised | a flag for each number that may be missing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of names. Slots: its known `values`, then `other` (rare or never seen), then `missing`, where the column
+    has them. A value without a slot is encoded as zeros."""
+
+    name: str
+    values: tuple[str, ...]
+    other: bool = False
+    missing: bool = False
+
+    @property
+    def width(self) -> int:
+        return len(self.values) + self.other + self.missing
+
+    def slots(self) -> dict[str | None, int]:
+        """The slot of each known value, and of None where missing values have one."""
+        known: dict[str | None, int] = {value: slot for slot, value in enumerate(self.values)}
+        return known | ({None: self.width - 1} if self.missing else {})
+
+    @property
+    def unseen(self) -> int:
+        """The slot of a value that is not known; −1 is none."""
+        return len(self.values) if self.other else -1
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
+    the column has one. A `date` is read from ISO text or a time type, as days since 1970."""
+
+    name: str
+    mean: float
+    std: float
+    missing: bool = False
+    date: bool = False
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A second target, learned on [0, 1] between `low` and `high`."""
+
+    name: str
+    low: float = 0.0
+    high: float = 1.0
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns in the table's order, the classes of the target, the metrics, and the columns left out, with why."""
+
+    target: str
+    classes: tuple[str, ...]
+    categories: tuple[Category, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> int:
+        flags = sum(number.missing for number in self.numbers)
+        return sum(category.width for category in self.categories) + len(self.numbers) + flags
+
+    @property
+    def outputs(self) -> int:
+        return len(self.classes) + len(self.metrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> Schema:
+        """The inverse of `to_dict`, after a way through JSON too."""
+        return cls(
+            record["target"],
+            tuple(record["classes"]),
+            tuple(Category(**{**each, "values": tuple(each["values"])}) for each in record["categories"]),
+            tuple(Number(**each) for each in record["numbers"]),
+            tuple(Metric(**each) for each in record["metrics"]),
+            dict(record["left_out"]),
+        )

@@ -1,0 +1,123 @@
+"""Where a run's rows come from: the synthetic set, or a file that was read into the run's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+from gradproof.data.split import TRAIN, split
+from gradproof.files import publish, write_atomically
+
+SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
+
+
+@dataclass
+class Source:
+    """Rows with their parts (TRAIN, VALIDATION, TEST); `best_R`, the chance of the best decision, where it is known."""
+
+    schema: Schema
+    rows: Rows
+    part_R: np.ndarray
+    notes: list[str]
+    best_R: np.ndarray | None = None
+
+    def index(self, part: int) -> np.ndarray:
+        """The rows of a part."""
+        return np.nonzero(self.part_R == part)[0]
+
+
+def synthetic_options(data: str) -> dict[str, int] | None:
+    """The options of `synthetic[:regimes=N,rows=N,seed=N]`, or None where `data` names a file."""
+    name, _, rest = data.partition(":")
+    if name != "synthetic":
+        return None
+    options = dict(SYNTHETIC)
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key not in options or not value.lstrip("-").isdigit():
+            raise ValueError(f"--data {data}: {item!r} is not understood; write synthetic:regimes=4,rows=200000,seed=0")
+        options[key] = int(value)
+    if min(options["rows"], options["regimes"]) < 1:
+        raise ValueError(f"--data {data}: rows and regimes must be at least 1")
+    return options
+
+
+def check(data: str, target: str | None, named: Sequence[str]) -> None:
+    """What can be said of the data at once, before anything is written; `named` are other columns that must exist."""
+    if synthetic_options(data) is not None:
+        if target is not None or named:
+            raise ValueError("the synthetic set has its own target and metrics; leave --target and --metrics out")
+        return
+    from gradproof.data.table import Table
+
+    columns = Table(Path(data)).columns
+    if target is None:
+        raise ValueError(f"--target is missing: which column of {data} is to be decided? ({', '.join(columns[:12])})")
+    from gradproof.data.infer import check_columns
+
+    check_columns(columns, target, named)
+
+
+def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] | None = None) -> Source:
+    """The rows of a run's config. A file is read once, into `folder`/rows, and from there ever after."""
+    part = _splitter(config)
+    options = synthetic_options(config.data)
+    if options is not None:
+        from gradproof.data.synthetic import synthetic
+
+        made = synthetic(**options)
+        _write_schema(folder, made.schema, [])
+        return Source(made.schema, made.rows, part(made.rows.outcome_R), [], made.best_R)
+    if not (folder / "schema.json").exists():
+        _read(config, folder, part, progress)
+    schema, notes = read_schema(folder)
+    rows = Rows.open(folder / "rows")
+    return Source(schema, rows, part(np.asarray(rows.outcome_R)), notes)
+
+
+def read_schema(folder: Path) -> tuple[Schema, list[str]]:
+    """A run's schema, and what was noticed while its table was read."""
+    record = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
+    return Schema.from_dict(record["schema"]), record["notes"]
+
+
+def _read(
+    config: Any,
+    folder: Path,
+    part: Callable[[np.ndarray], np.ndarray],
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    """The schema is written last: without it, the rows are read again."""
+    from gradproof.data.infer import read
+
+    aside = folder / ".partial-rows"
+    shutil.rmtree(aside, ignore_errors=True)
+    shutil.rmtree(folder / "rows", ignore_errors=True)
+    found = read(
+        Path(config.data),
+        config.target,
+        metrics=config.metrics,
+        categorical=config.categorical,
+        ignore=config.ignore,
+        split=lambda outcome_R: part(outcome_R) == TRAIN,
+        folder=aside,
+        progress=progress,
+    )
+    publish(aside, folder / "rows")
+    _write_schema(folder, found.schema, found.notes)
+
+
+def _write_schema(folder: Path, schema: Schema, notes: list[str]) -> None:
+    write_atomically(folder / "schema.json", json.dumps({"schema": schema.to_dict(), "notes": notes}, indent=1) + "\n")
+
+
+def _splitter(config: Any) -> Callable[[np.ndarray], np.ndarray]:
+    return lambda outcome_R: split(outcome_R, config.seed, config.validation, config.test)

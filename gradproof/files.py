@@ -1,0 +1,42 @@
+"""Files that are either there whole or not at all: written aside, synced, renamed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replaces `path` by `text`, or leaves it as it was."""
+    aside = path.with_name(f".partial-{path.name}")
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def publish(aside: Path, folder: Path) -> None:
+    """Renames a finished folder to its name, its files and itself synced."""
+    for file in aside.iterdir():
+        sync(file)
+    sync(aside)
+    if folder.exists():
+        shutil.rmtree(folder)
+    os.rename(aside, folder)
+    sync(folder.parent)
+
+
+def sync(path: Path) -> None:
+    """fsync of a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,81 @@
+import numpy as np
+import pytest
+import torch
+
+from gradproof.data.encoders import Encoder
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Category, Metric, Number, Schema
+
+SCHEMA = Schema(
+    "y",
+    ("a", "b"),
+    (Category("p", ("u", "v"), other=True), Category("q", ("x",), missing=True)),
+    (Number("m", 10.0, 2.0, missing=True), Number("n", 0.0, 1.0), Number("o", -1.0, 0.5, missing=True)),
+)
+NAN = np.nan
+
+
+def rows(codes, numbers, outcome=(), metrics=()):
+    R = max(len(codes), len(numbers))
+    return Rows(
+        np.array(codes, np.int32).reshape(R, -1),
+        np.array(numbers, np.float64).reshape(R, -1),
+        np.array(outcome or [0] * R, np.int64),
+        np.array(metrics, np.float32).reshape(R, -1),
+    )
+
+
+def test_layout():
+    """One-hot | standardised | flags: a slot or a flag that is off by one would swap two meanings."""
+    found = Encoder(SCHEMA).inputs(rows([[0, 0], [2, 1], [1, -1]], [[12, 3, 0], [NAN, NAN, -1], [10, 0, NAN]]))
+    right = [
+        [1, 0, 0, 1, 0, 1, 3, 2, 0, 0],
+        [0, 0, 1, 0, 1, 0, 0, 0, 1, 0],
+        [0, 1, 0, 0, 0, 0, 0, 0, 0, 1],
+    ]
+    assert found.shape == (3, SCHEMA.inputs)
+    assert torch.equal(found, torch.tensor(right, dtype=torch.float32))
+
+
+def test_no_slot_is_zeros():
+    """A value that has no slot must not fall into another column's, nor the first one's."""
+    found = Encoder(SCHEMA).inputs(rows([[-1, -1]] * 2, [[10, 0, -1]] * 2))
+    assert not found.any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_dtype(dtype):
+    """Numbers are standardised in float64 and only then rounded: 2^40 + 1 in float32 has lost its 1 before."""
+    schema = Schema("y", ("a", "b"), numbers=(Number("n", 2.0**40, 1.0),), metrics=(Metric("s"),))
+    encoder, table = Encoder(schema, dtype=dtype), rows([], [[2.0**40 + 1], [2.0**40 - 3]], [1, 0], [[0.5], [1.0]])
+    assert torch.equal(encoder.inputs(table), torch.tensor([[1.0], [-3.0]], dtype=dtype))
+    outcome_T, metrics_TM = encoder.target(table)
+    assert outcome_T.tolist() == [1, 0] and outcome_T.dtype == torch.int64
+    assert torch.equal(metrics_TM, torch.tensor([[0.5], [1.0]], dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_far_values_stay_finite(dtype):
+    """A record of 1e300 would be infinite in float32, and every output of the model NaN."""
+    found = Encoder(SCHEMA, dtype=dtype).inputs(rows([[0, 0]] * 2, [[1e300, -1e300, 1.7e308], [-1.7e308, 1e-300, 1e9]]))
+    assert found.isfinite().all()
+    assert (found[0, 5:8] * torch.tensor([1, -1, 1]) > 1000).all() and found[1, 5] < -1000 and found[1, 7] > 1000
+
+
+def test_device():
+    """What is computed must be where the model is; `meta` stands for a GPU and fails on any mix of the two."""
+    encoder, table = Encoder(SCHEMA, device="meta"), rows([[0, 0]], [[1, 2, 3]])
+    assert encoder.inputs(table).device.type == encoder.target(table).device.type == "meta"
+
+
+@pytest.mark.parametrize("schema", [Schema("y", ("a",), SCHEMA.categories), Schema("y", ("a",), (), SCHEMA.numbers)])
+def test_only_names_or_only_numbers(schema):
+    """A part without columns has width 0."""
+    codes = [[1, 0]] * 2 if schema.categories else []
+    numbers = [[1, 2, 3]] * 2 if schema.numbers else []
+    assert Encoder(schema).inputs(rows(codes, numbers)).shape == (2, schema.inputs)
+
+
+def test_target_without_metrics():
+    """Only the classes, so that a loss on classes can be called with it."""
+    assert torch.equal(Encoder(SCHEMA).target(rows([[0, 0]] * 2, [[1, 2, 3]] * 2, [1, 0])), torch.tensor([1, 0]))
