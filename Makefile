@@ -6,8 +6,9 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow lint format clean
 
-demo: .venv/.base
-	$(BIN)/gradproof sizes
+demo: .venv/.ablate
+	rm -rf runs/demo
+	$(BIN)/gradproof train --out runs/demo
 	$(BIN)/gradproof verify --html runs/demo/verify.html --json runs/demo/verify.json
 
 test: .venv/.test
@@ -30,10 +31,6 @@ clean:
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
-
-.venv/.base: pyproject.toml | .venv/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e .
-	touch $@
 
 .venv/.%: pyproject.toml | .venv/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$*]'

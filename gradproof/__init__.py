@@ -11,17 +11,33 @@ if TYPE_CHECKING:
     from gradproof.models.moe import MoE, MoEConfig, MoEOutput
     from gradproof.params import ParamSpace
     from gradproof.proof.module import verify
+    from gradproof.train.adamw import AdamW
+    from gradproof.train.step import StepResult, TrainStep
 
 __version__ = "0.1.0"
-__all__ = ["Dense", "DenseConfig", "MoE", "MoEConfig", "MoEOutput", "ParamSpace", "verify"]
+__all__ = [
+    "AdamW",
+    "Dense",
+    "DenseConfig",
+    "MoE",
+    "MoEConfig",
+    "MoEOutput",
+    "ParamSpace",
+    "StepResult",
+    "TrainStep",
+    "verify",
+]
 
 _HOMES = {
+    "AdamW": "gradproof.train.adamw",
     "Dense": "gradproof.models.dense",
     "DenseConfig": "gradproof.models.dense",
     "MoE": "gradproof.models.moe",
     "MoEConfig": "gradproof.models.moe",
     "MoEOutput": "gradproof.models.moe",
     "ParamSpace": "gradproof.params",
+    "StepResult": "gradproof.train.step",
+    "TrainStep": "gradproof.train.step",
     "verify": "gradproof.proof.module",
 }
 

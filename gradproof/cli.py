@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gradproof.proof.verdict import Report, SubjectVerdict
 
 EXIT = {"proven": 0, "refuted": 1, "inconclusive": 3}
-COULD_NOT_START = 2
+STOPPED, COULD_NOT_START, INTERRUPTED = 1, 2, 130
 COLOURS = {"proven": "green", "refuted": "bold red", "inconclusive": "yellow", "unused": "dim"}
 
 app = typer.Typer(
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     help="Decision models with explicit backward passes, and the proof that they are right.",
-    epilog="Exit codes: 0 done or proven, 1 refuted, 2 could not start, 3 inconclusive, 130 interrupted.",
+    epilog="Exit codes: 0 done or proven, 1 refuted or stopped, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
 
 
@@ -89,6 +89,214 @@ def verify(
         raise typer.Exit(EXIT[report.status])
 
 
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="The run's folder; numbered under runs/ if left out.")
+]
+
+
+class Family(StrEnum):
+    moe = "moe"
+    dense = "dense"
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+@app.command()
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
+    ] = None,
+    model: Annotated[Family | None, typer.Option(help="A sparse mixture of experts, or the dense baseline.")] = None,
+    size: Annotated[str | None, typer.Option(help="nano, tiny, medium, full; dense also 0.7b.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
+    ] = None,
+    target: Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")] = None,
+    metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
+    categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
+    ignore: Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates at most; early stopping may end sooner.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows in an update.")] = None,
+    lr: Annotated[float | None, typer.Option(help="The peak learning rate.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Of products and activations.")] = None,
+    out: Out = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out; needs no other flag.")] = False,
+    json: Json = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights, split and order of the rows.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Train a decision model, and survive a crash.
+
+    Without a flag, trains the nano mixture of experts on the synthetic set. With --data and --target, on your own
+    table: columns, missing values and classes are found out. A run is a folder with checkpoints, metrics.jsonl and
+    report.html; after Ctrl-C, a crash or a power cut `gradproof train --resume --out DIR` ends with the same bits as
+    if nothing had happened.
+
+    Examples:
+
+        gradproof train
+
+        gradproof train --data loans.csv --target approved --out runs/loans
+
+        gradproof train --resume --out runs/loans
+    """
+    with _errors(debug):
+        from gradproof.data.source import check
+        from gradproof.train.config import read_config, resolve
+        from gradproof.train.run import lock, start
+        from gradproof.train.watch import show_scores
+
+        _check_outputs(json, None)
+        flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
+        lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
+        given = read_config(config) if config else {}
+        given |= _said(**flags, device=device, precision=precision)
+        given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
+        resolved = resolve(given)
+        if not resume:
+            check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
+        _check_device(Device(resolved.device))
+        run = start(out, given, resume)
+        held = lock(run)
+        record = _train(run)
+        os.close(held)
+        show_scores(record, run.path, _console(json))
+        from json import dumps
+
+        _write(record, dumps(record, indent=1), json, None, "train.html")
+
+
+def _said(**flags: Any) -> dict[str, Any]:
+    """The flags that were given, as plain values."""
+    return {name: getattr(value, "value", value) for name, value in flags.items() if value is not None}
+
+
+def _train(run: Any) -> dict[str, Any]:
+    """Exit 1 where the run had to stop, 130 where it was interrupted; a run that could not start is taken back."""
+    from gradproof.train.watch import watching
+
+    resume_with = f"gradproof train --resume --out {run.path}"
+    try:
+        with watching() as watch:
+            return _train_watched(run, watch)
+    except KeyboardInterrupt:
+        print(f"interrupted; go on with: {resume_with}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _train_watched(run: Any, watch: Any) -> dict[str, Any]:
+    from gradproof.train.loop import Stopped, Trainer, prove
+    from gradproof.train.report import finished_report, report, write_report
+
+    done = finished_report(run.path)
+    if done is not None:
+        watch.say(f"{run.path} is finished; nothing to do")
+        return done
+    try:
+        trainer = Trainer(run, watch)
+    except Exception:
+        run.discard()
+        raise
+    try:
+        prove(run, trainer.model)
+        trainer.resume()
+        trainer.train()
+        record = report(trainer)
+        write_report(run.path, record)
+    except Stopped as stopped:
+        print(f"gradproof: {stopped}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
+    return record
+
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
+
+
+@app.command()
+def predict(
+    run: RunFolder,
+    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns that were trained on.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet to write; CSV on standard output if left out.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    json: Json = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Decide every row of a file: decision, probabilities, metrics and gates.
+
+    The best checkpoint of the run decides. Missing values and names that were never seen are fine. Where the file has
+    the target too, the accuracy is told.
+
+    Example:
+
+        gradproof predict runs/loans --data new.csv --out decided.csv
+    """
+    with _errors(debug):
+        from json import dumps
+
+        from gradproof.serve.predict import predict_file
+
+        _check_outputs(json, None)
+        if json == "-" and out is None:
+            raise ValueError("--json - and the predictions would share standard output; give --out a file")
+        _check_device(device)
+        predictor, _ = _predictor(run, device)
+        try:
+            scored = predict_file(predictor, data, out)
+        except BrokenPipeError:  # whoever read standard output has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(0) from None
+        said = f"{scored.rows:,} rows decided"
+        if scored.accuracy is not None:
+            said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
+        print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
+        record = {**scored._asdict(), "out": str(out) if out else None}
+        _write(record, dumps(record, indent=1), json, None, "")
+
+
+@app.command()
+def serve(
+    run: RunFolder,
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than loopback let the network in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    body_limit: Annotated[int, typer.Option(help="Bytes of a request's body at most.", min=1)] = 1 << 20,
+    batching: Annotated[bool, typer.Option(help="Decide concurrent requests together.")] = True,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Serve a run over HTTP: POST /predict, GET /healthz, /schema and /metrics (Prometheus).
+
+    Example:
+
+        gradproof serve runs/loans --port 8080
+    """
+    with _errors(debug):
+        from gradproof.serve.service import serve as serve_forever
+
+        _check_device(device)
+        predictor, step = _predictor(run, device)
+        serve_forever(predictor, host, port, run=str(run), step=step, body_limit=body_limit, batching=batching)
+
+
+def _predictor(run: Path, device: Device) -> tuple[Any, int]:
+    from gradproof.train.load import load_model
+    from gradproof.train.predictor import Predictor
+
+    model, schema, step = load_model(run, device.value)
+    return Predictor(model, schema, device=device.value), step
+
+
 def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
     from gradproof.proof.case import load_case
     from gradproof.proof.module import verify
@@ -145,32 +353,74 @@ def _verify_own(
 @app.command()
 def sizes(
     rows: Annotated[int, typer.Option(help="Rows in a batch, for the activations.", min=1)] = 8192,
+    measure: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Take training steps of these sizes (a,b) and measure the peak.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
     json: Json = None,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """The named sizes and their memory: weights, gradients, AdamW's moments, and the activations of one forward."""
+    """The named sizes and the memory of a training step: weights, gradients, AdamW's moments, the activations of one
+    forward, and what the backward works in.
+
+    Examples:
+
+        gradproof sizes --rows 1024
+
+        gradproof sizes --rows 1024 --measure nano,tiny
+    """
     with _errors(debug):
         from json import dumps
-
-        from rich.table import Table
 
         from gradproof.models.sizes import costs
 
         _check_outputs(json, None)
         found = costs(rows)
-        record = {"rows": rows, "sizes": [{**cost._asdict(), "total": cost.total} for cost in found]}
+        chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
+        for name in chosen:
+            if name not in [cost.name for cost in found]:
+                raise ValueError(
+                    f"there is no size {name!r} to measure; the sizes are {', '.join(c.name for c in found)}"
+                )
+        _check_device(device)
+        peaks = _measured(chosen, rows, device) if chosen else {}
+        listed = [{**cost._asdict(), "total": cost.total, "measured": peaks.get(cost.name)} for cost in found]
+        record = {"rows": rows, "device": device.value, "sizes": listed}
         _write(record, dumps(record, indent=1), json, None, "")
-        table = Table(
-            "size", "parameters", "weights", "gradients", "moments", "activations", "total", box=None, pad_edge=False
-        )
-        for column in table.columns[1:]:
-            column.justify = "right"
-        for cost in found:
-            amounts = (cost.weights, cost.gradients, cost.moments, cost.activations, cost.total)
-            table.add_row(cost.name, f"{cost.parameters:,}", *map(_bytes, amounts))
-        _console(json).print(table)
-        _console(json).print(f"fp32; activations of one forward of {rows:,} rows (--rows)", style="dim")
+        _console(json).print(_sizes_table(listed))
+        _console(json).print(f"fp32; activations and working memory for {rows:,} rows (--rows)", style="dim")
+        for each in listed:
+            if each["measured"] is not None:
+                ratio = each["measured"] / each["total"]
+                sentence = f"{each['name']}: {_bytes(each['measured'])} measured, {ratio:.3f} of what is predicted"
+                _console(json).print(sentence)
+
+
+def _measured(names: list[str], rows: int, device: Device) -> dict[str, int]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would announce itself
+    from gradproof.train.memory import peak_bytes, training_step
+
+    with _progress("measuring") as progress:
+        peaks = {}
+        for done, name in enumerate(names):
+            progress(done, len(names))
+            model, size = name.split("-") if "-" in name else ("moe", name)
+            peaks[name] = peak_bytes(lambda m=model, s=size: training_step(m, s, rows, device.value), device.value)
+    return peaks
+
+
+def _sizes_table(listed: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    parts = {"weights": "weights", "gradients": "grads", "moments": "moments", "activations": "activated"}
+    parts |= {"working": "working", "total": "total"}
+    table = Table("size", "parameters", *parts.values(), box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cost in listed:
+        table.add_row(cost["name"], f"{cost['parameters']:,}", *(_bytes(cost[part]) for part in parts))
+    return table
 
 
 def _bytes(amount: int) -> str:

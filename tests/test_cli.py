@@ -1,4 +1,7 @@
+import errno
 import json
+import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -212,3 +215,247 @@ def test_public_names_exist():
     assert all(getattr(gradproof, name) for name in gradproof.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = gradproof.nothing
+
+
+# train
+
+SMALL = """
+data = "synthetic:rows=400"
+steps = 12
+batch = 32
+validate_every = 4
+[model_options]
+hidden = 8
+depth = 1
+"""
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """A folder with a config and tables, most of which cannot be trained on."""
+    monkeypatch.chdir(tmp_path)
+    rows = [(f"{0.37 * i % 1:.3f}", "ab"[i % 2], "xyz"[i % 3]) for i in range(60)]
+
+    def table(name, header, lines):
+        (tmp_path / name).write_text("\n".join([header, *lines]) + "\n")
+
+    table("good.csv", "number,name,y", [",".join(row) for row in rows])
+    table("one_class.csv", "number,name,y", [f"{n},{name},x" for n, name, _ in rows])
+    table(
+        "words.csv",
+        "number,name,y,cost",
+        [f"{n},{name},{y},{'dear' if i == 40 else i}" for i, (n, name, y) in enumerate(rows)],
+    )
+    table("hollow.csv", "number,empty,y", [f"{n},,{y}" for n, _, y in rows])
+    table("header.csv", "number,name,y", [])
+    table("few.csv", "number,name,y", [",".join(row) for row in rows[:6]])
+    table("ten.csv", "number,name,y", [f"{n},{name},{'pq'[i % 2]}" for i, (n, name, _) in enumerate(rows[:10])])
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "small.toml").write_text(SMALL)
+    (tmp_path / "unknown.toml").write_text("steps = 5\nlearning_rate = 0.1\n")
+    (tmp_path / "bad.toml").write_text("steps = = 5\n")
+    (tmp_path / "bad.json").write_text("{steps: 5}")
+    (tmp_path / "half.toml").write_text(SMALL + "k = 1.5\n")
+    (tmp_path / "expert.toml").write_text(SMALL + "expert = 3\n")
+    return tmp_path
+
+
+def listing(folder):
+    return {path.relative_to(folder).as_posix(): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (("--data", "missing.csv", "--target", "y"), "there is no file missing.csv"),
+        (("--data", "empty.csv", "--target", "y"), "empty.csv is empty"),
+        (("--data", "header.csv", "--target", "y"), "has a header but no rows"),
+        (("--data", "good.csv"), "--target is missing: which column of good.csv"),
+        (("--data", "good.csv", "--target", "z"), "no column 'z'"),
+        (("--data", "good.csv", "--target", "y", "--metrics", "numbr"), "did you mean 'number'"),
+        (("--data", "one_class.csv", "--target", "y"), "a classifier needs two classes"),
+        (("--data", "words.csv", "--target", "y", "--metrics", "cost"), "'dear'"),
+        (("--data", "hollow.csv", "--target", "y"), "column 'empty' of hollow.csv has no value in any row"),
+        (("--data", "synthetic", "--target", "y"), "has its own target"),
+        (("--data", "synthetic:rows=no"), "is not understood"),
+        (("--resume",), "--resume needs --out"),
+        (("missing.toml",), "no such config file"),
+        (("unknown.toml",), "there is no option 'learning_rate'"),
+        (("bad.toml",), "bad.toml is no valid TOML"),
+        (("bad.json",), "bad.json is no valid JSON"),
+        (("half.toml",), "1.5"),
+        (("expert.toml",), "unexpected keyword argument 'expert'"),
+        (("--data", "synthetic:rows=300", "--size", "huge"), "no MoE size 'huge'"),
+        (("--steps", "0"), "steps = 0 must be at least 1"),
+        (("--lr", "nan"), "lr = nan"),
+        (("--resume", "--data", "good.csv"), "--target"),
+        (("small.toml", "--json", "."), "is a directory"),
+    ],
+)
+def test_a_run_that_cannot_start(tables, args, sentence):
+    """One sentence, exit 2, and nothing is left: neither a run that can never be resumed, nor a folder in its way."""
+    before = listing(tables)
+    result = call("train", *args, *(() if args == ("--resume",) else ("--out", "run")))
+    assert result.exit_code == 2, result.output
+    assert sentence in result.stderr and result.stderr.startswith("gradproof: ")
+    assert len(result.stderr.strip().splitlines()) == 1 and "Error:" not in result.stderr
+    assert listing(tables) == before
+
+
+@pytest.mark.parametrize("data", [("few.csv", "--target", "y"), ("ten.csv", "--target", "y"), ("synthetic:rows=5",)])
+def test_a_table_too_small_to_split(tables, data):
+    """It trains to the end, or is refused at the start by a sentence on its rows; not after the last step."""
+    before = listing(tables)
+    result = call("train", "small.toml", "--data", *data, "--steps", "4", "--out", "run")
+    if result.exit_code == 0:
+        assert (tables / "run/report.html").exists()
+    else:
+        assert result.exit_code == 2 and "rows" in result.stderr and "Error:" not in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1 and listing(tables) == before
+
+
+def test_no_cuda_no_run(tables):
+    """Before anything is written; and for --resume of a run that began on another machine."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    before = listing(tables)
+    result = call("train", "small.toml", "--device", "cuda", "--out", "run")
+    assert result.exit_code == 2 and "no CUDA device" in result.stderr and listing(tables) == before
+    from gradproof.train.run import start
+
+    start(tables / "run", {"device": "cuda", "data": "synthetic:rows=300"}, resume=False)
+    result = call("train", "--resume", "--out", "run")
+    assert result.exit_code == 2 and "no CUDA device" in result.stderr and (tables / "run/config.json").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run from the command line, and what that printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "small.toml").write_text(SMALL)
+    result = call("train", str(folder / "small.toml"), "--out", str(folder / "run"), "--json", str(folder / "r.json"))
+    return folder, result
+
+
+def stamps(folder):
+    return {path: (path.stat().st_mtime_ns, path.is_file() and path.read_bytes()) for path in folder.rglob("*")}
+
+
+def test_a_finished_run(finished):
+    """Every file of the design is there, nothing half written, and the record is that of the report."""
+    folder, result = finished
+    assert result.exit_code == 0, result.output
+    run = folder / "run"
+    wanted = {
+        "config.json",
+        "schema.json",
+        "evidence.jsonl",
+        "metrics.jsonl",
+        "checkpoints",
+        "report.json",
+        "report.html",
+    }
+    assert wanted <= {path.name for path in run.iterdir()} and not list(run.rglob(".partial*"))
+    assert (run / "checkpoints/step-12").is_dir()
+    assert json.loads((folder / "r.json").read_text()) == json.loads((run / "report.json").read_text())
+    assert "moe nano" in result.stdout and "report.html" in result.stdout
+    assert "step     12 of 12" in result.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--steps", "12", "--batch", "32")])
+def test_resuming_a_finished_run_changes_nothing(finished, flags):
+    """Neither bytes nor times: a second look must not make it look new."""
+    folder, _ = finished
+    before = stamps(folder / "run")
+    result = call("train", "--resume", "--out", str(folder / "run"), *flags, "--json", "-")
+    assert result.exit_code == 0 and "nothing to do" in result.stderr
+    assert json.loads(result.stdout) == json.loads((folder / "run/report.json").read_text())
+    assert stamps(folder / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--data", "synthetic:rows=400", "--steps", "13"), "belongs to another config: steps is 12 there and 13 here"),
+        (("--resume", "--batch", "64"), "belongs to another config: batch is 32 there and 64 here"),
+        (("--data", "synthetic:rows=400"), "already holds this run; --resume goes on with it"),
+    ],
+)
+def test_a_folder_that_is_taken(finished, flags, sentence):
+    """Exit 2, and the run that is there stays as it is."""
+    folder, _ = finished
+    before = stamps(folder / "run")
+    result = call("train", "--out", str(folder / "run"), *flags)
+    assert result.exit_code == 2 and sentence in result.stderr and len(result.stderr.strip().splitlines()) == 1
+    assert stamps(folder / "run") == before
+
+
+def test_a_run_that_is_held_by_another(finished):
+    """Two processes in one folder would write over each other."""
+    from gradproof.train.run import Run, lock
+
+    folder, _ = finished
+    held = lock(Run(folder / "run"))
+    try:
+        result = call("train", "--resume", "--out", str(folder / "run"))
+    finally:
+        os.close(held)
+    assert result.exit_code == 2 and "another process is training in" in result.stderr
+
+
+def test_a_loss_that_is_not_finite(tables):
+    """Exit 1: the run stopped. The sentence names the step; the run stays, to be looked at."""
+    result = call("train", "small.toml", "--lr", "1e30", "--out", "run")
+    assert result.exit_code == 1
+    said = [line for line in result.stderr.splitlines() if line.startswith("gradproof: ")]
+    assert len(said) == 1 and "is not finite" in said[0] and "a lower lr" in said[0]
+    assert (tables / "run/failed.json").exists() and not (tables / "run/report.json").exists()
+
+
+def test_interrupted_and_resumed(tables, finished, monkeypatch):
+    """Exit 130 and the command to go on with; in the same process too, so the folder must have been let go."""
+    from gradproof.train.watch import TerminalWatch
+
+    def interrupts(self, record, steps):
+        if record["step"] == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TerminalWatch, "training", interrupts)
+        result = call("train", "small.toml", "--out", "run")
+    assert result.exit_code == 130 and "interrupted; go on with: gradproof train --resume --out run" in result.stderr
+    result = call("train", "--resume", "--out", "run")
+    assert result.exit_code == 0, result.stderr
+    for file in ("model.safetensors", "step.safetensors"):
+        right = finished[0] / "run/checkpoints/step-12" / file
+        assert (tables / "run/checkpoints/step-12" / file).read_bytes() == right.read_bytes()
+
+
+def no_space(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_at_the_end_is_no_bad_input(tables, monkeypatch):
+    """While the report is written: the run stopped (1), it did not fail to start (2); it is there to be resumed."""
+    monkeypatch.setattr("gradproof.train.report.write_atomically", no_space)
+    result = call("train", "small.toml", "--out", "run")
+    assert result.exit_code == 1 and "No space left" in result.stderr
+    assert (tables / "run/checkpoints/step-12").exists()
+
+
+def test_a_full_disk_at_the_evidence(tables, monkeypatch):
+    """Before the first step: either stopped, with a run to resume, or not started, with nothing left."""
+    before = listing(tables)
+    monkeypatch.setattr("gradproof.train.loop.write_atomically", no_space)
+    result = call("train", "small.toml", "--out", "run")
+    assert "No space left" in result.stderr
+    assert (result.exit_code, (tables / "run/config.json").exists()) in ((1, True), (2, False))
+    assert result.exit_code == 1 or listing(tables) == before
+
+
+def test_nobody_needs_to_look_on(tables):
+    """`--json -` alone on standard output, the rest on standard error."""
+    result = call("train", "small.toml", "--steps", "4", "--out", "run", "--json", "-")
+    assert result.exit_code == 0 and json.loads(result.stdout)["run"]["steps"] == 4

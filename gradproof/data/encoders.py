@@ -1,8 +1,8 @@
-"""From rows to the inputs of a model: one-hot for names, standardised for numbers."""
+"""From rows to the inputs of a model: one-hot for names; standardised, and in pieces, for numbers."""
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ FAR = 1e4  # standard deviations: what is further away counts as this far, so th
 
 
 class Encoder:
-    """x_TI = one-hot | (v − mean)/std, 0 where missing | missing flags. Holds the schema's figures as tensors."""
+    """x_TI = one-hot | (v − mean)/std | pieces | missing flags; a missing number is 0 in all but its flag.
+
+    Holds the schema's figures as tensors; P pieces of all numbers."""
 
     def __init__(self, schema: Schema, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         widths = [category.width for category in schema.categories]
@@ -23,6 +25,10 @@ class Encoder:
         self.offset_C = torch.tensor([0, *accumulate(widths)][: len(widths)], dtype=torch.int64, device=device)
         self.mean_N = torch.tensor([n.mean for n in schema.numbers], dtype=torch.float64, device=device)
         self.std_N = torch.tensor([n.std for n in schema.numbers], dtype=torch.float64, device=device)
+        pieces = [(n, *stretch) for n, number in enumerate(schema.numbers) for stretch in pairwise(number.knots)]
+        self.piece_P = torch.tensor([n for n, _, _ in pieces], dtype=torch.int64, device=device)
+        self.start_P = torch.tensor([start for _, start, _ in pieces], dtype=torch.float64, device=device)
+        self.stop_P = torch.tensor([stop for _, _, stop in pieces], dtype=torch.float64, device=device)
         flagged = [i for i, number in enumerate(schema.numbers) if number.missing]
         self.flagged = torch.tensor(flagged, dtype=torch.int64, device=device)
 
@@ -34,8 +40,10 @@ class Encoder:
         hot_TC = torch.where(code_TC < 0, self.hot, code_TC + self.offset_C)
         onehot = torch.zeros(rows.count, self.hot + 1, dtype=self.dtype, device=self.device).scatter_(1, hot_TC, 1.0)
         z_TN = ((v_TN - self.mean_N) / self.std_N).nan_to_num(0.0).clamp(-FAR, FAR)
+        u_TP = (v_TN[:, self.piece_P] - self.start_P) / (self.stop_P - self.start_P)
         flags = v_TN[:, self.flagged].isnan()
-        return torch.cat([onehot[:, :-1], z_TN.to(self.dtype), flags.to(self.dtype)], 1)
+        numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), flags)
+        return torch.cat([onehot[:, :-1], *(each.to(self.dtype) for each in numbers)], 1)
 
     def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
         """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from gradproof.data.pieces import with_knots
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Metric, Number, Schema
 from gradproof.data.table import Table, clean
@@ -75,7 +76,8 @@ def read(
     for frame in _pass(roles, 0, 0, progress):
         survey.add(frame)
     survey.finish()
-    figures = _Figures(roles, survey.kinds, split(survey.outcome_R))
+    train_R = split(survey.outcome_R)
+    figures = _Figures(roles, survey.kinds, train_R)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
     schema = figures.schema(survey.classes)
@@ -85,7 +87,8 @@ def read(
     notes = [f"column {name!r} is left out: it {reason}" for name, reason in left_out.items()]
     if dropped := survey.rows - len(survey.outcome_R):
         notes.insert(0, f"{dropped:,} of {survey.rows:,} rows have no {target} and are left out")
-    return Read(schema, Rows.open(folder), notes)
+    rows = Rows.open(folder)
+    return Read(with_knots(schema, rows, train_R), rows, notes)
 
 
 def encode(schema: Schema, frame: pl.DataFrame) -> Rows:

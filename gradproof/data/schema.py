@@ -2,7 +2,7 @@
 
 C categorical columns, N number columns, M metrics. The inputs are laid out as
 
-    one-hot of each categorical column | each number, standardised | a flag for each number that may be missing
+    one-hot of each categorical column | each number, standardised | its pieces | a flag where it may be missing
 """
 
 from __future__ import annotations
@@ -40,13 +40,19 @@ class Category:
 @dataclass(frozen=True)
 class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
-    the column has one. A `date` is read from ISO text or a time type, as days since 1970."""
+    the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its pieces
+    (`data/pieces.py`)."""
 
     name: str
     mean: float
     std: float
     missing: bool = False
     date: bool = False
+    knots: tuple[float, ...] = ()
+
+    @property
+    def pieces(self) -> int:
+        return max(0, len(self.knots) - 1)
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,8 @@ class Schema:
 
     @property
     def inputs(self) -> int:
-        flags = sum(number.missing for number in self.numbers)
-        return sum(category.width for category in self.categories) + len(self.numbers) + flags
+        numbers = sum(1 + number.pieces + number.missing for number in self.numbers)
+        return sum(category.width for category in self.categories) + numbers
 
     @property
     def outputs(self) -> int:
@@ -89,7 +95,7 @@ class Schema:
             record["target"],
             tuple(record["classes"]),
             tuple(Category(**{**each, "values": tuple(each["values"])}) for each in record["categories"]),
-            tuple(Number(**each) for each in record["numbers"]),
+            tuple(Number(**{**each, "knots": tuple(each["knots"])}) for each in record["numbers"]),
             tuple(Metric(**each) for each in record["metrics"]),
             dict(record["left_out"]),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def synthetic_options(data: str) -> dict[str, int] | None:
     options = dict(SYNTHETIC)
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
-        if key not in options or not value.lstrip("-").isdigit():
+        if key not in options or not re.fullmatch(r"-?[0-9]+", value):
             raise ValueError(f"--data {data}: {item!r} is not understood; write synthetic:regimes=4,rows=200000,seed=0")
         options[key] = int(value)
     if min(options["rows"], options["regimes"]) < 1:

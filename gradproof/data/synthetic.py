@@ -22,10 +22,10 @@ from gradproof.streams import philox
 BLOCKS = (9, 11, 14, 7, 5, 16, 8, 4)
 NUMBERS, OUTCOMES, METRICS = 22, 12, 8
 MILLI = 1000  # numbers are integers in thousandths
-NOISE = 0.04  # ε
+NOISE = 0.02  # ε
 TEMPERATURE = 0.1  # τ, in standard deviations of the scores
-READ = 4  # numbers that a rule reads
-ROUTER_WEIGHT, BLOCK_WEIGHT, CURVED = 3.0, 2.0, 0.7  # of the parts of router and rule, beside numbers at 1
+READ = 2  # numbers that a rule reads
+ROUTER_WEIGHT, BLOCK_WEIGHT, CURVED = 3.0, 2.0, 3.0  # of the parts of router and rule, beside numbers at 1
 
 
 class Synthetic(NamedTuple):
@@ -80,15 +80,16 @@ def _regime(draw: _Draws, hot_RH: np.ndarray, z_RN: np.ndarray, regimes: int) ->
 
 
 def _scores(draw: _Draws, g: int, hot_RH: np.ndarray, z_RN: np.ndarray) -> np.ndarray:
-    """score_RC of regime g's rule, centred and of unit variance. Each regime reads numbers and a block of its own."""
+    """score_RC of regime g's rule, of mean 0 and variance 1. Each regime reads numbers and a block of its own."""
     numbers = draw.uniform(f"numbers.{g}", (NUMBERS,)).argsort()[:READ]
     block = 1 + int(draw.below(f"block.{g}", 1, len(BLOCKS) - 1)[0])
     start = sum(BLOCKS[:block])
     z_RS, hot_RB = z_RN[:, numbers], hot_RH[:, start : start + BLOCKS[block]]
-    score_RC = z_RS @ draw.normal(f"linear.{g}", (READ, OUTCOMES))
-    score_RC += BLOCK_WEIGHT * hot_RB @ draw.normal(f"names.{g}", (BLOCKS[block], OUTCOMES))
-    score_RC += CURVED * (z_RS[:, ::2] * z_RS[:, 1::2]) @ draw.normal(f"products.{g}", (READ // 2, OUTCOMES))
-    return (score_RC - score_RC.mean(0)) / score_RC.std()
+    linear_SC = draw.normal(f"linear.{g}", (READ, OUTCOMES))
+    names_BC = BLOCK_WEIGHT * draw.normal(f"names.{g}", (BLOCKS[block], OUTCOMES))
+    products_SC = CURVED * draw.normal(f"products.{g}", (READ // 2, OUTCOMES))
+    score_RC = z_RS @ linear_SC + hot_RB @ names_BC + (z_RS[:, ::2] * z_RS[:, 1::2]) @ products_SC
+    return score_RC / np.sqrt((linear_SC**2).sum(0) + names_BC.var(0) + (products_SC**2).sum(0))
 
 
 class _Draws:

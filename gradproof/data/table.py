@@ -90,7 +90,7 @@ class Table:
                 self._delimiter = _delimiter(file.read(_SAMPLE).decode(errors="replace"))
             with self._open() as file:
                 header, _ = self._skip_header(file)
-                filled = any(line.strip() for line in file)
+                filled = any(line.strip(b"\r\n") for line in file)
         except _PACKING_ERRORS as error:
             raise _damaged(self.path, error) from None
         names = [name.strip() or f"column_{i}" for i, name in enumerate(header, 1)]

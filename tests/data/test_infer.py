@@ -113,8 +113,8 @@ def test_csv_and_parquet_agree(reader):
 def test_chunks_change_nothing(reader, monkeypatch, name, chunk):
     """A value at a chunk's edge that is lost, counted twice or judged without those before it would show."""
     options = dict(metrics=["score"], split=lambda outcome_R: np.arange(len(outcome_R)) % 5 != 0, name=name)
-    data = mixed() | {"y": [None, *mixed()["y"][1:]], "late": ["1"] * 119 + ["x"]}
-    data |= {"turned": ["1"] * 60 + ["2024-01-01"] * 60, "returned": ["2024-01-01"] * 60 + ["1"] * 60}
+    data = mixed(60) | {"y": [None, *mixed(59)["y"]], "late": ["1"] * 59 + ["x"]}
+    data |= {"turned": ["1"] * 30 + ["2024-01-01"] * 30, "returned": ["2024-01-01"] * 30 + ["1"] * 30}
     whole = reader(data, **options)
     monkeypatch.setattr(infer, "CHUNK", chunk)
     monkeypatch.setattr(table, "_BLOCK", 100)

@@ -29,6 +29,7 @@ CELLS = {  # what is written, and what is read
     "blank line in quotes": (b'a,b\n"x\n\ny",2\n', [("x\n\ny", "2")]),
     "unicode": ("a,b\nZürich,日本\n🦊,é\n".encode(), [("Zürich", "日本"), ("🦊", "é")]),
     "spaces around": (b"a , b\n 1 ,\t2 \n\" x \",3\n", [("1", "2"), ("x", "3")]),
+    "nothing but tabs": (b"a\tb\n\t\n", [(None, None)]),
     "nothing but missing": (b"a,b\n,\n \t,\"\"\n", [(None, None), (None, None)]),
 }  # fmt: skip
 WRONG = {  # a name and what it holds, and what the error must say
@@ -189,6 +190,22 @@ def test_columns_are_those_asked_for(tmp_path):
     assert cells(tmp_path / "t.pq", ["a", "c"]) == [("1", "3"), ("4", "6")]
     with pytest.raises(ValueError, match="no column 'd'"):
         cells(path, ["a", "d"])
+
+
+@pytest.mark.parametrize("lines", ["1,2,3\n1,2\n4,5,6,7\n", "1,2,3\n4,5,6,7\n1,2\n"])
+def test_lines_are_counted_one_by_one(tmp_path, lines):
+    """A long line makes up for a short one in the sum, and polars looks at neither when it reads one column."""
+    with pytest.raises(ValueError, match=r"line \d of .* fields where the header has 3"):
+        cells(made(tmp_path, "t.csv", b"a,b,c\n" + lines.encode()), ["a"])
+
+
+@pytest.mark.parametrize("block", [16, 1 << 20])
+def test_what_is_regular_is_read_fast(tmp_path, monkeypatch, block):
+    """Field by field would be right as well, and twenty times slower."""
+    monkeypatch.setattr(table, "_BLOCK", block)
+    monkeypatch.delattr(Table, "_by_field")
+    data = b'a,b\r\n1,"x, ""y""\n\nz"\r\n"",2\r\n3,4'
+    assert cells(made(tmp_path, "t.csv", data)) == [("1", 'x, "y"\n\nz'), (None, "2"), ("3", "4")]
 
 
 def test_the_first_rows_decide_nothing(tmp_path):

@@ -6,6 +6,7 @@ from torch.nn import functional as F
 
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
+from gradproof.ops.route import Whole
 from gradproof.params import ParamSpace
 
 SMALL = dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1)
@@ -427,3 +428,53 @@ def test_nothing_is_recorded_for_autograd(normal):
     output, tape = model.forward(x_TI.requires_grad_())
     assert not output.logits_TO.requires_grad
     assert not model.backward(dy_TO, tape).requires_grad
+
+
+@pytest.mark.parametrize("options", [OPTIONS["balance, z-loss"], OPTIONS["everything"]], ids=["softmax", "everything"])
+def test_parts_of_a_batch_add_up(normal, agree, options):
+    """Given the load of the whole, accumulated parts are the batch; a share of each part's own would not be."""
+    model = small(**options)
+    x_TI, dy_TO, d_aux = normal(22, (9, 5), (9, 3), ())
+    output, tape = model.forward(x_TI)
+    dx_TI = model.backward(dy_TO, tape, d_aux)
+    gradient_P = model.params.grad_P.clone()
+    cuts = [4, 1, 4]
+    whole = Whole(9, sum(model.load(model.params, part) for part in x_TI.split(cuts)))
+    assert torch.equal(whole.load_E, (output.gates_TE != 0).sum(0))
+    aux, grads, loads, shares = 0, [], 0, []
+    for i, (x, dy) in enumerate(zip(x_TI.split(cuts), dy_TO.split(cuts), strict=True)):
+        part, tape = model.forward(x, whole)
+        p_TE, load_E = model.routed(tape.saved)
+        aux, loads = aux + part.aux, loads + load_E
+        shares.append(p_TE)
+        grads.append(model.backward(dy, tape, d_aux, accumulate=i > 0))
+    agree(aux, output.aux)
+    agree(torch.cat(grads), dx_TI, terms=gradient_P)
+    agree(model.params.grad_P, gradient_P)
+    assert torch.equal(loads, whole.load_E)
+    p_TE = torch.cat(shares)
+    assert p_TE.shape == (9, 4) and torch.allclose(p_TE.sum(1), torch.ones(9).double(), rtol=1e-14)
+
+
+def test_load_sees_the_correction(normal):
+    """The rows that are chosen, not those that the scores alone would choose."""
+    model = small(correction=0.1, k=1)
+    model.buffers["router.correction"] = torch.tensor([0.0, 0.0, 0.0, 2.0]).double()
+    assert model.load(model.params, normal(23, (9, 5))[0]).tolist() == [0, 0, 0, 9]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_leave_the_routing_as_it_is(normal, dtype):
+    """Gates and aux come from fp32 products: the same bits; the outputs are those of narrow experts, summed in fp32."""
+    model = MoE(MoEConfig(**SMALL, balance=0.1), seed=1)
+    x_TI = normal(24, (33, 5))[0].float()
+    weights = {
+        name: view.to(dtype) if ".linear." in name else view  # norms and router stay
+        for name, view in model.params.items()
+    }
+    found, saved = model.apply(weights, x_TI)
+    right, _ = model.apply(model.params, x_TI)
+    assert torch.equal(found.gates_TE, right.gates_TE) and torch.equal(found.aux, right.aux)
+    assert found.logits_TO.dtype == torch.float32 and saved.rows_NO.dtype == dtype
+    error = float((found.logits_TO - right.logits_TO).norm() / right.logits_TO.norm())
+    assert torch.finfo(dtype).eps / 16 < error < 8 * torch.finfo(dtype).eps

@@ -90,3 +90,30 @@ def test_loss_keeps_its_digits_at_large_logits(offset):
 def test_no_rows_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         cross_entropy.forward(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
+
+
+@given(T=st.sampled_from([2, 7, 33]), C=CLASSES, seed=SEEDS, weighted=st.booleans(), data=st.data())
+def test_count_is_what_the_whole_divides_by(normal, agree, T, C, seed, weighted, data):
+    """Counts of the parts, added and given to each, must give the whole batch; rows where weights count would not."""
+    z_TC, target_T, weight_C, _ = draw(normal, T, C, seed)
+    weight = weight_C if weighted else None
+    loss, _ = cross_entropy.forward(z_TC, target_T, weight)
+    cut = data.draw(st.integers(1, T - 1))
+    counts = [cross_entropy.count(part, weight)["total"] for part in target_T.split([cut, T - cut])]
+    parts = zip(z_TC.split([cut, T - cut]), target_T.split([cut, T - cut]), strict=True)
+    found = sum(cross_entropy.forward(z, target, weight, sum(counts))[0] for z, target in parts)
+    agree(found, loss, 1e-12, terms=z_TC.abs().max())
+
+
+def test_count_by_hand():
+    """Rows, or the weights of their classes."""
+    target_T = torch.tensor([0, 2, 2])
+    assert cross_entropy.count(target_T) == {"total": 3}
+    assert float(cross_entropy.count(target_T, torch.tensor([0.5, 7.0, 2.0]))["total"]) == 4.5
+
+
+def test_class_weights_by_name(normal, agree):
+    """The argument's name is what a loss of a step is made with."""
+    z_TC, target_T, weight_C, _ = draw(normal, 7, 3, 1)
+    loss, _ = cross_entropy.forward(z_TC, target_T, class_weight_C=weight_C)
+    agree(loss, F.cross_entropy(z_TC, target_T, weight_C))

@@ -45,3 +45,17 @@ def test_gradient_is_finite_where_the_square_overflows(dtype, x):
     x_TD = torch.tensor([[x, -x]], dtype=dtype)
     dx_TD = gelu.backward(torch.ones_like(x_TD), None, x_TD)
     assert dx_TD.tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_values_are_rounded_once(normal, agree, dtype):
+    """tanh and the cube in bf16 would each cost a unit; in fp16 the cube overflows from 41 on."""
+    x_TD, dy_TD = (3 * tensor for tensor in normal(1, (40, 33), (40, 33)))
+    x_TD[0, 0] = 100.0
+    x_TD, dy_TD = x_TD.to(dtype), dy_TD.to(dtype)
+    exact = x_TD.double(), dy_TD.double()
+    y_TD, dx_TD = gelu.forward(x_TD)[0], gelu.backward(dy_TD, None, x_TD)
+    assert (y_TD.dtype, dx_TD.dtype) == (dtype, dtype) and float(y_TD[0, 0]) == 100.0
+    u = torch.finfo(dtype).eps / 2
+    agree(y_TD.double(), gelu.forward(exact[0])[0], u)
+    agree(dx_TD.double(), gelu.backward(exact[1], None, exact[0]), u)

@@ -1,5 +1,6 @@
 import math
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,3 +64,20 @@ def test_gradient_is_orthogonal_to_what_the_norm_removes(normal):
     _, saved = layernorm.forward(x_TD, gamma_D, beta_D)
     dx_TD, _, _ = layernorm.backward(dy_TD, saved, x_TD, gamma_D)
     assert (dx_TD.sum(1).abs() <= 1e-14 * dx_TD.abs().sum(1)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_rows_have_wide_statistics(normal, agree, dtype):
+    """A mean or a variance in bf16, or dγ summed in it, would be off by percents at a mean of 30."""
+    x_TD, gamma_D, beta_D, dy_TD = normal(4, (300, 64), (64,), (64,), (300, 64))
+    x_TD, dy_TD = (x_TD + 30).to(dtype), dy_TD.to(dtype)
+    gamma_D, beta_D = gamma_D.float(), beta_D.float()
+    y_TD, saved = layernorm.forward(x_TD, gamma_D, beta_D)
+    dx_TD, dgamma_D, dbeta_D = layernorm.backward(dy_TD, saved, x_TD, gamma_D)
+    assert (y_TD.dtype, dx_TD.dtype) == (dtype, dtype)
+    assert {t.dtype for t in (saved.mean_T1, saved.rstd_T1, dgamma_D, dbeta_D)} == {torch.float32}
+    exact = (x_TD.double(), gamma_D.double(), beta_D.double(), dy_TD.double())
+    (y, dx, dgamma, dbeta), _ = both(*exact)
+    u = torch.finfo(dtype).eps
+    for found, right, tolerance in ((y_TD, y, u), (dx_TD, dx, u), (dgamma_D, dgamma, 1e-4), (dbeta_D, dbeta, 1e-6)):
+        agree(found.double(), right, tolerance)

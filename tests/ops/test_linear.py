@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,3 +39,27 @@ def test_no_rows():
     dx_TI, dw_OI, db_O = linear.backward(torch.empty(0, 4), None, torch.empty(0, 3), torch.ones(4, 3))
     assert dx_TI.shape == (0, 3)
     assert torch.equal(dw_OI, torch.zeros(4, 3)) and torch.equal(db_O, torch.zeros(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameter_gradients_are_never_narrow(normal, dtype):
+    """257 rows of ones: in bf16 a sum of them stops at 256, and a rounded product has 8 bits."""
+    dy_TO, x_TI, w_OI = torch.ones(257, 2).to(dtype), torch.ones(257, 3).to(dtype), normal(1, (2, 3))[0].to(dtype)
+    dx_TI, dw_OI, db_O = linear.backward(dy_TO, None, x_TI, w_OI)
+    assert dx_TI.dtype == dtype and dw_OI.dtype == db_O.dtype == torch.float32
+    assert (dw_OI == 257).all() and (db_O == 257).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_operands_agree_with_exact_products(normal, agree, dtype):
+    """Of the rounded operands; dx is rounded once, dw and db not at all."""
+    x_TI, w_OI, b_O, dy_TO = (tensor.to(dtype) for tensor in normal(2, (33, 20), (7, 20), (7,), (33, 7)))
+    y_TO, _ = linear.forward(x_TI, w_OI, b_O)
+    exact = [tensor.double() for tensor in (x_TI, w_OI, b_O, dy_TO)]
+    u = torch.finfo(dtype).eps
+    agree(y_TO.double(), F.linear(*exact[:3]), u)
+    dx_TI, dw_OI, db_O = linear.backward(dy_TO, None, x_TI, w_OI)
+    right = linear.backward(exact[3], None, exact[0], exact[1])
+    agree(dx_TI.double(), right[0], u)
+    agree(dw_OI.double(), right[1], 1e-6)
+    agree(db_O.double(), right[2], 1e-6)

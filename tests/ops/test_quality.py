@@ -59,3 +59,40 @@ def test_refuses_targets_that_do_not_fit():
         quality.forward(torch.zeros(4, 10), torch.tensor([0, 2, 0, 0]), torch.zeros(4, 8))
     with pytest.raises(ValueError, match=r"target must be \[4, 8\]"):
         quality.forward(torch.zeros(4, 10), outcome_T, torch.zeros(3, 8))
+
+
+def class_weights(C, seed):
+    return torch.rand(C, generator=torch.Generator().manual_seed(seed)).double() + 0.1
+
+
+@given(T=st.sampled_from([1, 2, 7, 33]), M=METRICS, weight=st.sampled_from([0.0, 0.3, 2.5]), seed=SEEDS)
+def test_class_weights_agree_with_torch(normal, agree, T, M, weight, seed):
+    """Class weights on the metrics too, or in the loss only, would fail."""
+    y_TO, outcome_T, metrics_TM, dloss = draw(normal, T, 5, M, seed)
+    weight_C = class_weights(5, seed)
+    y_TO.requires_grad_()
+    right = F.cross_entropy(y_TO[:, :5], outcome_T, weight_C) + weight * F.mse_loss(y_TO[:, 5:], metrics_TM)
+    loss, saved = quality.forward(y_TO, outcome_T, metrics_TM, weight, weight_C)
+    agree(loss, right)
+    dy_TO = quality.backward(dloss, saved, y_TO, outcome_T, weight)
+    agree(dy_TO, torch.autograd.grad(right, y_TO, dloss)[0])
+
+
+@given(T=st.sampled_from([2, 7, 33]), M=METRICS, seed=SEEDS, weighted=st.booleans(), data=st.data())
+def test_counts_add_up(normal, agree, T, M, seed, weighted, data):
+    """Outcomes divide by class weights, metrics by rows; one total for both would be wrong for one of them."""
+    y_TO, outcome_T, metrics_TM, dloss = draw(normal, T, 5, M, seed)
+    weight_C = class_weights(5, seed) if weighted else None
+    loss, saved = quality.forward(y_TO, outcome_T, metrics_TM, 0.3, weight_C)
+    dy_TO = quality.backward(dloss, saved, y_TO, outcome_T, 0.3)
+    cut = data.draw(st.integers(1, T - 1))
+    parts = [slice(0, cut), slice(cut, T)]
+    counts = [quality.count(outcome_T[part], metrics_TM[part], weight_C) for part in parts]
+    total = {name: counts[0][name] + counts[1][name] for name in counts[0]}
+    found, grads = 0, []
+    for part in parts:
+        value, kept = quality.forward(y_TO[part], outcome_T[part], metrics_TM[part], 0.3, weight_C, **total)
+        found = found + value
+        grads.append(quality.backward(dloss, kept, y_TO[part], outcome_T[part], 0.3))
+    agree(found, loss, 1e-12)
+    agree(torch.cat(grads), dy_TO, 1e-12)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gradproof.ops import route
-from gradproof.ops.route import Routed, Routing
+from gradproof.ops.route import Routed, Routing, Whole
 
 SCORES = ("softmax", "sigmoid")
 C_4 = torch.tensor([0.4, -0.3, 0.0, 0.2], dtype=torch.float64)
@@ -237,3 +237,45 @@ def test_no_z_loss_is_zero_even_where_its_square_overflows():
     """0·∞ would make the whole loss NaN."""
     (_, aux), _ = route.forward(torch.full((2, 4), 1e20), None, Routing())
     assert float(aux) == 0.0
+
+
+@pytest.mark.parametrize("options", list(product(SCORES, (False, True))))
+@pytest.mark.parametrize("cuts", [(4, 5), (1, 7, 1), (1,) * 9])
+def test_parts_of_a_batch_add_up(normal, agree, options, cuts):
+    """Given the whole, the parts' aux and gradients are those of one batch; a share of each part's own would not be."""
+    z_TE, dgates_TE, daux = normal(11, (9, 4), (9, 4), ())
+    routing = Routing(2, *options, balance=0.3, z_loss=0.07)
+    routed, saved = route.forward(z_TE, C_4, routing)
+    dz_TE = route.backward(Routed(dgates_TE, daux), saved, routing)
+    whole = Whole(9, route.load(saved.index_TK, 4))
+    aux, gates, grads, own = 0, [], [], 0
+    for z, dgates in zip(z_TE.split(cuts), dgates_TE.split(cuts), strict=True):
+        part, kept = route.forward(z, C_4, routing, whole)
+        aux, own = aux + part.aux, own + route.forward(z, C_4, routing)[0].aux
+        gates.append(part.gates_TE)
+        grads.append(route.backward(Routed(dgates, daux), kept, routing))
+    agree(aux, routed.aux)
+    agree(torch.cat(gates), routed.gates_TE)
+    agree(torch.cat(grads), dz_TE, terms=dgates_TE)
+    assert abs(float(own / routed.aux) - 1) > 0.1  # what the parts say without the whole
+
+
+def test_the_whole_of_itself_changes_nothing(normal):
+    """The same bits: `whole` only replaces the rows and the load that would be counted."""
+    z_TE, dgates_TE, daux = normal(12, (9, 4), (9, 4), ())
+    routing = Routing(2, balance=0.3, z_loss=0.07)
+    routed, saved = route.forward(z_TE, None, routing)
+    again, kept = route.forward(z_TE, None, routing, Whole(9, route.load(saved.index_TK, 4)))
+    assert torch.equal(again.aux, routed.aux)
+    dy = Routed(dgates_TE, daux)
+    assert torch.equal(route.backward(dy, kept, routing), route.backward(dy, saved, routing))
+
+
+def test_a_part_that_chose_nobody_of_some_experts(normal):
+    """One row of a large batch: its balance term is weighed by the load of experts that the row did not choose."""
+    (z_TE,) = normal(13, (1, 4))
+    routing, q_TE = Routing(1, balance=0.5), torch.softmax(z_TE, -1)
+    load_E = torch.tensor([7, 1, 0, 2])
+    aux = route.forward(z_TE, None, routing, Whole(10, load_E))[0].aux
+    right = 0.5 * 4 / 10 * sum(float(load_E[e]) / 10 * float(q_TE[0, e]) for e in range(4))
+    assert float(aux) == pytest.approx(right, rel=1e-14)

@@ -1,0 +1,1 @@
+"""Number formats, and what rounding to them does."""

@@ -1,0 +1,1 @@
+"""Predictions: for a file, for JSON records, and as a service."""

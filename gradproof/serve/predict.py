@@ -1,0 +1,141 @@
+"""Predict: a file through a model, and predictions as records and as tables."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from gradproof.data.schema import Schema
+from gradproof.files import sync
+from gradproof.train.predictor import Predictions, Predictor
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]:
+    """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None."""
+    classes, metrics = schema.classes, [metric.name for metric in schema.metrics]
+    records = [
+        {
+            "decision": classes[decision] if decision >= 0 else None,
+            "probability": p_C[decision],
+            "probabilities": dict(zip(classes, p_C, strict=True)),
+            "metrics": dict(zip(metrics, m_M, strict=True)),
+            "gates": g_E,
+        }
+        for decision, p_C, m_M, g_E in zip(*(array.tolist() for array in predictions), strict=True)
+    ]
+    for record in records:
+        if record["decision"] is None:
+            record["probability"] = None
+            record["gates"] = [None] * len(record["gates"])
+            record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
+    return records
+
+
+class Scored(NamedTuple):
+    """What `predict_file` counted; accuracy is None where no true outcome was known."""
+
+    rows: int
+    known: int
+    accuracy: float | None
+
+
+def predict_file(predictor: Predictor, path: Path, out: Path | None) -> Scored:
+    """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
+
+    `out` appears complete or not at all."""
+    tally = _Tally()
+    frames = tally.frames(predictor, Path(path))
+    if out is None:
+        _write_csv(frames, sys.stdout)
+        return tally.scored()
+    out = Path(out)
+    _check_out(out, Path(path))
+    with tempfile.TemporaryDirectory(prefix=f".partial-{out.name}-", dir=out.parent) as folder:
+        whole = Path(folder) / out.name
+        if out.suffix == ".csv":
+            with open(whole, "w", encoding="utf-8", newline="") as file:
+                _write_csv(frames, file)
+        else:
+            _write_parquet(frames, Path(folder), whole)
+        sync(whole)
+        os.replace(whole, out)
+    sync(out.parent)
+    return tally.scored()
+
+
+def _check_out(out: Path, path: Path) -> None:
+    """Before anything is read: a long prediction must not fail at its end."""
+    if out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"{out} must end in .csv or .parquet: the suffix says what to write")
+    if not out.parent.is_dir():
+        raise ValueError(f"the folder {out.parent} of {out.name} does not exist; make it first")
+    if out.is_dir():
+        raise ValueError(f"{out} is a folder; name a file")
+    if out.resolve() == path.resolve():
+        raise ValueError(f"{out} is the data itself; name another file")
+
+
+class _Tally:
+    """Counts rows and right decisions while the frames pass."""
+
+    def __init__(self):
+        self.rows = self.known = self.right = 0
+
+    def frames(self, predictor: Predictor, path: Path) -> Iterator[pl.DataFrame]:
+        from gradproof.data.infer import encode
+        from gradproof.data.table import Table
+
+        for frame in Table(path).chunks():
+            rows = encode(predictor.schema, frame)
+            predictions = predictor(rows)
+            known_R = rows.outcome_R >= 0
+            self.rows += rows.count
+            self.known += int(known_R.sum())
+            self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
+            yield as_frame(predictions, predictor.schema)
+
+    def scored(self) -> Scored:
+        return Scored(self.rows, self.known, self.right / self.known if self.known else None)
+
+
+def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:
+    """decision, probability, p_<class>…, <metric>…, gate_<e>…; a name already taken gets a trailing underscore."""
+    import polars as pl
+
+    decision_T, p_TC = predictions.decision_T, predictions.probability_TC
+    names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics]
+    names += [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
+    columns = {
+        "decision": pl.Series([None if d < 0 else schema.classes[d] for d in decision_T.tolist()], dtype=pl.String),
+        "probability": p_TC[np.arange(len(p_TC)), decision_T],
+    }
+    for name, values_T in zip(names, np.concatenate(predictions[1:], 1).T, strict=True):
+        while name in columns:
+            name += "_"
+        columns[name] = values_T
+    return pl.DataFrame(columns).fill_nan(None)
+
+
+def _write_csv(frames: Iterator[pl.DataFrame], file: Any) -> None:
+    for i, frame in enumerate(frames):
+        file.write(frame.write_csv(include_header=i == 0))
+
+
+def _write_parquet(frames: Iterator[pl.DataFrame], folder: Path, whole: Path) -> None:
+    """A part for each chunk, then all parts as a stream into one file: a table need not fit into memory."""
+    import polars as pl
+
+    parts = []
+    for i, frame in enumerate(frames):
+        parts.append(folder / f"part-{i}.parquet")
+        frame.write_parquet(parts[-1])
+    pl.scan_parquet(parts, glob=False).sink_parquet(whole)

@@ -1,0 +1,167 @@
+"""Records: decoded JSON objects to rows, strictly. What a column does not take is refused by name, never guessed."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+
+SHOWN = 40  # characters of a bad value that a sentence repeats
+NUMERIC = {int, float, type(None)}
+ISO = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?)?", re.ASCII)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class BadRecord(ValueError):
+    """One sentence: the record's number, the column, what was expected and what came."""
+
+
+def rows_of(records: list, schema: Schema) -> Rows:
+    """One row a record. BadRecord on the first that does not fit the schema."""
+    return Reader(schema)(records)
+
+
+class Reader:
+    """`rows_of` for many calls: holds the slots and names of one schema.
+
+    A record gives a value or null for every input column. Names may come as text, true/false or a number; numbers only
+    as finite numbers, dates as ISO 8601 text. The target, the metrics and the columns that training left out may be
+    there and are ignored."""
+
+    def __init__(self, schema: Schema):
+        self.schema = schema
+        self.slots = [category.slots() for category in schema.categories]
+        self.unseen = [category.unseen for category in schema.categories]
+        self.categories = [category.name for category in schema.categories]
+        self.numbers = [number.name for number in schema.numbers]
+        self.dates = [number.date for number in schema.numbers]
+        self.features = {*self.categories, *self.numbers}
+        self.known = self.features | {schema.target, *schema.left_out, *(metric.name for metric in schema.metrics)}
+        self._names = _getter(self.categories)
+        self._values = _getter(self.numbers)
+
+    def __call__(self, records: list) -> Rows:
+        R, M = len(records), len(self.schema.metrics)
+        codes_RC = np.empty((R, len(self.categories)), np.int32)
+        numbers_RN = np.empty((R, len(self.numbers)), np.float64)
+        for i, record in enumerate(records):
+            if not isinstance(record, dict):
+                raise BadRecord(f"record {i + 1} must be an object of column: value, not {_shown(record)}")
+            if record.keys() != self.features:
+                self._check_columns(i, record)
+            codes_RC[i] = self._codes(i, record)
+            numbers_RN[i] = self._floats(i, record)
+        return Rows(codes_RC, numbers_RN, np.full(R, -1), np.full((R, M), np.nan, np.float32))
+
+    def _check_columns(self, i: int, record: Mapping[str, Any]) -> None:
+        if absent := [name for name in (*self.categories, *self.numbers) if name not in record]:
+            raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; say null where a value is missing")
+        if strange := [name for name in record if name not in self.known]:
+            raise BadRecord(f"record {i + 1} has {_listed(strange)}, which the model does not know; leave it out")
+
+    def _codes(self, i: int, record: Mapping[str, Any]) -> list[int]:
+        codes = []
+        for value, slots, unseen in zip(self._names(record), self.slots, self.unseen, strict=True):
+            if value is None:
+                codes.append(slots.get(None, -1))
+            elif type(value) is str:
+                codes.append(slots.get(value, unseen))
+            else:
+                codes.append(slots.get(_text(i, self.categories[len(codes)], value), unseen))
+        return codes
+
+    def _floats(self, i: int, record: Mapping[str, Any]) -> np.ndarray:
+        values = self._values(record)
+        if any(self.dates):
+            dated = zip(self.numbers, values, self.dates, strict=True)
+            values = tuple(_days(i, name, value) if date else value for name, value, date in dated)
+        if set(map(type, values)) <= NUMERIC:
+            try:
+                v_N = np.array(values, np.float64)  # None becomes NaN
+            except OverflowError:
+                v_N = np.full(len(values), np.nan)
+            if np.isfinite(v_N).all():
+                return v_N
+        # Something is missing or wrong: look at each.
+        return np.array([_float(i, n, v) for n, v in zip(self.numbers, values, strict=True)], np.float64)
+
+
+def _getter(names: list[str]) -> Callable[[Mapping[str, Any]], tuple]:
+    """The values of `names` as a tuple, for any number of names."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda record: tuple(record[name] for name in names)
+
+
+def _text(i: int, column: str, value: Any) -> str:
+    """How a value that is not text is written in a table: true, 3, 2.5."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    try:
+        if isinstance(value, int):
+            return str(value)
+        if isinstance(value, float) and math.isfinite(value):
+            return repr(value)
+    except ValueError:  # more digits than Python writes
+        pass
+    raise BadRecord(
+        f"record {i + 1}: {_quoted(column)} must be a text, a number, true, false or null, not {_shown(value)}"
+    )
+
+
+def _float(i: int, column: str, value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            if math.isfinite(number := float(value)):
+                return number
+        except OverflowError:
+            pass
+        raise BadRecord(f"record {i + 1}: {_quoted(column)} must be a finite number or null, not {_shown(value)}")
+    raise BadRecord(f"record {i + 1}: {_quoted(column)} must be a number or null, not {_shown(value)}")
+
+
+def _days(i: int, column: str, value: Any) -> float | None:
+    """Days since 1970; a time without a zone is UTC."""
+    if value is None:
+        return None
+    try:
+        if isinstance(value, str) and ISO.fullmatch(value):
+            time = datetime.fromisoformat(value)
+            return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) / timedelta(days=1)
+    except ValueError:  # the 30th of February
+        pass
+    raise BadRecord(f"record {i + 1}: {_quoted(column)} must be a date like '2024-05-31' or null, not {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """What came, in a few characters: JSON's own words, and never a long value whole."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return f"the text {_quoted(value)}"
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list | tuple):
+        return "a list"
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "an integer beyond the largest float" if value.bit_length() > 1024 else "a very large integer"
+    return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}.get(repr(value), repr(value)[:SHOWN])
+
+
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= SHOWN else text[: SHOWN - 1] + "…")
+
+
+def _listed(names: list[str]) -> str:
+    few = ", ".join(_quoted(name) for name in names[:5])
+    return few + (f" and {len(names) - 5} more" if len(names) > 5 else "")

@@ -1,0 +1,397 @@
+"""The prediction service: JSON records in, decisions out, over HTTP.
+
+    POST /predict   a record, or {"records": [...]}     GET /schema    what a record holds
+    GET /healthz    is it up, and what does it serve    GET /metrics   for Prometheus
+
+Whatever a client sends is answered with JSON: its predictions, or {"error": "one sentence"} and a 4xx. What one client
+can make the service hold in memory is bounded by the limits below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+from gradproof.serve.batcher import INLINE, WAITING, Batcher, Busy
+from gradproof.serve.predict import as_records
+from gradproof.serve.records import BadRecord, Reader
+from gradproof.train.predictor import CHUNK, Predictions, Predictor
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+BODY_LIMIT = 1 << 20  # bytes of one request
+BODIES_LIMIT = 64  # times BODY_LIMIT: bytes of all bodies that are being read
+RECORDS_LIMIT = 10_000  # records of one request
+PIECE = 256  # records of an answer that are written at once
+BODY_SECONDS = 30.0  # from the headers to the end of the body
+LINGER_SECONDS = 2.0  # how long a refused body is read on and thrown away
+SMALL = 4_000_000  # parameters; a smaller model loses more to waking threads than it gains from them
+PATHS = ("/predict", "/healthz", "/schema", "/metrics")
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+def app(
+    predictor: Predictor, *, run: str = "", step: int = 0, body_limit: int = BODY_LIMIT, batching: bool = True
+) -> FastAPI:
+    """The service as an ASGI app. Without `batching` every request is a forward of its own."""
+    _need_serve()
+    from fastapi import FastAPI
+    from starlette.routing import Route
+
+    meters = Meters(predictor.schema)
+    small = predictor.model.params.count < SMALL and predictor.model.params.flat_P.device.type == "cpu"
+    batcher = Batcher(meters.counted(predictor), CHUNK if batching else 1, inline=INLINE if small else 0)
+    meters.watch(batcher)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        batcher.close()
+
+    service = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
+    service.add_middleware(Counted, meters=meters)
+    # A pure ASGI endpoint: it stops reading a body that is too long, and closes the connection gently.
+    endpoint = Predict(Reader(predictor.schema), batcher, body_limit)
+    service.router.routes.append(Route("/predict", endpoint, methods=["POST"]))
+    _add_pages(service, predictor.schema, meters, run, step)
+    _add_errors(service)
+    return service
+
+
+class Predict:
+    """POST /predict, from the bytes of a body to the bytes of the answer."""
+
+    def __init__(self, reader: Reader, batcher: Batcher, body_limit: int):
+        self.reader, self.batcher, self.body_limit = reader, batcher, body_limit
+        self.schema = reader.schema
+        self.held = 0  # bytes of bodies that are not complete
+        self.rows = 0  # rows that are not answered
+        self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            body = await self._body(scope, receive)
+            if body is not None:  # else the client went away
+                await _respond(send, 200, await self._answer(body))
+        except Refused as refused:
+            await refused.respond(receive, send)
+        except BadRecord as bad:
+            await _respond(send, 422, _json({"error": str(bad)}))
+        except Busy as busy:
+            await _respond(send, 429, _json({"error": f"{busy}; try again in a second"}))
+
+    async def _answer(self, body: bytes) -> bytes:
+        records, many = self._records(self._parsed(body))
+        rows = self.reader(records)
+        if self.rows and self.rows + rows.count > WAITING:
+            raise Busy(f"{self.rows:,} rows are waiting")
+        self.rows += rows.count
+        try:
+            predictions = await self.batcher(rows)
+            if (predictions.decision_T < 0).any():
+                i = int(predictions.decision_T.argmin()) + 1
+                raise BadRecord(f"record {i}: the model's answer to it is not finite")
+            return await self._listed(predictions) if many else _json(as_records(predictions, self.schema)[0])
+        finally:
+            self.rows -= rows.count
+
+    async def _listed(self, predictions: Predictions) -> bytes:
+        """Written piece by piece: a large answer does not keep the small ones waiting."""
+        pieces = []
+        for start in range(0, predictions.count, PIECE):
+            if start:
+                await asyncio.sleep(0)
+            pieces.append(_json(as_records(predictions.slice(start, start + PIECE), self.schema))[1:-1])
+        return b'{"predictions": [' + b", ".join(pieces) + b"]}"
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The whole body, or None if the client went away. Refuses as soon as it is known to be too long."""
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and float(value) > self.body_limit:
+                raise self._too_long()
+        body = bytearray()
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while (message := await receive())["type"] == "http.request":
+                    chunk = message.get("body", b"")
+                    if not message.get("more_body", False) and not body and len(chunk) <= self.body_limit:
+                        return chunk
+                    self.held += len(chunk)
+                    body += chunk
+                    if len(body) > self.body_limit:
+                        raise self._too_long()
+                    if self.held > BODIES_LIMIT * self.body_limit:
+                        raise Refused(429, "too many large bodies at once; try again in a second", unread=True)
+                    if not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise Refused(408, f"the body was not complete after {BODY_SECONDS:.0f} s", unread=True) from None
+        finally:
+            self.held -= len(body)
+        return None
+
+    def _too_long(self) -> Refused:
+        return Refused(413, f"the body may have {self.body_limit:,} bytes; send the records in several requests", True)
+
+    def _parsed(self, body: bytes) -> Any:
+        try:
+            return self._decoder.decode(body.decode())
+        except UnicodeDecodeError as error:
+            raise Refused(400, f"the body is not UTF-8 (compressed ones are not read): byte {error.start}") from None
+        except json.JSONDecodeError as error:
+            raise Refused(400, f"the body is not JSON: {error}") from None
+        except RecursionError:
+            raise Refused(400, "the body is nested too deeply") from None
+        except ValueError:
+            raise Refused(400, "the body is not JSON: an integer has more digits than are read") from None
+
+    def _records(self, content: Any) -> tuple[list, bool]:
+        """The records, and whether the answer is a list. A column may be named `records`: it never holds a list."""
+        if not isinstance(content, dict):
+            raise BadRecord('the body must be an object: a record, or {"records": [...]}')
+        records = content.get("records")
+        if "records" not in content or ("records" in self.reader.known and not isinstance(records, list)):
+            return [content], False
+        if not isinstance(records, list) or len(content) > 1:
+            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it')
+        if not 1 <= len(records) <= RECORDS_LIMIT:
+            raise BadRecord(f"a batch has 1 to {RECORDS_LIMIT:,} records, not {len(records):,}")
+        return records, True
+
+
+class Refused(Exception):
+    """A request that is answered with a 4xx and one sentence; `unread` when its body has not been read to the end."""
+
+    def __init__(self, status: int, sentence: str, unread: bool = False):
+        super().__init__(sentence)
+        self.status, self.unread = status, unread
+
+    async def respond(self, receive: Receive, send: Send) -> None:
+        await _respond(send, self.status, _json({"error": str(self)}), self.unread)
+        if self.unread:
+            # The connection cannot go on, but closing it at once would reset it before the client has read why.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_SECONDS):
+                    while (await receive()).get("more_body", False):
+                        pass
+            await send({"type": "http.response.body", "body": b""})
+
+
+async def _respond(send: Send, status: int, content: bytes, unread: bool = False) -> None:
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
+    if status == 429:
+        headers.append((b"retry-after", b"1"))
+    if unread:
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": unread})
+
+
+def _json(content: Any) -> bytes:
+    """ASCII, so that no text that a client sent can fail to encode."""
+    return json.dumps(content).encode("ascii")
+
+
+def _refuse_constant(name: str) -> None:
+    raise Refused(400, f"the body is not JSON: {name} is no number there; say null where a value is missing")
+
+
+class Meters:
+    """What /metrics tells. Labels take few values: our own paths, status codes, the classes."""
+
+    def __init__(self, schema: Schema):
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+
+        def meter(kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
+            return kind(f"gradproof_{name}", text, labels, registry=self.registry, **options)
+
+        self.requests = meter(Counter, "requests", "Requests answered.", ("path", "status"))
+        self.seconds = meter(Histogram, "request_seconds", "From headers to answer.", ("path",))
+        self.rows = meter(Counter, "rows", "Rows predicted.")
+        self.batch = meter(Histogram, "batch_rows", "Rows a forward.", buckets=[4**i for i in range(8)])
+        self.waiting = meter(Gauge, "waiting_rows", "Rows in the queue.")
+        decisions = meter(Counter, "decisions", "Decisions by class.", ("decision",))
+        self.decisions = [decisions.labels(name) for name in schema.classes]
+        self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
+
+    def watch(self, batcher: Batcher) -> None:
+        self.waiting.set_function(lambda: batcher.waiting)
+
+    def counted(self, predictor: Predictor) -> Callable[[Rows], Predictions]:
+        """The predictor, each forward of which is counted."""
+
+        def predict(rows: Rows) -> Predictions:
+            predictions = predictor(rows)
+            self.rows.inc(rows.count)
+            self.batch.observe(rows.count)
+            decided, counts = np.unique(predictions.decision_T, return_counts=True)
+            for decision, count in zip(decided.tolist(), counts.tolist(), strict=True):
+                if decision >= 0:
+                    self.decisions[decision].inc(count)
+            return predictions
+
+        return predict
+
+    def answered(self, path: str, status: int, seconds: float) -> None:
+        path = path if path in PATHS else "other"
+        if (path, status) not in self._children:
+            self._children[path, status] = self.requests.labels(path, status), self.seconds.labels(path)
+        requests, histogram = self._children[path, status]
+        requests.inc()
+        histogram.observe(seconds)
+
+    def text(self) -> bytes:
+        from prometheus_client import generate_latest
+
+        return generate_latest(self.registry)
+
+
+class Counted:
+    """ASGI middleware: counts every answer, by path and status."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], meters: Meters):
+        self.app, self.meters = app, meters
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        start = time.perf_counter()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.meters.answered(scope["path"], message["status"], time.perf_counter() - start)
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        except Exception:  # answered with a 500 further out
+            self.meters.answered(scope["path"], 500, time.perf_counter() - start)
+            raise
+
+
+def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step: int) -> None:
+    from prometheus_client import CONTENT_TYPE_LATEST
+    from starlette.responses import Response
+
+    health = dict(status="ok", run=run, step=step, inputs=schema.inputs, classes=list(schema.classes))
+
+    @service.get("/healthz")
+    async def _healthz() -> Response:
+        return Response(_json(health), media_type="application/json")
+
+    @service.get("/schema")
+    async def _schema() -> Response:
+        return Response(_json(described(schema)), media_type="application/json")
+
+    @service.get("/metrics")
+    async def _metrics() -> Response:
+        return Response(meters.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+
+
+def described(schema: Schema) -> dict[str, Any]:
+    """What a record holds and what an answer says, for a person or a client to read."""
+    columns = [
+        dict(name=c.name, kind="category", values=list(c.values), other=c.other, missing=c.missing)
+        for c in schema.categories
+    ]
+    columns += [
+        dict(name=n.name, kind="date" if n.date else "number", mean=n.mean, std=n.std, missing=n.missing)
+        for n in schema.numbers
+    ]
+    metrics = [dict(name=m.name, low=m.low, high=m.high) for m in schema.metrics]
+    ignored = [schema.target, *(metric.name for metric in schema.metrics), *schema.left_out]
+    return dict(columns=columns, target=schema.target, classes=list(schema.classes), metrics=metrics, ignored=ignored)
+
+
+def _add_errors(service: FastAPI) -> None:
+    """What is answered outside of /predict is JSON too."""
+    from starlette.responses import Response
+
+    async def refused(request: Any, error: Any) -> Response:
+        allowed = (error.headers or {}).get("Allow", "")
+        sentence = {
+            404: f"there is no such path; the paths are {', '.join(PATHS)}",
+            405: f"this path takes {allowed} only",
+        }
+        content = _json({"error": sentence[error.status_code]})
+        return Response(content, error.status_code, error.headers, "application/json")
+
+    async def failed(request: Any, error: Exception) -> Response:
+        content = _json({"error": "the service failed on this request; its log says why"})
+        return Response(content, 500, media_type="application/json")
+
+    service.add_exception_handler(404, refused)
+    service.add_exception_handler(405, refused)
+    service.add_exception_handler(Exception, failed)
+
+
+def serve(
+    predictor: Predictor,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    run: str = "",
+    step: int = 0,
+    body_limit: int = BODY_LIMIT,
+    batching: bool = True,
+) -> None:
+    """Serves until Ctrl-C, which lets the requests in flight finish. ValueError when the address cannot be had."""
+    service = app(predictor, run=run, step=step, body_limit=body_limit, batching=batching)
+    import uvicorn
+
+    listener = _listen(host, port)
+    if predictor.model.params.count < SMALL:
+        torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: collections need not look at it again
+    host, port = listener.getsockname()[:2]
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    print(f"serving {run or 'the model'} at http://{address} (Ctrl-C stops it)", flush=True)
+    options: dict[str, Any] = dict(log_level="warning", access_log=False, server_header=False, ws="none")
+    try:
+        with suppress(KeyboardInterrupt):  # uvicorn's way to say that it has shut down
+            uvicorn.Server(uvicorn.Config(service, timeout_graceful_shutdown=10, **options)).run([listener])
+    finally:
+        gc.unfreeze()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything else is started."""
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.create_server((host, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
+        reason = reason.partition(" (while")[0]
+        raise ValueError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
+    # Inherited by every connection: an answer is two writes, and the second must not wait for the first's receipt.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
+
+
+def _need_serve() -> None:
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise ValueError("serving needs FastAPI: pip install 'gradproof[serve]'") from None

@@ -1,0 +1,1 @@
+"""The step, the loop, and a run that survives a crash."""

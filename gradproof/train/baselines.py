@@ -1,0 +1,38 @@
+"""What a user would compare with: the majority class, and scikit-learn's logistic regression where it is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradproof.train.score import log_loss
+
+MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
+
+
+def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict[str, Any]:
+    """Always the commonest class of the training rows R, with the shares of the classes as probabilities."""
+    share_C = np.bincount(outcome_R, minlength=classes) / len(outcome_R)
+    accuracy = float((outcome_T == share_C.argmax()).mean())
+    loss = log_loss(np.broadcast_to(share_C, (len(outcome_T), classes)), outcome_T)
+    return {"name": "majority class", "accuracy": accuracy, "log_loss": loss, "note": ""}
+
+
+def logistic_regression(
+    x_RI: np.ndarray, outcome_R: np.ndarray, x_TI: np.ndarray, outcome_T: np.ndarray, classes: int
+) -> dict[str, Any]:
+    """Fitted to the training rows R, scored on T; a row that says what is missing where scikit-learn is."""
+    row: dict[str, Any] = {"name": "logistic regression", "accuracy": None, "log_loss": None, "note": ""}
+    try:
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        return {**row, "note": "needs scikit-learn: pip install 'gradproof[ablate]'"}
+    if len(np.unique(outcome_R)) < 2:
+        return {**row, "note": "one class alone cannot be fitted"}
+    fitted = LogisticRegression(max_iter=200).fit(x_RI, outcome_R)
+    probability_TC = np.zeros((len(outcome_T), classes))
+    probability_TC[:, fitted.classes_] = fitted.predict_proba(x_TI)
+    accuracy = float((probability_TC.argmax(1) == outcome_T).mean())
+    note = f"fitted to {len(outcome_R):,} rows"
+    return {**row, "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T), "note": note}

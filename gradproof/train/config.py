@@ -1,0 +1,121 @@
+"""Every option of a training run. Read from TOML or JSON, overridden by flags, written to the run as config.json.
+
+Nothing heavy is imported here: a run's config is on disk before anything slow begins.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The defaults are what `gradproof train` without a flag does; docs/train.md says what each option means."""
+
+    model: Literal["moe", "dense"] = "moe"
+    size: str = "nano"
+    model_options: dict[str, Any] = field(default_factory=dict)  # experts, k, balance, …: fields of the model's config
+    data: str = "synthetic"
+    target: str | None = None
+    metrics: list[str] = field(default_factory=list)
+    categorical: list[str] = field(default_factory=list)
+    ignore: list[str] = field(default_factory=list)
+    validation: float = 0.1
+    test: float = 0.1
+    steps: int = 3000
+    batch: int = 256
+    micro_rows: int | None = None
+    lr: float = 3e-3
+    weight_decay: float = 0.01
+    decay: Literal["matrices", "all"] = "matrices"
+    clip: float | None = 1.0
+    schedule: Literal["constant", "warmup-cosine", "warmup-stable-decay"] = "warmup-cosine"
+    warmup: float = 0.05
+    metrics_weight: float = 1.0
+    class_weights: Literal["none", "balanced"] = "none"
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int | None = None
+    seed: int = 0
+    log_every: int = 10
+    validate_every: int | None = None  # a twentieth of the steps
+    patience: int | None = 6  # validations without a better one; null trains to the end
+    tensorboard: bool = False
+
+    def __post_init__(self):
+        at_least = {"steps": 1, "batch": 1, "micro_rows": 1, "threads": 1, "log_every": 1, "validate_every": 1}
+        for name, least in {**at_least, "patience": 1}.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} = {value} must be at least {least}")
+        for name in ("lr", "weight_decay", "metrics_weight", "clip"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
+                raise ValueError(f"{name} = {value} must be a number of at least 0")
+        if self.clip == 0:
+            raise ValueError("clip = 0 would stop all learning; null does not clip")
+        if min(self.validation, self.test) <= 0 or self.validation + self.test >= 0.9:
+            raise ValueError(
+                f"validation = {self.validation} and test = {self.test} are shares of the rows above 0, "
+                "below 0.9 together"
+            )
+
+    @property
+    def interval(self) -> int:
+        """Steps between two validations, each of which is a checkpoint."""
+        return self.validate_every or max(1, self.steps // 20)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+def read_config(file: Path) -> dict[str, Any]:
+    """The options in a TOML or JSON file."""
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such config file; it is TOML or JSON")
+    try:
+        text = file.read_text(encoding="utf-8")
+        options = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file} is no valid {'JSON' if file.suffix.lower() == '.json' else 'TOML'}: {error}"
+        ) from None
+    if not isinstance(options, dict):
+        raise ValueError(f"{file} must hold options by name, not {type(options).__name__}")
+    return options
+
+
+def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
+    """The config of all layers, later ones before earlier ones; a sentence for what does not fit."""
+    known = {each.name for each in fields(TrainConfig)}
+    types_of = get_type_hints(TrainConfig)
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for name, value in layer.items():
+            if name not in known:
+                raise ValueError(f"there is no option {name!r}; the options are {', '.join(sorted(known))}")
+            merged[name] = _checked(name, value, types_of[name])
+    return TrainConfig(**merged)
+
+
+def _checked(name: str, value: Any, wanted: Any) -> Any:
+    choices = get_args(wanted) if get_origin(wanted) in (types.UnionType, Literal) else (wanted,)
+    if get_origin(wanted) is Literal:
+        if value not in choices:
+            raise ValueError(f"{name} = {value!r}: it is one of {', '.join(map(str, choices))}")
+        return value
+    for choice in choices:
+        plain = get_origin(choice) or choice
+        if plain is float and type(value) is int:
+            return float(value)
+        if type(value) is plain and (plain is not list or all(isinstance(item, str) for item in value)):
+            return value
+    names = " or ".join("null" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
+    raise ValueError(f"{name} = {value!r} must be {names}")

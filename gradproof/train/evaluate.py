@@ -1,0 +1,21 @@
+"""A model on held-out rows: its predictions, and their loss and accuracy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gradproof.data.rows import Rows
+from gradproof.train.predictor import CHUNK, Predictions, Predictor
+from gradproof.train.score import log_loss
+
+
+def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predictions:
+    """Of the rows at `index_T`, of which only some thousand are in memory at a time."""
+    parts = [predictor(rows.take(index_T[start : start + CHUNK])) for start in range(0, len(index_T), CHUNK)]
+    return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+
+def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float]:
+    """(log loss, accuracy) of the outcomes."""
+    found, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
+    return log_loss(found.probability_TC, outcome_T), float((found.decision_T == outcome_T).mean())

@@ -1,0 +1,315 @@
+"""The loop: batches through the step, validation, checkpoints, early stopping; one path for every model.
+
+Every random choice is a function of the seed and the step, so a run that resumes from a checkpoint ends with the same
+bits as one that was never stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+
+from gradproof.data.batches import Batches
+from gradproof.data.source import Source, open_source
+from gradproof.data.split import TRAIN, VALIDATION
+from gradproof.files import write_atomically
+from gradproof.models.model import Model
+from gradproof.models.subject import judge_config
+from gradproof.train import checkpoint
+from gradproof.train.adamw import AdamW
+from gradproof.train.config import TrainConfig
+from gradproof.train.evaluate import evaluate
+from gradproof.train.load import build_model, restore
+from gradproof.train.loss import Loss
+from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
+from gradproof.train.predictor import Predictor
+from gradproof.train.run import Run
+from gradproof.train.schedule import Schedule
+from gradproof.train.step import StepResult, TrainStep
+
+VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
+SKIPS_IN_A_ROW = 50  # fp16 gives up on a scale that never fits
+
+
+class Stopped(Exception):
+    """A run that cannot go on; the sentence names its last good checkpoint."""
+
+
+class Watch(Protocol):
+    """Who looks on: a bar on a terminal, lines elsewhere."""
+
+    def say(self, sentence: str) -> None: ...
+    def reading(self, done: int, total: int) -> None: ...
+    def training(self, record: dict[str, Any], steps: int) -> None: ...
+
+
+@dataclass
+class Progress:
+    """What a checkpoint keeps beside tensors."""
+
+    step: int = 0
+    ema: float | None = None
+    losses: list[float] = field(default_factory=list)
+    best_step: int | None = None
+    best_accuracy: float = 0.0
+    best_loss: float | None = None
+    since_best: int = 0
+    finished: str = ""  # "finished" or "stopped early"
+    seconds: float = 0.0
+
+
+class Trainer:
+    """A run in memory: data, model, step, and how far it has come."""
+
+    def __init__(self, run: Run, watch: Watch):
+        self.run, self.watch, self.config = run, watch, run.config
+        self.at = Progress()
+        torch.set_num_threads(thread_count(self.config))
+        self.source = open_source(self.config, run.path, watch.reading)
+        self.model = build_model(self.config, self.source.schema, self.config.device)
+        self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
+        self.encoder = self.predictor.encoder
+        self.step = build_step(self.config, self.model, self.source)
+        self.batches = Batches(self.source.index(TRAIN), self.config.batch, self.config.seed)
+        held = self.source.index(VALIDATION)
+        self.validated = held[:: -(-len(held) // VALIDATED_ROWS)]
+        self.metrics = MetricsFile(run.path / "metrics.jsonl")
+        self.board = _board(self.config, run.path)
+
+    def resume(self) -> None:
+        """Goes back to the newest whole checkpoint, or to step 0."""
+        for leftover in self.run.checkpoints.glob(".partial-*"):
+            checkpoint.remove(leftover)
+        found = checkpoint.newest(self.run.checkpoints, self.watch.say)
+        if found is not None:
+            self._check_environment(found.state["environment"])
+            restore(self.model, found)
+            self.step.load_state(found.tensors(checkpoint.STEP), found.step)
+            self.at = Progress(**found.state["progress"])
+        self.metrics.cut(self.at.step)
+
+    def train(self) -> None:
+        """To the last step, to where patience ends, or to the first Ctrl-C."""
+        started, window_start, window = time.perf_counter(), time.perf_counter(), self.at.step
+        before = self.at.seconds
+        pending: list[tuple[int, StepResult]] = []
+        with _interruptible() as interrupted:
+            while not self.at.finished:
+                s = self.at.step
+                rows = self.source.rows.take(self.batches[s])
+                result = self.step(self.encoder.inputs(rows), self.encoder.target(rows))
+                pending.append((s, result))
+                self.at.step = s + 1
+                validating = self.at.step % self.config.interval == 0 or self.at.step == self.config.steps
+                logging = self.at.step % self.config.log_every == 0 or validating or s == 0
+                if self.config.device == "cpu" or logging or interrupted:
+                    self._read(pending)
+                self.at.seconds = before + time.perf_counter() - started
+                if logging:
+                    rate = (self.at.step - window) * self.batches.batch / max(time.perf_counter() - window_start, 1e-9)
+                    record = self._record(result, rate)
+                    if validating:
+                        record |= self._validate()
+                    self._write(record)
+                    window_start, window = time.perf_counter(), self.at.step
+                if validating or interrupted:
+                    self.save()
+                if interrupted and not self.at.finished:
+                    raise KeyboardInterrupt
+
+    def _read(self, pending: list[tuple[int, StepResult]]) -> None:
+        """Takes the losses over and stops at the first that is not finite. Here the device is waited for."""
+        for s, result in pending:
+            if bool(result.skipped) and not self._may_skip():
+                self._fail(s, result)
+            loss = float(result.loss)
+            if not bool(result.skipped):
+                self.at.ema = ema(self.at.ema, loss)
+                self.at.losses = [*self.at.losses, loss][-KEPT:]
+        pending.clear()
+
+    def _may_skip(self) -> bool:
+        """fp16 skips a step whose scaled gradient overflowed, until its scale cannot be halved any more."""
+        return self.step.scaling and float(self.step.scale) > 1
+
+    def _fail(self, s: int, result: StepResult) -> None:
+        index = self.batches[s]
+        rows = self.source.rows.take(index)
+        logits_TO = self.model.apply(self.step.weights, self.encoder.inputs(rows))[0].logits_TO
+        bad = index[(~logits_TO.isfinite().all(1)).cpu().numpy()]
+        named = bad if len(bad) else index
+        shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+        what = "whose outputs are not finite" if len(bad) else "in the batch"
+        last = checkpoint.steps(self.run.checkpoints)
+        good = (
+            f"the last good checkpoint is {self.run.checkpoints / f'step-{last[-1]}'}" if last else "none was saved yet"
+        )
+        kind = "loss" if not bool(torch.isfinite(result.loss)) else "gradient"
+        write_atomically(
+            self.run.path / "failed.json",
+            json.dumps(
+                {"step": s, "rows": index.tolist(), "not_finite": bad.tolist(), "loss": str(float(result.loss))}
+            ),
+        )
+        raise Stopped(
+            f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {self.run.path / 'failed.json'}); "
+            f"{good}; a lower lr is the usual cure"
+        )
+
+    def _record(self, result: StepResult, rate: float) -> dict[str, Any]:
+        share_E = result.load.double() / result.load.sum()
+        return {
+            "step": self.at.step,
+            "rows": self.at.step * self.batches.batch,
+            "loss": float(result.loss),
+            "loss_ema": self.at.ema,
+            "trend": trend(self.at.losses),
+            "lr": self.step.optimizer.lr,
+            "grad_norm": float(result.grad_norm),
+            "router_entropy": float(result.entropy),
+            "per_expert_share": share_E.tolist(),
+            "rows_per_s": rate,
+            "memory": memory_bytes(self.config.device),
+            "skipped": int(self.step.skipped),
+        }
+
+    def _validate(self) -> dict[str, Any]:
+        """Scores the validation rows, and decides what is best and whether to go on."""
+        loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
+        at = self.at
+        surer = at.best_loss is None or loss < at.best_loss
+        better = at.best_step is None or accuracy > at.best_accuracy or (accuracy == at.best_accuracy and surer)
+        at.since_best = 0 if better or surer else at.since_best + 1
+        if better:
+            at.best_step, at.best_accuracy = at.step, accuracy
+        if surer:
+            at.best_loss = loss
+        if at.step == self.config.steps:
+            at.finished = "finished"
+        elif self.config.patience is not None and at.since_best >= self.config.patience:
+            at.finished = "stopped early"
+        return {"validation_loss": loss, "validation_accuracy": accuracy}
+
+    def _write(self, record: dict[str, Any]) -> None:
+        try:
+            self.metrics.append(record)
+        except OSError as error:
+            raise self._could_not_save(self.metrics.path, error) from None
+        if self.board is not None:
+            for name, value in record.items():
+                if isinstance(value, (int, float)):
+                    self.board.add_scalar(name, value, record["step"])
+        self.watch.training(record, self.config.steps)
+
+    def save(self) -> None:
+        """A checkpoint of this moment; the one before survives a disk that is full."""
+        state = {"progress": asdict(self.at), "environment": environment(self.config)}
+        tensors = {**self.model.params, **self.model.buffers}
+        try:
+            checkpoint.save(self.run.checkpoints, self.at.step, tensors, self.step.state(), state)
+            checkpoint.prune(self.run.checkpoints, self.at.best_step)
+        except (OSError, SafetensorError) as error:
+            raise self._could_not_save(self.run.checkpoints / f"step-{self.at.step}", error) from None
+
+    def _could_not_save(self, path: Path, error: Exception) -> Stopped:
+        last = checkpoint.steps(self.run.checkpoints)
+        good = f"the last good checkpoint is step-{last[-1]}" if last else "no checkpoint was saved yet"
+        return Stopped(
+            f"{path} could not be written ({error}); {good}; "
+            f"make room, then: gradproof train --resume --out {self.run.path}"
+        )
+
+    def _check_environment(self, then: dict[str, Any]) -> None:
+        now = environment(self.config)
+        changed = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
+        if changed:
+            self.watch.say(f"the environment changed ({', '.join(changed)}): the result will not be bit-exact")
+
+
+def thread_count(config: TrainConfig) -> int:
+    """As configured; by default one thread for the smallest models, which gain nothing from more, else torch's own."""
+    if config.threads is not None:
+        return config.threads
+    return 1 if config.size == "nano" and config.batch <= 1024 else torch.get_num_threads()
+
+
+def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
+    """The loss follows from the schema: outcomes alone, or outcomes and metrics."""
+    options: dict[str, Any] = {}
+    if config.class_weights == "balanced":
+        outcome_R = source.rows.outcome_R[source.index(TRAIN)]
+        count_C = np.maximum(np.bincount(outcome_R, minlength=len(source.schema.classes)), 1)
+        weight_C = torch.from_numpy(len(outcome_R) / (len(count_C) * count_C))
+        options["class_weight_C"] = weight_C.to(config.device, torch.float32)
+    if source.schema.metrics:
+        loss = Loss("quality", weight=config.metrics_weight, **options)
+    else:
+        loss = Loss("cross_entropy", **options)
+    return TrainStep(
+        model,
+        loss,
+        AdamW(config.lr, weight_decay=config.weight_decay, decay=config.decay),
+        config.precision,
+        clip=config.clip,
+        schedule=Schedule(config.steps, config.schedule, config.warmup),
+        micro_rows=config.micro_rows,
+    )
+
+
+def environment(config: TrainConfig) -> dict[str, Any]:
+    """What the bits of a result depend on beside config and data."""
+    device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
+    return {**versions, "device": device, "threads": torch.get_num_threads(), "kernels": "reference"}
+
+
+def prove(run: Run, model: Model) -> None:
+    """evidence.jsonl: the run's own options at a small width, judged before the first step."""
+    file = run.path / "evidence.jsonl"
+    if file.exists():
+        return
+    verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
+    write_atomically(file, "".join(json.dumps(asdict(each)) + "\n" for each in verdict.evidence))
+    if verdict.status == "refuted":
+        raise Stopped(
+            f"the backward pass of this config is refuted: {', '.join(verdict.failures())}; nothing was trained"
+        )
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[bool]]:
+    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once."""
+    seen: list[bool] = []
+
+    def once(number: int, frame: Any) -> None:
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(True)
+
+    previous = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield seen
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _board(config: TrainConfig, path: Path) -> Any:
+    if not config.tensorboard:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise ValueError("tensorboard = true needs TensorBoard: pip install 'gradproof[tensorboard]'") from None
+    return SummaryWriter(str(path / "tensorboard"))

@@ -1,0 +1,63 @@
+"""A loss op with its options, ready for a step: which argument goes where, and what micro-batches divide by."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from torch import Tensor
+
+from gradproof.ops import bce, load
+from gradproof.proof.operation import argument_names
+
+LOSSES = ("mse", "quality", "cross_entropy", "bce")
+Target = Tensor | tuple[Tensor, ...]
+
+
+class Loss:
+    """`op` is a name or a module with `forward(y, *target, **options)`, `backward(dloss, saved, …)` and, for more than
+    one micro-batch, `count(*target, …)`. A target of several tensors is a tuple in forward's order."""
+
+    def __init__(self, op: str | ModuleType, **options: Any):
+        if isinstance(op, str) and op not in LOSSES:
+            raise ValueError(f"there is no loss {op!r}; the losses are {', '.join(LOSSES)}, or an op of your own")
+        self.op = load(op) if isinstance(op, str) else op
+        self.options = options
+        self._targets = list(argument_names(self.op.forward))[1:]
+        unknown = [name for name in options if name not in self._targets]
+        if unknown:
+            raise ValueError(f"the loss takes no {unknown[0]!r}; it takes {', '.join(self._targets)}")
+
+    def total(self, targets: Sequence[Target]) -> Mapping[str, Any]:
+        """What the losses of all micro-batches are divided by, as arguments of forward."""
+        if not hasattr(self.op, "count"):
+            if len(targets) > 1:
+                raise ValueError("this loss has no count(*target), so its micro-batches cannot be added up")
+            return {}
+        weighed = {name: self.options[name] for name in argument_names(self.op.count) if name in self.options}
+        total: Counter[str] = Counter()
+        for target in targets:
+            for name, part in self.op.count(*_tuple(target), **weighed).items():
+                total[name] = total[name] + part
+        return total
+
+    def forward(self, y_TO: Tensor, target: Target, total: Mapping[str, Any]) -> tuple[Tensor, Any]:
+        """The loss of these rows as a part of the whole."""
+        return self.op.forward(self._shaped(y_TO, target), *_tuple(target), **self.options, **total)
+
+    def backward(self, dloss: Tensor, saved: Any, y_TO: Tensor, target: Target) -> Tensor:
+        """Returns dy_TO."""
+        first, *rest = argument_names(self.op.forward)
+        given = {first: self._shaped(y_TO, target), **dict(zip(rest, _tuple(target), strict=False)), **self.options}
+        asked = {name: given[name] for name in argument_names(self.op.backward) if name in given}
+        return self.op.backward(dloss, saved, **asked).view_as(y_TO)
+
+    def _shaped(self, y_TO: Tensor, target: Target) -> Tensor:
+        """A binary decision has one output a row, and its labels may come without that axis."""
+        return y_TO.view_as(_tuple(target)[0]) if self.op is bce and y_TO.shape[1] == 1 else y_TO
+
+
+def _tuple(target: Target) -> tuple[Tensor, ...]:
+    return tuple(target) if isinstance(target, tuple) else (target,)

@@ -1,0 +1,83 @@
+"""Predictor: rows through a model, and what its outputs mean: a decision, probabilities, metrics in their own units.
+
+C classes, M metrics.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from gradproof.data.encoders import Encoder
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+from gradproof.models.model import Model
+
+CHUNK = 8192  # rows a forward; bounds the memory that a large request or file takes
+
+
+class Predictions(NamedTuple):
+    """One row each. A row whose outputs are not finite has decision −1 and NaN."""
+
+    decision_T: np.ndarray  # int64, the class
+    probability_TC: np.ndarray  # float64
+    metrics_TM: np.ndarray  # float64, in the metrics' own units
+    gates_TE: np.ndarray  # float64
+
+    @property
+    def count(self) -> int:
+        return len(self.decision_T)
+
+    def slice(self, start: int, stop: int) -> Predictions:
+        """Rows start : stop, as views."""
+        return Predictions(*(array[start:stop] for array in self))
+
+
+class Predictor:
+    """A model with the schema it was trained on. `predictor(rows)` keeps no tape."""
+
+    def __init__(self, model: Model, schema: Schema, *, device: torch.device | str = "cpu"):
+        here, there = (model.config.inputs, model.config.outputs), (schema.inputs, schema.outputs)
+        if here != there:
+            raise ValueError(
+                f"the model has {here[0]} inputs and {here[1]} outputs, the schema {there[0]} and {there[1]}; "
+                "give the schema that the model was trained on"
+            )
+        flat_P = model.params.flat_P
+        if flat_P.device.type != torch.device(device).type:
+            raise ValueError(f"the model is on {flat_P.device}, the predictor on {device}; move one of them")
+        if not flat_P.isfinite().all():
+            raise ValueError("the model's parameters are not all finite; take an earlier checkpoint")
+        self.model, self.schema = model, schema
+        self.encoder = Encoder(schema, flat_P.device, flat_P.dtype)
+        self.low_M = np.array([metric.low for metric in schema.metrics], np.float64)
+        self.span_M = np.array([metric.high - metric.low for metric in schema.metrics], np.float64)
+
+    def __call__(self, rows: Rows) -> Predictions:
+        """The predictions of all rows, in their order."""
+        if rows.count <= CHUNK:
+            return self._forward(rows)
+        parts = [self._forward(Rows(*(a[i : i + CHUNK] for a in rows))) for i in range(0, rows.count, CHUNK)]
+        return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+
+    @torch.no_grad()
+    def _forward(self, rows: Rows) -> Predictions:
+        C = len(self.schema.classes)
+        if not rows.count:
+            E = getattr(self.model.config, "experts", 1)
+            empty = (np.zeros((0, width)) for width in (C, len(self.low_M), E))
+            return Predictions(np.zeros(0, np.int64), *empty)
+        output, _ = self.model.apply(self.model.params, self.encoder.inputs(rows))
+        logits_TO = output.logits_TO.cpu().double()
+        probability_TC = torch.softmax(logits_TO[:, :C], 1).numpy()
+        metrics_TM = self.low_M + logits_TO[:, C:].numpy() * self.span_M
+        gates_TE = output.gates_TE.cpu().double().numpy()
+        decision_T = probability_TC.argmax(1)
+        finite_T = logits_TO.isfinite().all(1).numpy()
+        if not finite_T.all():
+            decision_T[~finite_T] = -1
+            for array in (probability_TC, metrics_TM, gates_TE):
+                array[~finite_T] = np.nan
+        return Predictions(decision_T, probability_TC, metrics_TM, gates_TE)

@@ -1,0 +1,106 @@
+"""What a finished run leaves: report.json, the record, and report.html, the page made from it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradproof.data.encoders import Encoder
+from gradproof.data.rows import Rows
+from gradproof.data.split import TEST, TRAIN, VALIDATION
+from gradproof.files import write_atomically
+from gradproof.train import baselines, checkpoint
+from gradproof.train.evaluate import predictions
+from gradproof.train.load import restore
+from gradproof.train.loop import Trainer, environment
+from gradproof.train.score import score
+
+
+def report(trainer: Trainer) -> dict[str, Any]:
+    """Scores the best checkpoint on the rows that nothing was chosen by, beside what anyone would compare with."""
+    source, config, at = trainer.source, trainer.config, trainer.at
+    best = checkpoint.load(trainer.run.checkpoints / f"step-{at.best_step}")
+    restore(trainer.model, best)
+    index_T = source.index(TEST)
+    truth = source.rows.take(index_T)
+    test = score(predictions(trainer.predictor, source.rows, index_T), truth, source.schema)
+    name = f"{config.model} {config.size}"
+    scores = [{"name": name, "accuracy": test["accuracy"], "log_loss": test["log_loss"], "note": "best checkpoint"}]
+    scores += _compared(trainer, truth, index_T)
+    return {
+        "status": at.finished,
+        "summary": _summary(name, scores, len(index_T)),
+        "run": {
+            "model": config.model,
+            "size": config.size,
+            "parameters": trainer.model.params.count,
+            "data": config.data,
+            "train_rows": len(source.index(TRAIN)),
+            "validation_rows": len(source.index(VALIDATION)),
+            "test_rows": len(index_T),
+            "steps": at.step,
+            "best_step": at.best_step,
+            "seconds": at.seconds,
+            "device": config.device,
+            "precision": config.precision,
+            "inputs": source.schema.inputs,
+            "experts": getattr(trainer.model.config, "experts", 1),
+        },
+        "scores": scores,
+        "history": trainer.metrics.read(),
+        "test": test,
+        "config": config.to_dict(),
+        "schema": {
+            "columns": len(source.schema.categories) + len(source.schema.numbers),
+            "left_out": dict(source.schema.left_out),
+        },
+        "notes": source.notes,
+        "evidence": _evidence(trainer.run.path / "evidence.jsonl"),
+        "environment": environment(config),
+    }
+
+
+def finished_report(run: Path) -> dict[str, Any] | None:
+    """The record of a run that needs nothing more; None while there is something left to do."""
+    if not ((run / "report.json").exists() and (run / "report.html").exists()):
+        return None
+    return json.loads((run / "report.json").read_text(encoding="utf-8"))
+
+
+def write_report(run: Path, record: dict[str, Any]) -> None:
+    """report.json first, then the page."""
+    from gradproof.report.page import render
+
+    write_atomically(run / "report.json", json.dumps(record, indent=1) + "\n")
+    write_atomically(run / "report.html", render("train.html", record))
+
+
+def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[str, Any]]:
+    source = trainer.source
+    rows, C = [], len(source.schema.classes)
+    if source.best_R is not None:
+        best = float(source.best_R[index_T].mean())
+        rows.append({"name": "Bayes-optimal", "accuracy": best, "log_loss": None, "note": "no model can expect more"})
+    train_R = source.index(TRAIN)
+    some = source.rows.take(train_R[:: -(-len(train_R) // baselines.MOST_ROWS)])
+    encoder = Encoder(source.schema)
+    x_RI, x_TI = encoder.inputs(some).numpy(), encoder.inputs(truth).numpy()
+    rows.append(baselines.logistic_regression(x_RI, some.outcome_R, x_TI, truth.outcome_R, C))
+    rows.append(baselines.majority(np.asarray(source.rows.outcome_R[train_R]), truth.outcome_R, C))
+    return rows
+
+
+def _summary(name: str, scores: list[dict[str, Any]], rows: int) -> str:
+    others = ", ".join(f"{s['name']} {s['accuracy']:.1%}" for s in scores[1:] if s["accuracy"] is not None)
+    return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows right ({others})."
+
+
+def _evidence(file: Path) -> dict[str, Any] | None:
+    if not file.exists():
+        return None
+    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    refuted = any(line["status"] == "refuted" for line in lines)
+    return {"claims": len(lines), "status": "refuted" if refuted else "proven"}

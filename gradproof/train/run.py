@@ -1,0 +1,104 @@
+"""A run is a directory. config.json is the first file in it; nobody else may train there at the same time.
+
+config.json  schema.json  rows/  evidence.jsonl  metrics.jsonl  checkpoints/step-N/  report.json  report.html
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gradproof.files import write_atomically
+from gradproof.train.config import TrainConfig, resolve
+
+OWN_FILES = {".lock", ".partial-config.json"}  # what a crash before config.json leaves behind
+
+
+class Run:
+    """An existing run. `fresh` where this process made it, and `made` the outermost folder that it had to make."""
+
+    def __init__(self, path: Path, *, fresh: bool = False, made: Path | None = None):
+        file = path / "config.json"
+        if not file.is_file():
+            raise ValueError(f"{path} holds no run: there is no {file.name} in it")
+        try:
+            self.config: TrainConfig = resolve(json.loads(file.read_text(encoding="utf-8")))
+        except ValueError as error:
+            raise ValueError(f"{file} is no run's config: {error}") from None
+        self.path, self.fresh, self.made = path, fresh, made
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    def discard(self) -> None:
+        """Takes a run back that this process could not start: nothing is left of it."""
+        if not self.fresh:
+            return
+        for each in [self.made] if self.made else self.path.iterdir():
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
+
+
+def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
+    """A new run of the options `given`, or with `resume` the one in `out`, whose config they must not contradict."""
+    if out is None:
+        if resume:
+            raise ValueError("--resume needs --out: which run is to go on?")
+        return _create(_free_folder(resolve(given)), given)
+    if (out / "config.json").is_file():
+        run = Run(out)
+        _check_same(run, given)
+        if not resume:
+            raise ValueError(f"{out} already holds this run; --resume goes on with it, another --out starts anew")
+        return run
+    if resume and not given:
+        raise ValueError(f"{out} holds no run to resume: there is no config.json in it; give the options of the run")
+    if out.exists() and (not out.is_dir() or {each.name for each in out.iterdir()} - OWN_FILES):
+        raise ValueError(f"{out} is not empty and holds no run; choose another --out")
+    return _create(out, given)
+
+
+def lock(run: Run) -> int:
+    """Holds the run for this process until it ends, however it ends."""
+    descriptor = os.open(run.path / ".lock", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise ValueError(f"another process is training in {run.path}; wait for it or choose another --out") from None
+    return descriptor
+
+
+def _create(path: Path, given: Mapping[str, Any]) -> Run:
+    config = resolve(given)
+    made = None if path.exists() else path
+    while made is not None and not made.parent.exists():
+        made = made.parent
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+    return Run(path, fresh=True, made=made)
+
+
+def _check_same(run: Run, given: Mapping[str, Any]) -> None:
+    own, other = run.config.to_dict(), resolve(given).to_dict()
+    for name in given:
+        if own[name] != other[name]:
+            raise ValueError(
+                f"{run.path} belongs to another config: {name} is {own[name]!r} there and {other[name]!r} here; "
+                "choose another --out"
+            )
+
+
+def _free_folder(config: TrainConfig) -> Path:
+    """runs/<model>-<size>-<data>, numbered where it is taken."""
+    data = Path(config.data.partition(":")[0]).stem
+    base = f"{config.model}-{config.size}-{data}"
+    number = 1
+    while (path := Path("runs") / (base if number == 1 else f"{base}-{number}")).exists():
+        number += 1
+    return path

@@ -1,0 +1,87 @@
+"""How good the decisions on held-out rows are: accuracy, log loss, calibration, each class by itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Schema
+from gradproof.train.predictor import Predictions
+
+BINS = 10
+
+
+def score(found: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
+    """The record of a report's held-out part; metrics are in their own units."""
+    probability_TC, decision_T, outcome_T = found.probability_TC, found.decision_T, truth.outcome_R
+    T, C = probability_TC.shape
+    confusion_CC = np.zeros((C, C), np.int64)
+    np.add.at(confusion_CC, (outcome_T, decision_T), 1)
+    classes = [_class(confusion_CC, c, name) for c, name in enumerate(schema.classes)]
+    bins = calibration(probability_TC.max(1), decision_T == outcome_T)
+    present = [each["f1"] or 0.0 for each in classes if each["support"]]
+    return {
+        "rows": T,
+        "accuracy": float((decision_T == outcome_T).mean()),
+        "log_loss": log_loss(probability_TC, outcome_T),
+        "ece": sum(b["count"] / T * abs(b["accuracy"] - b["confidence"]) for b in bins if b["count"]),
+        "macro_f1": sum(present) / len(present),
+        "classes": classes,
+        "confusion": confusion_CC.tolist(),
+        "calibration": bins,
+        "metrics": [
+            _metric(
+                metric.name, found.metrics_TM[:, m], metric.low + truth.metrics_RM[:, m] * (metric.high - metric.low)
+            )
+            for m, metric in enumerate(schema.metrics)
+        ],
+    }
+
+
+def log_loss(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float:
+    """Mean −log p of what happened, p no smaller than float64 can say."""
+    p_T = probability_TC[np.arange(len(outcome_T)), outcome_T]
+    return float(-np.log(np.maximum(p_T, np.finfo(np.float64).tiny)).mean())
+
+
+def calibration(confidence_T: np.ndarray, right_T: np.ndarray) -> list[dict[str, Any]]:
+    """Ten bins of confidence, each with how often it was right."""
+    bin_T = np.minimum((confidence_T * BINS).astype(np.int64), BINS - 1)
+    bins = []
+    for b in range(BINS):
+        inside = bin_T == b
+        count = int(inside.sum())
+        bins.append(
+            {
+                "low": b / BINS,
+                "high": (b + 1) / BINS,
+                "confidence": float(confidence_T[inside].mean()) if count else None,
+                "accuracy": float(right_T[inside].mean()) if count else None,
+                "count": count,
+            }
+        )
+    return bins
+
+
+def _class(confusion_CC: np.ndarray, c: int, name: str) -> dict[str, Any]:
+    hit, support, named = (int(n) for n in (confusion_CC[c, c], confusion_CC[c].sum(), confusion_CC[:, c].sum()))
+    return {
+        "name": name,
+        "precision": hit / named if named else None,
+        "recall": hit / support if support else None,
+        "f1": 2 * hit / (support + named) if support + named else None,
+        "support": support,
+    }
+
+
+def _metric(name: str, found_T: np.ndarray, truth_T: np.ndarray) -> dict[str, Any]:
+    error_T = found_T.astype(np.float64) - truth_T
+    spread = float(((truth_T - truth_T.mean()) ** 2).sum())
+    return {
+        "name": name,
+        "mae": float(np.abs(error_T).mean()),
+        "rmse": float(np.sqrt((error_T**2).mean())),
+        "r2": 1 - float((error_T**2).sum()) / spread if spread else None,
+    }

@@ -1,0 +1,175 @@
+"""TrainStep: forward, loss, backward, clip, optimizer, in one call.
+
+Nothing waits for the device unless a value of the result is read. Learning rate, step count, loss scale and the
+non-finite flag live there; a step whose loss or gradient is not finite is skipped: parameters, moments, count and
+buffers stay as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.models.model import Model
+from gradproof.ops.route import Whole
+from gradproof.precision.probe import check_bf16_on_cpu
+from gradproof.train.adamw import AdamW
+from gradproof.train.loss import Loss, Target
+from gradproof.train.narrow import NarrowWeights
+from gradproof.train.schedule import Schedule
+
+ComputeDtype = Literal["fp32", "bf16", "fp16", "fp64"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+FIRST_SCALE = 2.0**16
+GROW_AFTER = 2000  # good steps in a row
+
+
+class StepResult(NamedTuple):
+    """Copies, on the device: reading one is what waits."""
+
+    loss: Tensor  # of the whole batch, the auxiliary terms included
+    gates: Tensor  # gates_TE
+    grad_norm: Tensor  # before clipping
+    load: Tensor  # load_E: rows that chose each expert
+    entropy: Tensor  # mean row entropy of the router's distribution, nats
+    skipped: Tensor  # 1 where nothing was updated, because loss or gradient was not finite
+
+
+class TrainStep:
+    """`step = TrainStep(model, "cross_entropy", AdamW(lr=1e-3)); result = step(x, target)`.
+
+    `loss` is a `Loss`, its name, or an op of your own. bf16 and fp16 keep fp32 masters and gradients; fp16 scales the
+    loss, by a power of two that adapts. `micro_rows` bounds the rows that are in flight at a time; the result is that
+    of the whole batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss | str | ModuleType,
+        optimizer: AdamW,
+        compute_dtype: ComputeDtype = "fp32",
+        *,
+        clip: float | None = None,
+        schedule: Schedule | None = None,
+        micro_rows: int | None = None,
+    ):
+        masters = torch.float64 if compute_dtype == "fp64" else torch.float32
+        if compute_dtype not in DTYPES:
+            raise ValueError(f"compute_dtype = {compute_dtype!r}: it is one of {', '.join(DTYPES)}")
+        if model.params.flat_P.dtype != masters:
+            raise ValueError(f"compute_dtype {compute_dtype!r} needs a model in {masters}, made with dtype={masters}")
+        if clip is not None and not clip > 0:
+            raise ValueError(f"clip = {clip}: the largest gradient norm must be above 0; None does not clip")
+        if micro_rows is not None and micro_rows < 1:
+            raise ValueError(f"micro_rows = {micro_rows}: a micro-batch needs at least one row")
+        if compute_dtype == "bf16" and model.params.flat_P.device.type == "cpu":
+            check_bf16_on_cpu()
+        self.model, self.optimizer, self.clip, self.schedule = model, optimizer.bind(model.params), clip, schedule
+        self.loss = loss if isinstance(loss, Loss) else Loss(loss)
+        self.micro_rows, self.steps, self.peak = micro_rows, 0, optimizer.lr
+        narrow = compute_dtype in ("bf16", "fp16")
+        self.weights: Mapping[str, Tensor] = NarrowWeights(model, DTYPES[compute_dtype]) if narrow else model.params
+        self.scaling = compute_dtype == "fp16"
+        flat_P = model.params.flat_P
+        self.scale = flat_P.new_full((), FIRST_SCALE if self.scaling else 1.0)
+        self.good = flat_P.new_zeros(())  # steps since the scale last changed
+        self.skipped = flat_P.new_zeros(())  # steps skipped so far
+
+    def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
+        """One update by the whole batch."""
+        rows = x_TI.shape[0]
+        if self.micro_rows is None or rows <= self.micro_rows:
+            return self.accumulate([(x_TI, target)])
+        pieces = x_TI.split(self.micro_rows)
+        if isinstance(target, tuple):
+            targets = list(zip(*(tensor.split(self.micro_rows) for tensor in target), strict=True))
+        else:
+            targets = target.split(self.micro_rows)
+        return self.accumulate(list(zip(pieces, targets, strict=True)))
+
+    @torch.no_grad()
+    def accumulate(self, parts: Sequence[tuple[Tensor, Target]]) -> StepResult:
+        """One update by the micro-batches in `parts`, of any sizes: the same as by their rows in one batch."""
+        for x_TI, _ in parts:
+            self.model.check_input(x_TI)
+        total = self.loss.total([target for _, target in parts])
+        whole = self._whole(parts)
+        self.model.params.grad_P.zero_()
+        results = [self._part(x_TI, target, total, whole) for x_TI, target in parts]
+        loss = torch.stack([each.loss for each in results]).sum()
+        load_E = torch.stack([each.load for each in results]).sum(0)
+        entropy = torch.stack([each.entropy for each in results]).sum() / sum(x_TI.shape[0] for x_TI, _ in parts)
+        norm, skipped = self._update(loss, load_E)
+        return StepResult(loss, torch.cat([each.gates for each in results]), norm, load_E, entropy, skipped)
+
+    def _whole(self, parts: Sequence[tuple[Tensor, Target]]) -> Whole | None:
+        """The load of the whole batch, which each part's balance term needs before its own backward."""
+        if len(parts) == 1:
+            return None
+        load_E = torch.stack([self.model.load(self.weights, x_TI) for x_TI, _ in parts]).sum(0)
+        return Whole(sum(x_TI.shape[0] for x_TI, _ in parts), load_E)
+
+    def _part(self, x_TI: Tensor, target: Target, total: Mapping[str, Any], whole: Whole | None) -> StepResult:
+        """Adds the gradients of one micro-batch, times the loss scale; `entropy` is a sum here."""
+        output, saved = self.model.apply(self.weights, x_TI, whole)
+        loss, kept = self.loss.forward(output.logits_TO, target, total)
+        d_logits_TO = self.loss.backward(self.scale, kept, output.logits_TO, target)
+        p_TE, load_E = self.model.routed(saved)
+        self.model.pull_back(self.weights, self.model.params.grads, (d_logits_TO, self.scale), x_TI, saved)
+        entropy = torch.special.entr(p_TE).sum()
+        return StepResult(loss + output.aux, output.gates_TE, loss, load_E, entropy, loss)
+
+    def _update(self, loss: Tensor, load_E: Tensor) -> tuple[Tensor, Tensor]:
+        """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""
+        params = self.model.params
+        norm = torch.linalg.vector_norm(params.grad_P) / self.scale
+        skipped = (~(norm.isfinite() & loss.isfinite())).float()
+        divisor = self.scale
+        if self.clip is not None:
+            divisor = self.scale * ((norm + 1e-6) / self.clip).clamp(min=1.0)
+        if self.schedule is not None:
+            self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
+        unscaled = self.scaling or self.clip is not None
+        self.optimizer.step(divisor if unscaled else None, skipped)
+        if isinstance(self.weights, NarrowWeights):
+            self.weights.refresh()
+        self._rebalance(load_E, skipped)
+        if self.scaling:
+            self._rescale(skipped)
+        self.skipped += skipped
+        self.steps += 1
+        return norm, skipped
+
+    def _rebalance(self, load_E: Tensor, skipped: Tensor) -> None:
+        if not self.model.buffers:
+            return
+        before = dict(self.model.buffers)
+        self.model.rebalance(load_E)
+        for name, buffer in before.items():
+            self.model.buffers[name] = torch.where(skipped > 0, buffer, self.model.buffers[name])
+
+    def _rescale(self, skipped: Tensor) -> None:
+        """Half the scale after a skipped step, twice after many good ones in a row."""
+        self.good += 1 - skipped
+        grown = self.good >= GROW_AFTER
+        self.scale.copy_(torch.where(skipped > 0, (self.scale / 2).clamp(min=1.0), self.scale * (1 + grown)))
+        self.good *= (1 - skipped) * ~grown
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything but the parameters that the next step depends on."""
+        own = {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+        own |= {f"optimizer.{name}": tensor for name, tensor in self.optimizer.state().items()}
+        return own | {f"buffer.{name}": tensor for name, tensor in self.model.buffers.items()}
+
+    def load_state(self, state: Mapping[str, Tensor], steps: int) -> None:
+        """Goes on after `steps` steps, where `state` was taken; the parameters are restored before."""
+        for name, own in self.state().items():
+            own.copy_(state[name])
+        self.steps = steps
+        if isinstance(self.weights, NarrowWeights):
+            self.weights.refresh()

@@ -1,0 +1,75 @@
+"""Looking on at a training run: a bar on a terminal, lines elsewhere, and the table at the end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+class TerminalWatch:
+    """Shows a training run: a bar on a terminal, a line at each validation elsewhere."""
+
+    def __init__(self, bar: Any):
+        self.bar, self.task, self.validated = bar, None, ""
+
+    def say(self, sentence: str) -> None:
+        print(sentence, file=sys.stderr, flush=True) if self.bar is None else self.bar.console.print(sentence)
+
+    def reading(self, done: int, total: int) -> None:
+        self._show("reading", done, total, "")
+
+    def training(self, record: dict[str, Any], steps: int) -> None:
+        loss = record["loss"] if record["loss_ema"] is None else record["loss_ema"]
+        figures = f"loss {loss:.4f}  lr {record['lr']:.1e}  {record['rows_per_s']:,.0f} rows/s"
+        if "validation_accuracy" in record:
+            self.validated = f"  validation {record['validation_accuracy']:.2%}"
+            if self.bar is None:
+                self.say(f"step {record['step']:>6} of {steps}  {figures}{self.validated}")
+        self._show("training", record["step"], steps, figures + self.validated)
+
+    def _show(self, what: str, done: int, total: int, figures: str) -> None:
+        if self.bar is None:
+            return
+        if self.task is None:
+            self.task = self.bar.add_task(what, figures=figures)
+        self.bar.update(self.task, description=what, completed=done, total=total, figures=figures)
+
+
+@contextmanager
+def watching() -> Iterator[TerminalWatch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield TerminalWatch(None)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, TimeRemainingColumn(), console=console) as bar:
+        yield TerminalWatch(bar)
+
+
+def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
+    from rich.table import Table
+
+    table = Table("held-out score", "accuracy", "log loss", "", box=None, pad_edge=False)
+    for row in record["scores"]:
+        figures = [f"{row['accuracy']:.2%}" if row["accuracy"] is not None else ""]
+        figures += [f"{row['log_loss']:.4f}" if row["log_loss"] is not None else ""]
+        table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
+    console.print(table)
+    for note in record["notes"]:
+        console.print(f"  {note}", style="dim", markup=False)
+    run = record["run"]
+    console.print(
+        f"{record['status']} after {run['steps']:,} steps in {run['seconds']:.1f} s, best at step {run['best_step']:,}"
+    )
+    console.print(f"report: {path / 'report.html'}", soft_wrap=True)

@@ -1,0 +1,221 @@
+"""Predictor: against a direct forward on inputs encoded by hand; predict_file: what it writes, and what it leaves."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Metric, Schema
+from gradproof.models.dense import Dense, DenseConfig
+from gradproof.models.moe import MoE, MoEConfig
+from gradproof.train import predictor as predictors
+from gradproof.serve.predict import as_frame, as_records, predict_file
+from gradproof.train.predictor import Predictor
+
+
+def draw(schema, count, seed=0):
+    """Rows with every slot, no slot (−1) and missing numbers among them."""
+    generator = np.random.default_rng(seed)
+    codes = [generator.integers(-1, category.width, count) for category in schema.categories]
+    numbers = generator.normal(8, 4, (count, len(schema.numbers)))
+    numbers[generator.random(numbers.shape) < 0.2] = np.nan
+    return Rows(
+        np.stack(codes, 1).astype(np.int32), numbers, np.full(count, -1), np.full((count, 2), np.nan, np.float32)
+    )
+
+
+def encoded(rows):
+    """The inputs of conftest's schema, written out."""
+    x_TI = torch.zeros(rows.count, 10)
+    for t, ((colour, flag), (weight, count)) in enumerate(zip(rows.codes_RC, rows.numbers_RN, strict=True)):
+        if colour >= 0:
+            x_TI[t, colour] = 1
+        if flag >= 0:
+            x_TI[t, 5 + flag] = 1
+        x_TI[t, 7] = 0.0 if np.isnan(weight) else (weight - 10) / 2
+        x_TI[t, 8] = 0.0 if np.isnan(count) else count / 5
+        x_TI[t, 9] = float(np.isnan(weight))
+    return x_TI
+
+
+def test_equals_a_forward_and_a_softmax(predictor, schema):
+    rows = draw(schema, 57)
+    output, _ = predictor.model.forward(encoded(rows))
+    logits = output.logits_TO.double().numpy()
+    e_TC = np.exp(logits[:, :3] - logits[:, :3].max(1, keepdims=True))
+    found = predictor(rows)
+    np.testing.assert_allclose(found.probability_TC, e_TC / e_TC.sum(1, keepdims=True), rtol=1e-6)
+    np.testing.assert_array_equal(found.decision_T, logits[:, :3].argmax(1))
+    np.testing.assert_allclose(found.metrics_TM, np.stack([100 + 200 * logits[:, 3], logits[:, 4]], 1), rtol=1e-5)
+    np.testing.assert_allclose(found.gates_TE, output.gates_TE.numpy(), rtol=1e-6)
+    assert len(set(found.decision_T)) > 1 and ((found.gates_TE > 0).sum(1) == 2).all()
+
+
+def test_probabilities_are_taken_in_float64(predictor, schema):
+    """In float32 the rows would sum to 1 only to 1e-7."""
+    found = predictor(draw(schema, 300))
+    assert [array.dtype for array in found] == [np.int64, np.float64, np.float64, np.float64]
+    assert np.abs(found.probability_TC.sum(1) - 1).max() < 1e-15
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 25])
+def test_chunks_keep_the_order(predictor, schema, count, monkeypatch):
+    whole = predictor(draw(schema, count))
+    monkeypatch.setattr(predictors, "CHUNK", 8)
+    for a, b in zip(whole, predictor(draw(schema, count)), strict=True):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        np.testing.assert_allclose(a, b, rtol=1e-5)
+
+
+def test_no_tape_is_kept(predictor, schema):
+    """Nothing needs a gradient, even where the parameters do."""
+    predictor.model.params.flat_P.requires_grad_(True)
+    try:
+        found = predictor(draw(schema, 3))
+    finally:
+        predictor.model.params.flat_P.requires_grad_(False)
+    assert isinstance(found.probability_TC, np.ndarray)
+
+
+def test_a_dense_model_has_one_gate(schema):
+    found = Predictor(Dense(DenseConfig(10, 5, hidden=8, feedforward=8, blocks=1)), schema)(draw(schema, 4))
+    assert found.gates_TE.tolist() == [[1.0]] * 4
+
+
+def test_a_model_for_another_table_is_refused(schema):
+    with pytest.raises(ValueError, match="the model has 9 inputs and 5 outputs, the schema 10 and 5"):
+        Predictor(MoE(MoEConfig(inputs=9, outputs=5, hidden=4)), schema)
+
+
+def test_records(predictor, schema):
+    found = predictor(draw(schema, 20))
+    records = json.loads(json.dumps(as_records(found, schema), allow_nan=False))
+    assert len(records) == 20
+    for t, record in enumerate(records):
+        assert list(record) == ["decision", "probability", "probabilities", "metrics", "gates"]
+        assert list(record["probabilities"].values()) == found.probability_TC[t].tolist()
+        assert record["decision"] == max(record["probabilities"], key=record["probabilities"].__getitem__)
+        assert record["probability"] == record["probabilities"][record["decision"]]
+        assert record["metrics"] == dict(zip(("cost", "risk"), found.metrics_TM[t].tolist(), strict=True))
+        assert record["gates"] == found.gates_TE[t].tolist()
+
+
+def test_no_decision_where_the_outputs_are_not_finite(predictor, schema, overflowing):
+    """What overflows must not become a decision, nor touch the other rows."""
+    rows = draw(schema, 3)
+    right = predictor(rows)
+    rows.numbers_RN[1, 1] = overflowing
+    found = predictor(rows)
+    assert found.decision_T.tolist() == [right.decision_T[0], -1, right.decision_T[2]]
+    np.testing.assert_allclose(found.probability_TC[[0, 2]], right.probability_TC[[0, 2]], rtol=1e-6)
+    record = json.loads(json.dumps(as_records(found, schema), allow_nan=False))[1]
+    assert record["decision"] is record["probability"] is record["metrics"]["cost"] is None
+    assert set(record["gates"]) == set(record["probabilities"].values()) == {None}
+    assert as_frame(found, schema).row(1) == (None,) * 11
+
+
+def test_a_model_that_diverged_is_refused(schema):
+    model = MoE(MoEConfig(inputs=10, outputs=5, hidden=4))
+    model.params["router.bias"][0] = torch.nan
+    with pytest.raises(ValueError, match="not all finite"):
+        Predictor(model, schema)
+
+
+def test_columns_of_the_same_name_are_all_written(predictor, schema):
+    twins = Schema("y", schema.classes, schema.categories, schema.numbers, (Metric("decision"), Metric("p_bad")))
+    frame = as_frame(predictor(draw(schema, 2)), twins)
+    assert frame.columns == ["decision", "probability", "p_good", "p_bad", "p_ugly", "decision_", "p_bad_"] + [
+        f"gate_{e}" for e in range(4)
+    ]
+
+
+def table(folder, count, name="data.csv", outcome=True):
+    """A file of rows, as a user would have it; every third outcome is unknown."""
+    import polars as pl
+
+    generator = np.random.default_rng(1)
+    columns = {
+        "id": range(count),
+        "colour": generator.choice(["red", "green", "mauve", None], count),
+        "flag": generator.choice(["true", "false"], count),
+        "weight": generator.normal(10, 2, count).round(3),
+        "count": generator.integers(-9, 9, count),
+    }
+    if outcome:
+        columns["outcome"] = [None if i % 3 == 2 else ("good", "ugly", "bad", "odd")[i % 4] for i in range(count)]
+    frame = pl.DataFrame(columns, strict=False)
+    path = folder / name
+    frame.write_parquet(path) if name.endswith("parquet") else frame.write_csv(path)
+    return path
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    """Files are read 10 rows at a time."""
+    from gradproof.data.table import Table
+
+    whole = Table.chunks
+    monkeypatch.setattr(Table, "chunks", lambda self: whole(self, rows=10))
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.parquet"])
+@pytest.mark.parametrize("out", ["out.csv", "out.parquet"])
+def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
+    import polars as pl
+
+    from gradproof.data.infer import encode
+
+    path = table(tmp_path, 47, name)
+    scored = predict_file(predictor, path, tmp_path / out)
+    read = pl.read_csv(tmp_path / out) if out.endswith("csv") else pl.read_parquet(tmp_path / out)
+    rows = encode(schema, pl.read_csv(path) if name.endswith("csv") else pl.read_parquet(path))
+    right = predictor(rows)
+    classes = [f"p_{each}" for each in schema.classes]
+    assert read.columns == ["decision", "probability", *classes, "cost", "risk", *(f"gate_{e}" for e in range(4))]
+    assert read["decision"].to_list() == [schema.classes[d] for d in right.decision_T]
+    np.testing.assert_allclose(read[classes].to_numpy(), right.probability_TC, rtol=1e-5)
+    np.testing.assert_allclose(read["probability"].to_numpy(), right.probability_TC.max(1), rtol=1e-5)
+    np.testing.assert_allclose(read[["cost", "risk"]].to_numpy(), right.metrics_TM, rtol=1e-4, atol=1e-6)
+    known = rows.outcome_R >= 0
+    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean())
+    assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([name, out])
+
+
+def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
+    path = table(tmp_path, 25, outcome=False)
+    scored = predict_file(predictor, path, None)
+    printed = capsys.readouterr().out
+    predict_file(predictor, path, tmp_path / "out.csv")
+    assert scored == (25, 0, None)
+    assert printed == (tmp_path / "out.csv").read_text() and len(printed.splitlines()) == 26
+
+
+@pytest.mark.parametrize("out", ["out.csv", "out.parquet"])
+@pytest.mark.parametrize("kept", [None, "an older file"])
+def test_an_error_leaves_nothing_behind(predictor, tmp_path, small_chunks, out, kept):
+    """The last row is broken: most of the output has been written by then."""
+    path = table(tmp_path, 30)
+    path.write_text(path.read_text() + "1,2\n")
+    if kept:
+        (tmp_path / out).write_text(kept)
+    with pytest.raises(ValueError, match=r"line 32 of .* has 2 fields"):
+        predict_file(predictor, path, tmp_path / out)
+    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["data.csv", *([out] if kept else [])])
+    assert not kept or (tmp_path / out).read_text() == kept
+
+
+def test_outputs_that_cannot_be_written_are_refused_first(predictor, tmp_path):
+    path = table(tmp_path, 3)
+    (tmp_path / "folder.csv").mkdir()
+    for out, sentence in (
+        ("out.txt", "must end in .csv or .parquet"),
+        ("nowhere/out.csv", "does not exist; make it first"),
+        ("folder.csv", "is a folder; name a file"),
+        ("data.csv", "is the data itself"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            predict_file(predictor, path, tmp_path / out)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["data.csv", "folder.csv"]

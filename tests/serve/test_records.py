@@ -1,0 +1,167 @@
+"""rows_of: what is taken, as which slot or number, and the sentence for everything that is not."""
+
+import math
+
+import numpy as np
+import pytest
+
+from gradproof.data.schema import Category, Number, Schema
+from gradproof.serve.records import BadRecord, rows_of
+
+
+def codes(schema, record, **changed):
+    return rows_of([record | changed], schema).codes_RC[0].tolist()
+
+
+def numbers(schema, record, **changed):
+    return rows_of([record | changed], schema).numbers_RN[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("colour", "slot"), [("red", 0), ("blue", 2), ("Red", 3), ("", 3), (1, 3), (True, 3), (None, 4)]
+)
+def test_slots_of_a_column_with_other_and_missing(schema, record, colour, slot):
+    assert codes(schema, record, colour=colour)[0] == slot
+
+
+@pytest.mark.parametrize(
+    ("flag", "slot"), [(False, 0), (True, 1), ("true", 1), ("maybe", -1), (1, -1), (1.0, -1), (None, -1)]
+)
+def test_slots_of_a_column_without(schema, record, flag, slot):
+    """1 is not true, though Python's dicts hold them to be equal; a null has no slot, not that of another value."""
+    assert codes(schema, record, flag=flag)[1] == slot
+
+
+def test_a_null_is_not_another_value():
+    """A column that missed nothing in training has no slot for a null, even if it has one for other values."""
+    schema = Schema("y", ("a", "b"), (Category("c", ("u", "v"), other=True),))
+    assert rows_of([{"c": value} for value in ("v", "w", None)], schema).codes_RC[:, 0].tolist() == [1, 2, -1]
+
+
+def test_names_written_as_numbers():
+    """3 and 3.0 are different texts in a table, and so they are here."""
+    schema = Schema("y", ("a", "b"), (Category("level", ("3", "2.5", "3.0", "-7", "1e+16")),))
+    found = rows_of([{"level": value} for value in (3, 2.5, 3.0, -7, 1e16, "3")], schema)
+    assert found.codes_RC[:, 0].tolist() == [0, 1, 2, 3, 4, 0]
+
+
+def test_numbers(schema, record):
+    assert numbers(schema, record, weight=7, count=-0.25) == [7.0, -0.25]
+    assert numbers(schema, record, weight=2**70)[0] == 2.0**70
+    missing = numbers(schema, record, weight=None)
+    assert math.isnan(missing[0]) and missing[1] == 3.0
+
+
+def test_dtypes_and_order(schema, record):
+    rows = rows_of([record | {"count": i} for i in range(5)], schema)
+    assert [array.dtype for array in rows] == [np.int32, np.float64, np.int64, np.float32]
+    assert rows.numbers_RN[:, 1].tolist() == [0, 1, 2, 3, 4]
+    assert rows.outcome_R.tolist() == [-1] * 5 and rows.metrics_RM.shape == (5, 2)
+    assert np.isnan(rows.metrics_RM).all()
+
+
+def test_targets_and_columns_left_out_are_ignored(schema, record):
+    assert codes(schema, record, outcome="bad", cost=[1], risk="x", id=None) == codes(schema, record)
+
+
+HUGE = pytest.param(-(10**5000), id="more digits than Python writes")
+
+
+@pytest.mark.parametrize("value", ["3", "", True, False, [1], {}, math.nan, math.inf, -math.inf, 10**400, HUGE])
+def test_a_number_column_refuses(schema, record, value):
+    with pytest.raises(BadRecord, match=r"^record 2: 'weight' must be a (finite )?number or null, not .{1,60}$"):
+        rows_of([record, record | {"weight": value}], schema)
+
+
+@pytest.mark.parametrize("value", [[], {}, ["red"], math.nan, math.inf, HUGE])
+def test_a_category_refuses(schema, record, value):
+    with pytest.raises(BadRecord, match=r"^record 1: 'colour' must be a text, .* or null, not .{1,60}$"):
+        rows_of([record | {"colour": value}], schema)
+
+
+@pytest.mark.parametrize("value", [None, 3, "x", [], [["colour", "red"]], True])
+def test_a_record_is_an_object(schema, record, value):
+    with pytest.raises(BadRecord, match=r"^record 3 must be an object of column: value, not "):
+        rows_of([record, record, value, record], schema)
+
+
+def test_sentences(schema, record):
+    def sentence(value):
+        with pytest.raises(BadRecord) as raised:
+            rows_of([value], schema)
+        return str(raised.value)
+
+    lacking = {"flag": True, "weight": 1}
+    assert sentence(lacking) == "record 1 lacks 'colour', 'count'; say null where a value is missing"
+    unknown = "record 1 has 'color', which the model does not know; leave it out"
+    assert sentence(record | {"color": "red"}) == unknown
+    assert sentence(record | {"count": "3"}) == "record 1: 'count' must be a number or null, not the text '3'"
+    assert sentence(record | {"count": 10**400}).endswith("not an integer beyond the largest float")
+    assert sentence(record | {"count": math.nan}).endswith("must be a finite number or null, not NaN")
+
+
+def test_a_sentence_stays_short(schema, record):
+    """Whatever was sent, it is not sent back whole."""
+    for bad in (record | {"x" * 10**6: 1}, record | {"count": "y" * 10**6}, dict.fromkeys(map(str, range(10**5)))):
+        with pytest.raises(BadRecord) as raised:
+            rows_of([bad], schema)
+        assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("width", [0, 1, 2])
+def test_any_number_of_columns(width):
+    """One column, or none of a kind, is a table too."""
+    names, numbers = [f"c{i}" for i in range(width)], [f"n{i}" for i in range(2 - width)]
+    schema = Schema("y", ("a", "b"), tuple(Category(n, ("u",)) for n in names), tuple(Number(n, 0, 1) for n in numbers))
+    rows = rows_of([dict.fromkeys(names, "u") | dict.fromkeys(numbers, 5)] * 3, schema)
+    assert rows.codes_RC.tolist() == [[0] * width] * 3 and rows.numbers_RN.tolist() == [[5.0] * (2 - width)] * 3
+
+
+DATED = Schema("y", ("a", "b"), (Category("c", ("u",)),), (Number("n", 0, 1), Number("day", 0, 1, date=True)))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1970-01-02",
+        "2024-02-29",
+        "1969-07-20T20:17Z",
+        "2024-05-31 12:30",
+        "2024-05-31T12:30:15.5",
+        "2024-05-31T12:30:15+02:00",
+        "2024-05-31T12:30:15.123456789-0330",
+        None,
+    ],
+)
+def test_dates_are_read_as_from_a_file(text):
+    """JSON and CSV say the same."""
+    import polars as pl
+
+    from gradproof.data.infer import encode
+
+    frame = pl.DataFrame({"c": ["u"], "n": ["2.5"], "day": [text]}, schema_overrides={"day": pl.String})
+    found = rows_of([{"c": "u", "n": 2.5, "day": text}], DATED)
+    for a, b in zip(found, encode(DATED, frame), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert (text is None) == np.isnan(found.numbers_RN[0, 1])
+
+
+@pytest.mark.parametrize("value", ["2024-02-30", "31.5.2024", "20240531", "yesterday", "2024-05-31x", 19000, True, []])
+def test_a_date_refuses(value):
+    with pytest.raises(BadRecord, match=r"^record 1: 'day' must be a date like '2024-05-31' or null, not "):
+        rows_of([{"c": "u", "n": 1, "day": value}], DATED)
+
+
+def test_a_file_and_json_make_the_same_rows(schema, record):
+    import polars as pl
+
+    from gradproof.data.infer import encode
+
+    records = [record | {"colour": c, "flag": f} for c in ("red", "mauve", None) for f in ("true", "x", None)]
+    records += [record | {"weight": w, "count": c} for w in (1, -2.5, None) for c in (0.1, 10**6)]
+    text = [{k: v if v is None else str(v) for k, v in each.items()} for each in records]
+    for each, plain in zip(records, text, strict=True):
+        plain["flag"] = {True: "true"}.get(each["flag"], each["flag"])
+    for a, b in zip(rows_of(records, schema), encode(schema, pl.DataFrame(text)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert a.dtype == b.dtype
