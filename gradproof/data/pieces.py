@@ -2,8 +2,8 @@
 
     piece_j(v) = clamp((v − k_j)/(k_{j+1} − k_j), 0, 1),  knots k at quantiles of the training rows
 
-Beside the standardised number, this lets a network bend at any of the knots: thresholds, which trees find so easily, and
-skewed columns, whose bulk standardising squeezes together.
+Beside the standardised number, this lets a network bend at any of the knots: for thresholds, which trees find so
+easily, and for skewed columns, whose bulk standardising squeezes together.
 """
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ class Category:
 @dataclass(frozen=True)
 class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
-    the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its pieces
-    (`data/pieces.py`)."""
+    the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its
+    pieces (`data/pieces.py`)."""
 
     name: str
     mean: float

@@ -1,4 +1,4 @@
-"""Does a bf16 product run on this CPU? Some virtual machines trap AMX, and torch then dies with an illegal instruction."""
+"""Does a bf16 product run on this CPU? Some virtual machines trap AMX: torch then dies of an illegal instruction."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gradproof.files import publish
 
-MODEL, STEP, STATE = "model.safetensors", "step.safetensors", "state.json"
+MODEL, STEP, STATE, SUMS = "model.safetensors", "step.safetensors", "state.json", "sha256.json"
 KEEP = 2
 
 
@@ -48,8 +48,10 @@ def save(
         aside.mkdir(parents=True)
         for file, tensors in ((MODEL, model), (STEP, rest)):
             save_file({name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}, aside / file)
-        record = {**state, "step": step, "sha256": {file: _sha256(aside / file) for file in (MODEL, STEP)}}
-        (aside / STATE).write_text(json.dumps({**record, "checksum": _checksum(record)}, indent=1), encoding="utf-8")
+        record = {**state, "step": step}
+        (aside / STATE).write_text(json.dumps(record, indent=1), encoding="utf-8")
+        sums = {file: _sha256(aside / file) for file in (MODEL, STEP, STATE)}
+        (aside / SUMS).write_text(json.dumps(sums, indent=1), encoding="utf-8")
         publish(aside, checkpoints / f"step-{step}")
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
@@ -60,22 +62,43 @@ def save(
 def load(folder: Path) -> Checkpoint:
     """A checkpoint whose every byte is what was written; ValueError says what is not."""
     try:
-        record = json.loads((folder / STATE).read_text(encoding="utf-8"))
-        checksum = record.pop("checksum")
-        if checksum != _checksum(record):
-            raise ValueError(f"{STATE} is damaged")
-        for file, sha256 in record["sha256"].items():
-            if _sha256(folder / file) != sha256:
+        sums = json.loads((folder / SUMS).read_text(encoding="utf-8"))
+        for file in (MODEL, STEP, STATE):
+            if _sha256(folder / file) != sums[file]:
                 raise ValueError(f"{file} is damaged")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        return Checkpoint(folder, json.loads((folder / STATE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"checkpoint {folder.name} cannot be read: {error}") from None
-    return Checkpoint(folder, record)
 
 
 def steps(checkpoints: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
     found = [folder.name.removeprefix("step-") for folder in checkpoints.glob("step-*")]
     return sorted(int(step) for step in found if step.isdigit())
+
+
+def best(checkpoints: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    """The one with the best validation, or the newest where that one is damaged, saying so."""
+    found = newest(checkpoints, say)
+    step = found.state["progress"]["best_step"] if found is not None else None
+    if found is None or step in (None, found.step):
+        return found
+    try:
+        return load(checkpoints / f"step-{step}")
+    except ValueError as error:
+        say(f"{error}; taking the newest, step {found.step}")
+        return found
+
+
+def set_aside(checkpoints: Path, after: int) -> None:
+    """Takes away what a crash left half written, and out of the way what is damaged, later than the step `after`."""
+    for leftover in checkpoints.glob(".partial-*"):
+        shutil.rmtree(leftover)
+    for step in steps(checkpoints):
+        if step > after:
+            damaged = checkpoints / f".damaged-step-{step}"
+            shutil.rmtree(damaged, ignore_errors=True)
+            (checkpoints / f"step-{step}").rename(damaged)
 
 
 def newest(checkpoints: Path, say: Callable[[str], None]) -> Checkpoint | None:
@@ -89,7 +112,7 @@ def newest(checkpoints: Path, say: Callable[[str], None]) -> Checkpoint | None:
 
 
 def prune(checkpoints: Path, best: int | None) -> None:
-    """Keeps the newest few, the best, and nothing half written."""
+    """Keeps the newest few and the best."""
     for step in steps(checkpoints)[:-KEEP]:
         if step != best:
             shutil.rmtree(checkpoints / f"step-{step}")
@@ -98,12 +121,3 @@ def prune(checkpoints: Path, best: int | None) -> None:
 def _sha256(file: Path) -> str:
     with open(file, "rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _checksum(record: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
-
-
-def remove(folder: Path) -> None:
-    """Takes away what a crash left half written."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -60,7 +60,7 @@ class TrainConfig:
                 raise ValueError(f"{name} = {value} must be a number of at least 0")
         if self.clip == 0:
             raise ValueError("clip = 0 would stop all learning; null does not clip")
-        if min(self.validation, self.test) <= 0 or self.validation + self.test >= 0.9:
+        if not (self.validation > 0 and self.test > 0 and self.validation + self.test < 0.9):
             raise ValueError(
                 f"validation = {self.validation} and test = {self.test} are shares of the rows above 0, "
                 "below 0.9 together"
@@ -98,6 +98,8 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     types_of = get_type_hints(TrainConfig)
     merged: dict[str, Any] = {}
     for layer in layers:
+        if not isinstance(layer, Mapping):
+            raise ValueError(f"a config holds options by name, it is no {type(layer).__name__}")
         for name, value in layer.items():
             if name not in known:
                 raise ValueError(f"there is no option {name!r}; the options are {', '.join(sorted(known))}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,17 +30,11 @@ def _say(sentence: str) -> None:
 
 
 def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _say) -> Loaded:
-    """The model of the run's best checkpoint, or of its newest where the best is damaged, saying so."""
+    """The model of the run's best checkpoint."""
     run = Run(path)
-    found = checkpoint.newest(run.checkpoints, say)
+    found = checkpoint.best(run.checkpoints, say)
     if found is None:
         raise ValueError(f"{path} has no whole checkpoint yet; gradproof train --resume --out {path} makes one")
-    best = found.state["progress"]["best_step"]
-    if best is not None and best != found.step:
-        try:
-            found = checkpoint.load(run.checkpoints / f"step-{best}")
-        except ValueError as error:
-            say(f"{error}; taking the newest, step {found.step}")
     schema, _ = read_schema(path)
     model = build_model(run.config, schema, device)
     restore(model, found)
@@ -50,6 +45,10 @@ def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
     """The configured model for the width of the data, with its initial values."""
     kind = family(config.model)
     options = {"balance": BALANCE, **config.model_options} if config.model == "moe" else config.model_options
+    for each in fields(kind.Config):
+        wanted, value = type(each.default), options.get(each.name, each.default)
+        if type(value) is not wanted and (wanted, type(value)) != (float, int):
+            raise ValueError(f"model_options: {each.name} = {value!r} must be {wanted.__name__}")
     try:
         shape = kind.Config.sized(config.size, inputs=schema.inputs, outputs=schema.outputs, **options)
     except TypeError as error:

@@ -39,7 +39,6 @@ from gradproof.train.schedule import Schedule
 from gradproof.train.step import StepResult, TrainStep
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
-SKIPS_IN_A_ROW = 50  # fp16 gives up on a scale that never fits
 
 
 class Stopped(Exception):
@@ -89,9 +88,8 @@ class Trainer:
 
     def resume(self) -> None:
         """Goes back to the newest whole checkpoint, or to step 0."""
-        for leftover in self.run.checkpoints.glob(".partial-*"):
-            checkpoint.remove(leftover)
         found = checkpoint.newest(self.run.checkpoints, self.watch.say)
+        checkpoint.set_aside(self.run.checkpoints, after=found.step if found else -1)
         if found is not None:
             self._check_environment(found.state["environment"])
             restore(self.model, found)
@@ -131,17 +129,14 @@ class Trainer:
     def _read(self, pending: list[tuple[int, StepResult]]) -> None:
         """Takes the losses over and stops at the first that is not finite. Here the device is waited for."""
         for s, result in pending:
-            if bool(result.skipped) and not self._may_skip():
+            # fp16 skips a step whose scaled gradient overflowed, until its scale cannot be halved any more.
+            if bool(result.skipped) and float(result.scale) == 1:
                 self._fail(s, result)
             loss = float(result.loss)
             if not bool(result.skipped):
                 self.at.ema = ema(self.at.ema, loss)
                 self.at.losses = [*self.at.losses, loss][-KEPT:]
         pending.clear()
-
-    def _may_skip(self) -> bool:
-        """fp16 skips a step whose scaled gradient overflowed, until its scale cannot be halved any more."""
-        return self.step.scaling and float(self.step.scale) > 1
 
     def _fail(self, s: int, result: StepResult) -> None:
         index = self.batches[s]
@@ -277,14 +272,15 @@ def environment(config: TrainConfig) -> dict[str, Any]:
 def prove(run: Run, model: Model) -> None:
     """evidence.jsonl: the run's own options at a small width, judged before the first step."""
     file = run.path / "evidence.jsonl"
-    if file.exists():
-        return
-    verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
-    write_atomically(file, "".join(json.dumps(asdict(each)) + "\n" for each in verdict.evidence))
-    if verdict.status == "refuted":
-        raise Stopped(
-            f"the backward pass of this config is refuted: {', '.join(verdict.failures())}; nothing was trained"
-        )
+    if not file.exists():
+        verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
+        write_atomically(file, "".join(json.dumps(asdict(each)) + "\n" for each in verdict.evidence))
+    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    refuted = [
+        f"{each['claim']} of {each['value'] or each['subject']}" for each in found if each["status"] == "refuted"
+    ]
+    if refuted:
+        raise Stopped(f"the backward pass of this config is refuted: {', '.join(refuted)}; nothing was trained")
 
 
 @contextmanager

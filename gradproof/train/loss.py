@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from types import ModuleType
 from typing import Any
 
@@ -25,10 +26,11 @@ class Loss:
             raise ValueError(f"there is no loss {op!r}; the losses are {', '.join(LOSSES)}, or an op of your own")
         self.op = load(op) if isinstance(op, str) else op
         self.options = options
-        self._targets = list(argument_names(self.op.forward))[1:]
-        unknown = [name for name in options if name not in self._targets]
+        defaults = signature(self.op.forward).parameters.values()
+        known = [each.name for each in defaults if each.default is not each.empty and not each.name.endswith("total")]
+        unknown = [name for name in options if name not in known]
         if unknown:
-            raise ValueError(f"the loss takes no {unknown[0]!r}; it takes {', '.join(self._targets)}")
+            raise ValueError(f"the loss has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
 
     def total(self, targets: Sequence[Target]) -> Mapping[str, Any]:
         """What the losses of all micro-batches are divided by, as arguments of forward."""

@@ -15,14 +15,16 @@ from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
 from gradproof.train.evaluate import predictions
 from gradproof.train.load import restore
-from gradproof.train.loop import Trainer, environment
+from gradproof.train.loop import Stopped, Trainer, environment
 from gradproof.train.score import score
 
 
 def report(trainer: Trainer) -> dict[str, Any]:
     """Scores the best checkpoint on the rows that nothing was chosen by, beside what anyone would compare with."""
     source, config, at = trainer.source, trainer.config, trainer.at
-    best = checkpoint.load(trainer.run.checkpoints / f"step-{at.best_step}")
+    best = checkpoint.best(trainer.run.checkpoints, trainer.watch.say)
+    if best is None:
+        raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
     restore(trainer.model, best)
     index_T = source.index(TEST)
     truth = source.rows.take(index_T)
@@ -42,7 +44,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
             "validation_rows": len(source.index(VALIDATION)),
             "test_rows": len(index_T),
             "steps": at.step,
-            "best_step": at.best_step,
+            "best_step": best.step,
             "seconds": at.seconds,
             "device": config.device,
             "precision": config.precision,
@@ -102,5 +104,6 @@ def _evidence(file: Path) -> dict[str, Any] | None:
     if not file.exists():
         return None
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    refuted = any(line["status"] == "refuted" for line in lines)
-    return {"claims": len(lines), "status": "refuted" if refuted else "proven"}
+    statuses = {line["status"] for line in lines}
+    worst = next(each for each in ("refuted", "inconclusive", "proven") if each in statuses or each == "proven")
+    return {"claims": len(lines), "status": worst}

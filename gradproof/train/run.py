@@ -80,7 +80,12 @@ def _create(path: Path, given: Mapping[str, Any]) -> Run:
     while made is not None and not made.parent.exists():
         made = made.parent
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+    try:
+        write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+    except OSError:
+        if made is not None:
+            shutil.rmtree(made)
+        raise
     return Run(path, fresh=True, made=made)
 
 

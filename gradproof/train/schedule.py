@@ -29,7 +29,7 @@ class Schedule:
             raise ValueError(
                 f"schedule = {self.shape!r}: the schedules are constant, warmup-cosine and warmup-stable-decay"
             )
-        if self.steps < 1 or not 0 <= self.floor <= 1 or min(self.warmup, self.decay) < 0:
+        if self.steps < 1 or not 0 <= self.floor <= 1 or not (self.warmup >= 0 and self.decay >= 0):
             raise ValueError("a schedule needs steps ≥ 1, warmup and decay ≥ 0, and a floor between 0 and 1")
         if self.warmup + self.decay * (self.shape == "warmup-stable-decay") > 1:
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} are shares of the steps, at most 1 together")

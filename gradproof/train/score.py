@@ -18,9 +18,10 @@ def score(found: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
     probability_TC, decision_T, outcome_T = found.probability_TC, found.decision_T, truth.outcome_R
     T, C = probability_TC.shape
     confusion_CC = np.zeros((C, C), np.int64)
-    np.add.at(confusion_CC, (outcome_T, decision_T), 1)
+    decided_T = decision_T >= 0
+    np.add.at(confusion_CC, (outcome_T[decided_T], decision_T[decided_T]), 1)
     classes = [_class(confusion_CC, c, name) for c, name in enumerate(schema.classes)]
-    bins = calibration(probability_TC.max(1), decision_T == outcome_T)
+    bins = calibration(probability_TC[decided_T].max(1), (decision_T == outcome_T)[decided_T])
     present = [each["f1"] or 0.0 for each in classes if each["support"]]
     return {
         "rows": T,
@@ -41,8 +42,8 @@ def score(found: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
 
 
 def log_loss(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float:
-    """Mean −log p of what happened, p no smaller than float64 can say."""
-    p_T = probability_TC[np.arange(len(outcome_T)), outcome_T]
+    """Mean −log p of what happened, p no smaller than float64 can say; no number is as good as none."""
+    p_T = np.nan_to_num(probability_TC[np.arange(len(outcome_T)), outcome_T])
     return float(-np.log(np.maximum(p_T, np.finfo(np.float64).tiny)).mean())
 
 

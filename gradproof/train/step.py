@@ -37,6 +37,16 @@ class StepResult(NamedTuple):
     load: Tensor  # load_E: rows that chose each expert
     entropy: Tensor  # mean row entropy of the router's distribution, nats
     skipped: Tensor  # 1 where nothing was updated, because loss or gradient was not finite
+    scale: Tensor  # the loss scale that this step was taken with
+
+
+class _Part(NamedTuple):
+    """What one micro-batch adds to the result; `entropy` is a sum here."""
+
+    loss: Tensor
+    gates: Tensor
+    load: Tensor
+    entropy: Tensor
 
 
 class TrainStep:
@@ -69,8 +79,8 @@ class TrainStep:
             raise ValueError(f"micro_rows = {micro_rows}: a micro-batch needs at least one row")
         if compute_dtype == "bf16" and model.params.flat_P.device.type == "cpu":
             check_bf16_on_cpu()
-        self.model, self.optimizer, self.clip, self.schedule = model, optimizer.bind(model.params), clip, schedule
         self.loss = loss if isinstance(loss, Loss) else Loss(loss)
+        self.model, self.optimizer, self.clip, self.schedule = model, optimizer.bind(model.params), clip, schedule
         self.micro_rows, self.steps, self.peak = micro_rows, 0, optimizer.lr
         narrow = compute_dtype in ("bf16", "fp16")
         self.weights: Mapping[str, Tensor] = NarrowWeights(model, DTYPES[compute_dtype]) if narrow else model.params
@@ -104,8 +114,9 @@ class TrainStep:
         loss = torch.stack([each.loss for each in results]).sum()
         load_E = torch.stack([each.load for each in results]).sum(0)
         entropy = torch.stack([each.entropy for each in results]).sum() / sum(x_TI.shape[0] for x_TI, _ in parts)
+        scale = self.scale.clone()
         norm, skipped = self._update(loss, load_E)
-        return StepResult(loss, torch.cat([each.gates for each in results]), norm, load_E, entropy, skipped)
+        return StepResult(loss, torch.cat([each.gates for each in results]), norm, load_E, entropy, skipped, scale)
 
     def _whole(self, parts: Sequence[tuple[Tensor, Target]]) -> Whole | None:
         """The load of the whole batch, which each part's balance term needs before its own backward."""
@@ -114,15 +125,14 @@ class TrainStep:
         load_E = torch.stack([self.model.load(self.weights, x_TI) for x_TI, _ in parts]).sum(0)
         return Whole(sum(x_TI.shape[0] for x_TI, _ in parts), load_E)
 
-    def _part(self, x_TI: Tensor, target: Target, total: Mapping[str, Any], whole: Whole | None) -> StepResult:
-        """Adds the gradients of one micro-batch, times the loss scale; `entropy` is a sum here."""
+    def _part(self, x_TI: Tensor, target: Target, total: Mapping[str, Any], whole: Whole | None) -> _Part:
+        """Adds the gradients of one micro-batch, times the loss scale."""
         output, saved = self.model.apply(self.weights, x_TI, whole)
         loss, kept = self.loss.forward(output.logits_TO, target, total)
         d_logits_TO = self.loss.backward(self.scale, kept, output.logits_TO, target)
         p_TE, load_E = self.model.routed(saved)
         self.model.pull_back(self.weights, self.model.params.grads, (d_logits_TO, self.scale), x_TI, saved)
-        entropy = torch.special.entr(p_TE).sum()
-        return StepResult(loss + output.aux, output.gates_TE, loss, load_E, entropy, loss)
+        return _Part(loss + output.aux, output.gates_TE, load_E, torch.special.entr(p_TE).sum())
 
     def _update(self, loss: Tensor, load_E: Tensor) -> tuple[Tensor, Tensor]:
         """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""

@@ -37,6 +37,18 @@ def test_layout():
     assert torch.equal(found, torch.tensor(right, dtype=torch.float32))
 
 
+def test_pieces():
+    """Behind all numbers, before the flags: full below the value, a share around it, empty above, 0 where missing."""
+    numbers = (
+        Number("m", 0.0, 1.0, missing=True, knots=(0.0, 1.0, 5.0)),
+        Number("n", 0.0, 1.0, knots=(-2.0, 2.0, 3.0)),
+    )
+    values = [[3, 1], [-9, 9], [NAN, 2.5], [1e300, -1.7e308]]
+    found = Encoder(Schema("y", ("a",), (), numbers), dtype=torch.float64).inputs(rows([], values))
+    right = [[1, 0.5, 0.75, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0.5, 1], [1, 1, 0, 0, 0]]
+    assert torch.equal(found[:, 2:], torch.tensor(right, dtype=torch.float64))
+
+
 def test_no_slot_is_zeros():
     """A value that has no slot must not fall into another column's, nor the first one's."""
     found = Encoder(SCHEMA).inputs(rows([[-1, -1]] * 2, [[10, 0, -1]] * 2))

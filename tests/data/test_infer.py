@@ -3,6 +3,7 @@ import json
 import math
 import re
 import statistics
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -121,7 +122,7 @@ def test_chunks_change_nothing(reader, monkeypatch, name, chunk):
     pieces = reader(data, **options)
     assert pieces.notes == whole.notes and pieces.schema.categories == whole.schema.categories
     for found, right in zip(pieces.schema.numbers, whole.schema.numbers, strict=True):
-        assert (found.name, found.missing, found.date) == (right.name, right.missing, right.date)
+        assert replace(found, mean=0.0, std=0.0) == replace(right, mean=0.0, std=0.0)
         assert found.mean == pytest.approx(right.mean, rel=1e-13) and found.std == pytest.approx(right.std, rel=1e-13)
     assert pieces.schema.metrics == whole.schema.metrics
     same(pieces.rows, whole.rows)

@@ -8,12 +8,14 @@ from gradproof.data.schema import Category, Metric, Number, Schema
 NAME = st.text(max_size=5)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
 CATEGORY = st.builds(Category, NAME, st.lists(NAME, max_size=4, unique=True).map(tuple), st.booleans(), st.booleans())
+KNOTS = st.lists(FLOAT, max_size=3).map(tuple)
+NUMBER = st.builds(Number, NAME, FLOAT, FLOAT, st.booleans(), st.booleans(), KNOTS)
 SCHEMA = st.builds(
     Schema,
     NAME,
     st.lists(NAME, max_size=4).map(tuple),
     st.lists(CATEGORY, max_size=3).map(tuple),
-    st.lists(st.builds(Number, NAME, FLOAT, FLOAT, st.booleans(), st.booleans()), max_size=3).map(tuple),
+    st.lists(NUMBER, max_size=3).map(tuple),
     st.lists(st.builds(Metric, NAME, FLOAT, FLOAT), max_size=3).map(tuple),
     st.dictionaries(NAME, NAME, max_size=3),
 )
@@ -42,13 +44,13 @@ def test_the_text_none_is_a_value():
 
 
 def test_sizes():
-    """What the model is built for: one-hot, numbers and flags; classes and metrics."""
+    """What the model is built for: one-hot, numbers, pieces and flags; classes and metrics."""
     schema = Schema(
         "y",
         ("a", "b", "c"),
         (Category("p", ("u", "v"), other=True, missing=True), Category("q", ("u", "v"))),
-        (Number("m", 0.0, 1.0, missing=True), Number("n", 0.0, 1.0)),
+        (Number("m", 0.0, 1.0, missing=True), Number("n", 0.0, 1.0, knots=(0.0, 1.0, 5.0))),
         (Metric("s"),),
     )
-    assert (schema.inputs, schema.outputs) == (4 + 2 + 2 + 1, 4)
+    assert (schema.inputs, schema.outputs) == (4 + 2 + 2 + 2 + 1, 4)
     assert (Schema("y", ("a",)).inputs, Schema("y", ("a",)).outputs) == (0, 1)

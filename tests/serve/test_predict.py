@@ -10,8 +10,8 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Metric, Schema
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
-from gradproof.train import predictor as predictors
 from gradproof.serve.predict import as_frame, as_records, predict_file
+from gradproof.train import predictor as predictors
 from gradproof.train.predictor import Predictor
 
 

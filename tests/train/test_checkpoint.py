@@ -8,7 +8,7 @@ import torch
 
 from gradproof import files
 from gradproof.train import checkpoint
-from gradproof.train.checkpoint import MODEL, STATE, STEP, load, newest, prune, save, steps
+from gradproof.train.checkpoint import MODEL, STATE, STEP, SUMS, load, newest, prune, save, steps
 
 PROGRESS = {"progress": {"best": 3, "loss": 0.1 + 0.2, "none": None}, "environment": {"torch": "2"}}
 
@@ -48,7 +48,7 @@ def test_round_trip_is_exact(tmp_path):
     assert {name: found.state[name] for name in PROGRESS} == PROGRESS and found.state == written.state
     for file, right in zip((MODEL, STEP), tensors(), strict=True):
         same_bits(found.tensors(file), right)
-    assert sorted(path.name for path in (tmp_path / "step-12").iterdir()) == sorted((MODEL, STEP, STATE))
+    assert sorted(path.name for path in (tmp_path / "step-12").iterdir()) == sorted((MODEL, STEP, STATE, SUMS))
 
 
 def test_views_are_saved_as_what_they_show(tmp_path):
@@ -239,7 +239,7 @@ def test_everything_is_synced_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "rename", lambda a, b: (events.append("rename"), rename(a, b)))
     write(tmp_path, 4)
     at = events.index("rename")
-    assert sorted(events[:at]) == sorted([MODEL, STEP, STATE, ".partial-step-4"])
+    assert sorted(events[:at]) == sorted([MODEL, STEP, STATE, SUMS, ".partial-step-4"])
     assert events[at + 1 :] == [tmp_path.name]
 
 
@@ -249,7 +249,7 @@ def test_what_a_crash_left_is_written_over(tmp_path):
     aside.mkdir()
     (aside / "left over").write_text("x")
     write(tmp_path, 5)
-    assert sorted(path.name for path in (tmp_path / "step-5").iterdir()) == sorted((MODEL, STEP, STATE))
+    assert sorted(path.name for path in (tmp_path / "step-5").iterdir()) == sorted((MODEL, STEP, STATE, SUMS))
     assert not aside.exists()
 
 
@@ -276,9 +276,25 @@ def test_prune_with_few(tmp_path):
     assert steps(tmp_path) == [10, 20]
 
 
-def test_remove(tmp_path):
-    """Also what is not there."""
-    write(tmp_path, 10)
-    checkpoint.remove(tmp_path / "step-10")
-    checkpoint.remove(tmp_path / "step-10")
-    assert list(tmp_path.iterdir()) == []
+def test_set_aside(tmp_path):
+    """What is damaged keeps its bytes, under a name that is no checkpoint's; what is half written goes."""
+    for step in (10, 20, 30):
+        write(tmp_path, step)
+    (tmp_path / ".partial-step-40").mkdir()
+    for _ in range(2):
+        checkpoint.set_aside(tmp_path, after=20)
+        assert sorted(path.name for path in tmp_path.iterdir()) == [".damaged-step-30", "step-10", "step-20"]
+    checkpoint.set_aside(tmp_path / "none", after=-1)
+
+
+def test_best_falls_back_to_the_newest(tmp_path):
+    """A model that decides must come from a whole file, and say that it is not the best one."""
+    said = []
+    model, rest = tensors()
+    for step in (10, 20):
+        save(tmp_path, step, model, rest, {"progress": {"best_step": 10}})
+    assert checkpoint.best(tmp_path, said.append).step == 10 and not said
+    (tmp_path / "step-10" / MODEL).write_bytes(b"")
+    assert checkpoint.best(tmp_path, said.append).step == 20
+    assert len(said) == 1 and "step-10 cannot be read" in said[0] and "taking the newest, step 20" in said[0]
+    assert checkpoint.best(tmp_path / "none", said.append) is None

@@ -129,7 +129,7 @@ def test_refusals():
         Loss("hinge")
     with pytest.raises(ValueError, match="no loss 'softmax'"):  # an op, but no loss
         Loss("softmax")
-    with pytest.raises(ValueError, match="takes no 'weights'; it takes target_T, class_weight_C"):
+    with pytest.raises(ValueError, match="no option 'weights'; its options are class_weight_C"):
         Loss("cross_entropy", weights=WEIGHT_C)
 
 

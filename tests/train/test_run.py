@@ -131,6 +131,23 @@ def test_discard_takes_the_folders_above_that_it_made(tmp_path, monkeypatch, out
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("outs", [("deep/one", "deep/two"), (None, None)])
+def test_discard_leaves_the_runs_of_others(tmp_path, monkeypatch, outs):
+    """Two runs start side by side; the first one made runs/, cannot start, and must not take the second one with it."""
+    monkeypatch.chdir(tmp_path)
+    one, two = (start(None if out is None else tmp_path / out, GIVEN, resume=False) for out in outs)
+    (two.path / "checkpoints").mkdir()
+    one.discard()
+    assert not one.path.exists() and (two.path / "config.json").exists() and two.checkpoints.exists()
+
+
+def test_discard_leaves_the_folder_that_was_there(tmp_path):
+    """--out . or an empty folder made by hand: it is the user's, only what was put into it goes."""
+    (tmp_path / "mine").mkdir()
+    start(tmp_path / "mine", GIVEN, resume=False).discard()
+    assert (tmp_path / "mine").is_dir() and list((tmp_path / "mine").iterdir()) == []
+
+
 def test_a_full_disk_at_the_first_file_leaves_nothing(tmp_path, monkeypatch):
     """An empty folder would be in the way of the next try."""
 
