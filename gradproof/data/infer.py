@@ -13,7 +13,6 @@ import math
 import os
 import re
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from difflib import get_close_matches
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from gradproof.data.figures import Counts, Moments
 from gradproof.data.pieces import with_knots
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Metric, Number, Schema
@@ -31,12 +31,9 @@ if TYPE_CHECKING:
     import polars as pl
 
 CLASSES = 1000
-SLOTS = 64  # names of a column that are told apart
 CHUNK = 65_536
 IGNORED = "is ignored, as asked"
 
-_TRACKED = 50_000  # names of a column that are counted, so that a column of ids does not fill the memory
-_JUDGED = 50  # rows before a column is said to be unique or to count
 _DAY = 86_400e6  # microseconds
 _DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"-?[1-9]\d*|0\d*", re.ASCII)
@@ -372,10 +369,10 @@ class _Figures:
     def __init__(self, roles: _Roles, kinds: dict[str, Kind], train_R: np.ndarray):
         self.roles, self.kinds, self.train_R = roles, kinds, train_R
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
-        self._names = {name: _Counts() for name in roles.features if kinds[name] == "name"}
+        self._names = {name: Counts() for name in roles.features if kinds[name] == "name"}
         numbers = [name for name in roles.features if kinds[name] != "name"]
         self._numbers = {name: i for i, name in enumerate([*numbers, *roles.metrics])}
-        self._moments = _Moments(len(self._numbers))
+        self._moments = Moments(len(self._numbers))
 
     def add(self, frame: pl.DataFrame) -> None:
         """The next chunk of the file."""
@@ -432,96 +429,6 @@ class _Figures:
             return Metric(name)
         # A constant is 0 on a scale of one; of a huge one, the next float is further away than that.
         return Metric(name, low, high if high > low else low + max(1.0, abs(low) * 2.0**-52))
-
-
-class _Counts:
-    """How often each name of a column is seen."""
-
-    def __init__(self):
-        self.seen: Counter[str] = Counter()
-        self.present = self.missing = 0
-        self.unique = False
-
-    def add(self, text: pl.Series) -> None:
-        self.missing += text.null_count()
-        self.present += text.count()
-        if self.unique:
-            return
-        self.seen.update(dict(text.drop_nulls().value_counts().iter_rows()))
-        if len(self.seen) > 2 * _TRACKED:
-            # So many names: what matters is whether they come again, and the frequent ones.
-            self.unique = len(self.seen) > 0.95 * self.present
-            self.seen = Counter({} if self.unique else dict(self._frequent(_TRACKED)))
-
-    def _frequent(self, count: int) -> list[tuple[str, int]]:
-        return sorted(self.seen.items(), key=lambda item: (-item[1], item[0]))[:count]
-
-    def category(self, name: str) -> Category | str:
-        """The column, or why it is left out."""
-        if not self.present:
-            return "has no value in the training rows"
-        if self.unique or (self.present >= _JUDGED and len(self.seen) > 0.95 * self.present):
-            return "has a different value in nearly every row, like an id or free text"
-        if len(self.seen) == 1 and not self.missing:
-            return "has the same value in all training rows"
-        least = max(2, (self.present + self.missing) // 10_000)
-        known = [value for value, count in self._frequent(SLOTS) if count >= least]
-        category = Category(name, tuple(sorted(known)), len(known) < len(self.seen), self.missing > 0)
-        return category if category.width > 1 else "has no value that is seen more than once"
-
-
-class _Moments:
-    """Count, mean, standard deviation and extremes of N columns, merged chunk by chunk (Chan, Golub, LeVeque)."""
-
-    def __init__(self, N: int):
-        self.count_N, self.missing_N = np.zeros(N, np.int64), np.zeros(N, np.int64)
-        self.mean_N, self.std_N = np.zeros(N), np.zeros(N)
-        self.low_N, self.high_N = np.full(N, np.inf), np.full(N, -np.inf)
-        # of value − row: a column where they are equal counts the rows
-        self.least_N, self.most_N = np.full(N, np.inf), np.full(N, -np.inf)
-
-    def add(self, value_RN: np.ndarray, row_R: np.ndarray) -> None:
-        """Rows of the training set, NaN where missing."""
-        present_RN = ~np.isnan(value_RN)
-        n_N = present_RN.sum(0)
-        value_RN, ahead_RN = np.where(present_RN, value_RN, 0.0), value_RN - row_R[:, None]
-        low_N = np.min(value_RN, 0, initial=np.inf, where=present_RN)
-        high_N = np.max(value_RN, 0, initial=-np.inf, where=present_RN)
-        # Scaled by a power of two, which rounds nothing, so that no sum or square overflows.
-        _, exponent_N = np.frexp(np.where(n_N > 0, np.maximum(np.abs(low_N), np.abs(high_N)), 1.0))
-        scaled_RN = np.ldexp(value_RN, -exponent_N)
-        mean_N = scaled_RN.sum(0) / np.maximum(n_N, 1)
-        off_RN = np.where(present_RN, scaled_RN - mean_N, 0.0)
-        std_N = np.sqrt((off_RN * off_RN).sum(0) / np.maximum(n_N, 1))
-        self._merge(n_N, np.ldexp(mean_N, exponent_N), np.ldexp(std_N, exponent_N))
-        self.missing_N += len(value_RN) - n_N
-        self.low_N, self.high_N = np.minimum(self.low_N, low_N), np.maximum(self.high_N, high_N)
-        self.least_N = np.minimum(self.least_N, np.min(ahead_RN, 0, initial=np.inf, where=present_RN))
-        self.most_N = np.maximum(self.most_N, np.max(ahead_RN, 0, initial=-np.inf, where=present_RN))
-
-    def _merge(self, n_N: np.ndarray, mean_N: np.ndarray, std_N: np.ndarray) -> None:
-        self.count_N += n_N
-        share_N = n_N / np.maximum(self.count_N, 1)
-        # Half the distance of the means: the whole one may overflow.
-        half_N = mean_N / 2 - self.mean_N / 2
-        within_N = np.hypot(np.sqrt(1 - share_N) * self.std_N, np.sqrt(share_N) * std_N)
-        self.std_N = np.hypot(within_N, half_N * (2 * np.sqrt(share_N * (1 - share_N))))
-        self.mean_N = 2 * (self.mean_N / 2 + half_N * share_N)
-
-    def extremes(self, i: int) -> tuple[float, float]:
-        return float(self.low_N[i]), float(self.high_N[i])
-
-    def number(self, i: int, name: str, date: bool) -> Number | str:
-        """Column i, or why it is left out."""
-        missing = bool(self.missing_N[i])
-        if not self.count_N[i]:
-            return "has no value in the training rows"
-        if self.low_N[i] == self.high_N[i]:
-            value = float(self.low_N[i])
-            return Number(name, value, 1.0, missing, date) if missing else "has the same value in all training rows"
-        if not date and not missing and self.count_N[i] >= _JUDGED and self.least_N[i] == self.most_N[i]:
-            return "counts the rows"
-        return Number(name, float(self.mean_N[i]), float(self.std_N[i]) or 1.0, missing, date)
 
 
 def _write(chunks: Iterable[Rows], schema: Schema, count: int, folder: Path, path: Path) -> None:

@@ -14,11 +14,17 @@ def split(outcome_R: np.ndarray, seed: int, validation: float, test: float) -> n
 
     Stratified: every class gives its share to each part, to the nearest row; a class always keeps a row to train on."""
     part_R = np.full(len(outcome_R), TRAIN, np.int8)
-    for outcome in np.unique(outcome_R):
-        (rows,) = np.nonzero(outcome_R == outcome)
+    order_R = np.argsort(outcome_R, kind="stable")
+    classes, starts = np.unique(outcome_R[order_R], return_index=True)
+    share = test / (validation + test) if validation + test else 0.0
+    held, tested, seen = 0, 0, 0  # rows so far: what rounding takes from one class it gives to the next
+    for outcome, rows in zip(classes.tolist(), np.split(order_R, starts[1:]), strict=True):
         shuffled = np.random.Generator(philox(seed, "split", outcome)).permutation(rows)
-        held = min(round((validation + test) * len(rows)), len(rows) - 1)
-        tested = round(held * test / (validation + test)) if held else 0
-        part_R[shuffled[:tested]] = TEST
-        part_R[shuffled[tested:held]] = VALIDATION
+        seen += len(rows)
+        hold = min(max(round((validation + test) * seen) - held, 0), len(rows) - 1)
+        held += hold
+        score = min(max(round(held * share) - tested, 0), hold)
+        tested += score
+        part_R[shuffled[:score]] = TEST
+        part_R[shuffled[score:hold]] = VALIDATION
     return part_R

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 
 from gradproof.data.batches import Batches
 from gradproof.data.source import Source, open_source
-from gradproof.data.split import TRAIN, VALIDATION
+from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.models.model import Model
 from gradproof.models.subject import judge_config
@@ -82,6 +82,11 @@ class Trainer:
         self.step = build_step(self.config, self.model, self.source)
         self.batches = Batches(self.source.index(TRAIN), self.config.batch, self.config.seed)
         held = self.source.index(VALIDATION)
+        if not len(held) or not len(self.source.index(TEST)):
+            raise ValueError(
+                f"{self.config.data} has {self.source.rows.count} rows with a target: too few to hold some out for "
+                "validation and test; ten or more are needed"
+            )
         self.validated = held[:: -(-len(held) // VALIDATED_ROWS)]
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
         self.board = _board(self.config, run.path)

@@ -338,7 +338,7 @@ def test_distinct_names(reader):
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_more_names_than_are_counted(reader, monkeypatch, repeats):
     """A column of ids must not fill the memory, and its frequent names must be found all the same."""
-    monkeypatch.setattr(infer, "_TRACKED", 20)
+    monkeypatch.setattr(figures, "_TRACKED", 20)
     monkeypatch.setattr(infer, "CHUNK", 10)
     names = [f"id{i // repeats}" for i in range(600)]
     often = [name if i % 3 else "often" for i, name in enumerate(names)]

@@ -50,7 +50,7 @@ def test_only_training_rows_count():
 
 @pytest.mark.parametrize(
     "value_R",
-    [np.zeros(500), np.full(500, np.nan), np.arange(500) % 2.0, np.array([1.7e308, -1.7e308, 0.0] * 200)],
+    [np.zeros(500), np.full(500, np.nan), np.arange(500) % 2.0, np.array([1.7e308, -1.7e308, 1.6e308] * 200)],
     ids=["constant", "missing", "two values", "too far apart"],
 )
 def test_no_pieces_where_they_say_nothing(value_R):

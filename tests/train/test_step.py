@@ -360,7 +360,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(normal, clip):
     step.scale.fill_(2.0**40)
     result = step(x_TI, target)
     assert float(result.skipped) == 1 and float(step.skipped) == 1 and float(step.scale) == 2.0**39
-    assert result.loss.isfinite() and not result.grad_norm.isfinite()
+    assert result.loss.isfinite() and not result.grad_norm.isfinite() and float(result.scale) == 2.0**40
     assert all(torch.equal(a, b) for a, b in zip(bits(step), before, strict=True))
     for skips in range(2, 60):
         result = step(x_TI, target)
@@ -368,6 +368,7 @@ def test_overflow_skips_the_step_and_halves_the_scale(normal, clip):
             break
         assert float(step.scale) == 2.0 ** (40 - skips)
     assert 3 < skips < 59 and float(step.skipped) == skips - 1
+    assert float(result.scale) == float(step.scale) == 2.0 ** (41 - skips)
     assert not any(torch.equal(a, b) for a, b in zip(bits(step), before, strict=True))
 
 
