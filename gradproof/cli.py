@@ -159,13 +159,13 @@ def train(
         given |= _said(**flags, device=device, precision=precision)
         given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
         resolved = resolve(given)
-        if not resume:
+        if out is None or not (out / "config.json").is_file():
             check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
-        _check_device(Device(resolved.device))
+            _check_device(Device(resolved.device))
         run = start(out, given, resume)
-        held = lock(run)
-        record = _train(run)
-        os.close(held)
+        _check_device(Device(run.config.device))
+        with lock(run):
+            record = _train(run)
         show_scores(record, run.path, _console(json))
         from json import dumps
 
@@ -209,8 +209,9 @@ def _train_watched(run: Any, watch: Any) -> dict[str, Any]:
         trainer.train()
         record = report(trainer)
         write_report(run.path, record)
-    except Stopped as stopped:
-        print(f"gradproof: {stopped}", file=sys.stderr)
+    except (Stopped, OSError) as stopped:
+        again = "" if isinstance(stopped, Stopped) else f"; then: gradproof train --resume --out {run.path}"
+        print(f"gradproof: {stopped}{again}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
     return record
 

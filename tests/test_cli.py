@@ -397,11 +397,8 @@ def test_a_run_that_is_held_by_another(finished):
     from gradproof.train.run import Run, lock
 
     folder, _ = finished
-    held = lock(Run(folder / "run"))
-    try:
+    with lock(Run(folder / "run")):
         result = call("train", "--resume", "--out", str(folder / "run"))
-    finally:
-        os.close(held)
     assert result.exit_code == 2 and "another process is training in" in result.stderr
 
 

@@ -9,7 +9,8 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,8 @@ class Run:
 
     def discard(self) -> None:
         """Takes a run back that this process could not start: nothing is left of it."""
-        if not self.fresh:
-            return
-        for each in [self.made] if self.made else self.path.iterdir():
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        if self.fresh:
+            _take_back(self.path, self.made)
 
 
 def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
@@ -63,15 +62,19 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
     return _create(out, given)
 
 
-def lock(run: Run) -> int:
-    """Holds the run for this process until it ends, however it ends."""
+@contextmanager
+def lock(run: Run) -> Iterator[None]:
+    """Holds the run for this process; however the process ends, the system lets go of it."""
     descriptor = os.open(run.path / ".lock", os.O_CREAT | os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(descriptor)
         raise ValueError(f"another process is training in {run.path}; wait for it or choose another --out") from None
-    return descriptor
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _create(path: Path, given: Mapping[str, Any]) -> Run:
@@ -83,10 +86,20 @@ def _create(path: Path, given: Mapping[str, Any]) -> Run:
     try:
         write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
     except OSError:
-        if made is not None:
-            shutil.rmtree(made)
+        _take_back(path, made)
         raise
     return Run(path, fresh=True, made=made)
+
+
+def _take_back(path: Path, made: Path | None) -> None:
+    """Removes what is in `path`, then it and the folders above it down from `made`, unless others use them."""
+    for each in path.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    with suppress(OSError):
+        for folder in (path, *path.parents):
+            if made is None or not folder.is_relative_to(made):
+                break
+            folder.rmdir()
 
 
 def _check_same(run: Run, given: Mapping[str, Any]) -> None:

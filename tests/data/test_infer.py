@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradproof.data import infer, table
+from gradproof.data import figures, infer, table
 from gradproof.data.infer import check_columns, encode, read
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Metric, Number, Schema

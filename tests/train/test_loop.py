@@ -609,9 +609,12 @@ def command(out, *flags):
     return [sys.executable, "-m", "gradproof", "train", "--out", str(out), *flags]
 
 
-def last_step(out):
+def last_step(out, seconds):
+    """The step of the last line that was written in so many seconds."""
+    file = out / "metrics.jsonl"
     try:
-        return json.loads((out / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+        written = time.time() - file.stat().st_mtime < seconds
+        return json.loads(file.read_text().splitlines()[-1])["step"] if written else 0
     except (OSError, ValueError, IndexError, KeyError):
         return 0
 
@@ -658,7 +661,7 @@ def test_kill_after_kill(tmp_path, open_run):
         step, delay, reached = draw.randrange(low, low + 14), draw.random() / 20, []
 
         def moment(seconds, step=step, delay=delay, reached=reached):
-            if not reached and last_step(out) >= step:
+            if not reached and last_step(out, seconds) >= step:
                 reached.append(seconds)
             return bool(reached) and seconds - reached[0] >= delay
 

@@ -1,6 +1,5 @@
 import errno
 import json
-import os
 import subprocess
 import sys
 
@@ -164,9 +163,9 @@ HOLD = """
 import sys, time
 from pathlib import Path
 from gradproof.train.run import Run, lock
-lock(Run(Path(sys.argv[1])))
-print("held", flush=True)
-time.sleep(600)
+with lock(Run(Path(sys.argv[1]))):
+    print("held", flush=True)
+    time.sleep(600)
 """
 
 
@@ -176,13 +175,13 @@ def test_two_processes_do_not_share_a_run(tmp_path):
     other = subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(
-            ValueError, match=r"another process is training in .*run; wait for it or choose another --out"
-        ):
-            lock(run)
+        sentence = r"another process is training in .*run; wait for it or choose another --out"
+        with pytest.raises(ValueError, match=sentence), lock(run):
+            pass
     finally:
         other.kill()
         other.wait()
         other.stdout.close()
-    os.close(lock(run))
-    os.close(lock(run))
+    for _ in range(2):
+        with lock(run):
+            pass
