@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -450,6 +451,33 @@ def test_a_full_disk_at_the_evidence(tables, monkeypatch):
     assert "No space left" in result.stderr
     assert (result.exit_code, (tables / "run/config.json").exists()) in ((1, True), (2, False))
     assert result.exit_code == 1 or listing(tables) == before
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't allocate memory"), MemoryError()], ids=["torch", "python"])
+def test_a_model_too_large_for_the_machine_leaves_nothing(tables, monkeypatch, error):
+    """torch's out-of-memory is no ValueError; the run that could not start must be taken back all the same."""
+
+    def too_large(*args, **kwargs):
+        raise error
+
+    before = listing(tables)
+    monkeypatch.setattr("gradproof.train.loop.build_model", too_large)
+    result = call("train", "small.toml", "--out", "run")
+    assert result.exit_code == 2 and len(result.stderr.strip().splitlines()) == 1
+    assert listing(tables) == before
+
+
+@pytest.mark.parametrize("lost", ["report.html", "report.json"])
+def test_a_report_that_was_cut_off_is_made_again(finished, tmp_path, lost):
+    """Killed after the last step: nothing is trained again, and the report is there."""
+    shutil.copytree(finished[0] / "run", tmp_path / "run")
+    (tmp_path / "run" / lost).unlink()
+    before = stamps(tmp_path / "run/checkpoints")
+    result = call("train", "--resume", "--out", str(tmp_path / "run"))
+    assert result.exit_code == 0 and (tmp_path / "run" / lost).exists()
+    assert stamps(tmp_path / "run/checkpoints") == before
+    right = json.loads((finished[0] / "run/report.json").read_text())
+    assert json.loads((tmp_path / "run/report.json").read_text()) == right
 
 
 def test_nobody_needs_to_look_on(tables):

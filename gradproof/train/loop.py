@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import platform
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -62,8 +63,9 @@ class Progress:
     losses: list[float] = field(default_factory=list)
     best_step: int | None = None
     best_accuracy: float = 0.0
-    best_loss: float | None = None
-    since_best: int = 0
+    best_loss: float = 0.0  # of the best step
+    lowest_loss: float | None = None  # of any step
+    since_best: int = 0  # validations that improved neither
     finished: str = ""  # "finished" or "stopped early"
     seconds: float = 0.0
 
@@ -144,28 +146,28 @@ class Trainer:
         pending.clear()
 
     def _fail(self, s: int, result: StepResult) -> None:
+        """Names the rows: those whose outputs are not finite, or else the whole batch."""
         index = self.batches[s]
-        rows = self.source.rows.take(index)
-        logits_TO = self.model.apply(self.step.weights, self.encoder.inputs(rows))[0].logits_TO
+        x_TI = self.encoder.inputs(self.source.rows.take(index))
+        logits_TO = self.model.apply(self.step.weights, x_TI)[0].logits_TO
         bad = index[(~logits_TO.isfinite().all(1)).cpu().numpy()]
-        named = bad if len(bad) else index
+        named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
-        what = "whose outputs are not finite" if len(bad) else "in the batch"
-        last = checkpoint.steps(self.run.checkpoints)
-        good = (
-            f"the last good checkpoint is {self.run.checkpoints / f'step-{last[-1]}'}" if last else "none was saved yet"
-        )
-        kind = "loss" if not bool(torch.isfinite(result.loss)) else "gradient"
-        write_atomically(
-            self.run.path / "failed.json",
-            json.dumps(
-                {"step": s, "rows": index.tolist(), "not_finite": bad.tolist(), "loss": str(float(result.loss))}
-            ),
-        )
+        kind = "gradient" if bool(result.loss.isfinite()) else "loss"
+        record = {"step": s, "loss": str(float(result.loss)), "rows": index.tolist(), "not_finite": bad.tolist()}
+        file = self.run.path / "failed.json"
+        with suppress(OSError):  # a full disk must not hide what happened
+            write_atomically(file, json.dumps(record) + "\n")
         raise Stopped(
-            f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {self.run.path / 'failed.json'}); "
-            f"{good}; a lower lr is the usual cure"
+            f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
+            "a lower lr is the usual cure"
         )
+
+    def _last_good(self) -> str:
+        saved = checkpoint.steps(self.run.checkpoints)
+        if not saved:
+            return "no checkpoint was saved yet"
+        return f"the last good checkpoint is {self.run.checkpoints / f'step-{saved[-1]}'}"
 
     def _record(self, result: StepResult, rate: float) -> dict[str, Any]:
         share_E = result.load.double() / result.load.sum()
@@ -188,13 +190,13 @@ class Trainer:
         """Scores the validation rows, and decides what is best and whether to go on."""
         loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
         at = self.at
-        surer = at.best_loss is None or loss < at.best_loss
-        better = at.best_step is None or accuracy > at.best_accuracy or (accuracy == at.best_accuracy and surer)
+        surer = at.lowest_loss is None or loss < at.lowest_loss
+        better = at.best_step is None or (accuracy, -loss) > (at.best_accuracy, -at.best_loss)
         at.since_best = 0 if better or surer else at.since_best + 1
         if better:
-            at.best_step, at.best_accuracy = at.step, accuracy
+            at.best_step, at.best_accuracy, at.best_loss = at.step, accuracy, loss
         if surer:
-            at.best_loss = loss
+            at.lowest_loss = loss
         if at.step == self.config.steps:
             at.finished = "finished"
         elif self.config.patience is not None and at.since_best >= self.config.patience:
@@ -223,12 +225,8 @@ class Trainer:
             raise self._could_not_save(self.run.checkpoints / f"step-{self.at.step}", error) from None
 
     def _could_not_save(self, path: Path, error: Exception) -> Stopped:
-        last = checkpoint.steps(self.run.checkpoints)
-        good = f"the last good checkpoint is step-{last[-1]}" if last else "no checkpoint was saved yet"
-        return Stopped(
-            f"{path} could not be written ({error}); {good}; "
-            f"make room, then: gradproof train --resume --out {self.run.path}"
-        )
+        again = f"make room, then: gradproof train --resume --out {self.run.path}"
+        return Stopped(f"{path} could not be written ({error}); {self._last_good()}; {again}")
 
     def _check_environment(self, then: dict[str, Any]) -> None:
         now = environment(self.config)
@@ -290,8 +288,11 @@ def prove(run: Run, model: Model) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[list[bool]]:
-    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once."""
+    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once. Only the main thread hears them."""
     seen: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield seen
+        return
 
     def once(number: int, frame: Any) -> None:
         if seen:

@@ -396,7 +396,16 @@ def test_the_best_is_by_accuracy_then_by_loss(tmp_path, tiny, open_run, monkeypa
     trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 400, "patience": 3})
     trainer.train()
     assert (trainer.at.step, trainer.at.best_step) == (36, 12)
-    assert (trainer.at.best_accuracy, trainer.at.best_loss) == (0.6, 1.4)
+    assert (trainer.at.best_accuracy, trainer.at.best_loss, trainer.at.lowest_loss) == (0.6, 1.5, 1.4)
+
+
+def test_a_tie_is_broken_by_the_loss_of_the_best_step(tmp_path, tiny, open_run, monkeypatch):
+    """A lower loss elsewhere, at a worse accuracy, must not keep a better checkpoint from being the best."""
+    scores = iter([(2.0, 0.6), (1.0, 0.3), (1.5, 0.6)])
+    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 12, "patience": None})
+    trainer.train()
+    assert (trainer.at.best_step, trainer.at.best_loss, trainer.at.lowest_loss) == (12, 1.5, 1.0)
 
 
 def test_the_best_checkpoint_is_kept(tmp_path, tiny, open_run, monkeypatch):
@@ -449,7 +458,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, tiny, open_run, preci
 def test_a_rate_that_explodes(tmp_path, tiny, open_run):
     """Before the first checkpoint: the sentence says that there is none."""
     trainer, _ = open_run(tmp_path / "run", {**tiny, "lr": 1e30, "schedule": "constant"})
-    with pytest.raises(Stopped, match=r"of step \d is not finite; .*none was saved yet; a lower lr is the usual cure"):
+    with pytest.raises(Stopped, match=r"of step \d is not finite; .*no checkpoint was saved yet; a lower lr is the usual cure"):
         trainer.train()
     assert checkpoint.steps(tmp_path / "run/checkpoints") == []
 
@@ -515,7 +524,7 @@ def test_a_full_disk_stops_the_run_and_costs_no_checkpoint(
             trainer.train()
     sentence = str(stopped.value)
     assert "step-8 could not be written" in sentence and "No space left" in sentence
-    assert "the last good checkpoint is step-4" in sentence and "gradproof train --resume --out" in sentence
+    assert "checkpoints/step-4; make room" in sentence and "gradproof train --resume --out" in sentence
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-4"]
     checkpoint.load(tmp_path / "run/checkpoints/step-4")
     trainer, watch = open_run(tmp_path / "run", {})
@@ -537,7 +546,7 @@ def test_a_full_disk_at_a_line_of_metrics(tmp_path, tiny, open_run, undisturbed,
         append(record)
 
     monkeypatch.setattr(trainer.metrics, "append", fills)
-    with pytest.raises(Stopped, match=r"metrics\.jsonl could not be written .*the last good checkpoint is step-4"):
+    with pytest.raises(Stopped, match=r"metrics\.jsonl could not be written .*the last good checkpoint is .*step-4"):
         trainer.train()
     trainer, _ = open_run(tmp_path / "run", {})
     trainer.train()

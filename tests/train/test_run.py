@@ -119,7 +119,7 @@ def test_a_run_that_cannot_start_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
     old = start(tmp_path / "old", GIVEN, resume=False)
     start(tmp_path / "old", {}, resume=True).discard()
-    assert old.path.is_dir()
+    assert (old.path / "config.json").is_file()
 
 
 @pytest.mark.parametrize("out", ["deep/er/run", None])
