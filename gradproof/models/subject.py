@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from gradproof.contract import Contract, Example, Gradients, Outputs, Subject
 from gradproof.models.dense import Dense
@@ -38,7 +39,7 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
     model = kind(example.options["config"], seed=1, dtype=dtype, device=device)
     if "router.correction" in model.buffers:
         model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
-    whole = example.options.get("whole")
+    whole = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example.options.get("whole"))
     given = {argument: value.to(device=device, dtype=dtype) for argument, value in example.arguments.items()}
     values = {**{parameter: view.clone() for parameter, view in model.params.items()}, **given}
 

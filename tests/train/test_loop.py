@@ -458,7 +458,8 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, tiny, open_run, preci
 def test_a_rate_that_explodes(tmp_path, tiny, open_run):
     """Before the first checkpoint: the sentence says that there is none."""
     trainer, _ = open_run(tmp_path / "run", {**tiny, "lr": 1e30, "schedule": "constant"})
-    with pytest.raises(Stopped, match=r"of step \d is not finite; .*no checkpoint was saved yet; a lower lr is the usual cure"):
+    sentence = r"of step \d is not finite; .*no checkpoint was saved yet; a lower lr is the usual cure"
+    with pytest.raises(Stopped, match=sentence):
         trainer.train()
     assert checkpoint.steps(tmp_path / "run/checkpoints") == []
 
