@@ -36,6 +36,7 @@ class Device(StrEnum):
 
 
 Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
+NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
@@ -147,7 +148,7 @@ def train(
         gradproof train --resume --out runs/loans
     """
     with _errors(debug):
-        from gradproof.data.source import check
+        from gradproof.data.source import check, synthetic_options
         from gradproof.train.config import read_config, resolve
         from gradproof.train.run import lock, start
         from gradproof.train.watch import show_scores
@@ -162,14 +163,16 @@ def train(
         if out is None or not (out / "config.json").is_file():
             check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
             _check_device(Device(resolved.device))
+        if "data" in given and synthetic_options(resolved.data) is None:
+            given["data"] = os.path.abspath(resolved.data)  # whatever folder it is resumed in
         run = start(out, given, resume)
         _check_device(Device(run.config.device))
         with lock(run):
-            record = _train(run)
+            record = _train(run, debug)
         show_scores(record, run.path, _console(json))
         from json import dumps
 
-        _write(record, dumps(record, indent=1), json, None, "train.html")
+        _write(record, dumps(record, indent=1), json)
 
 
 def _said(**flags: Any) -> dict[str, Any]:
@@ -177,20 +180,25 @@ def _said(**flags: Any) -> dict[str, Any]:
     return {name: getattr(value, "value", value) for name, value in flags.items() if value is not None}
 
 
-def _train(run: Any) -> dict[str, Any]:
-    """Exit 1 where the run had to stop, 130 where it was interrupted; a run that could not start is taken back."""
+def _train(run: Any, debug: bool) -> dict[str, Any]:
+    """Exit code 130 where the run was interrupted, by Ctrl-C or SIGTERM."""
+    import signal
+
     from gradproof.train.watch import watching
 
-    resume_with = f"gradproof train --resume --out {run.path}"
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with watching() as watch:
-            return _train_watched(run, watch)
+            return _train_watched(run, watch, debug)
     except KeyboardInterrupt:
-        print(f"interrupted; go on with: {resume_with}", file=sys.stderr)
+        print(f"interrupted; go on with: gradproof train --resume --out {run.path}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
-def _train_watched(run: Any, watch: Any) -> dict[str, Any]:
+def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
+    """A run that could not start is taken back; exit code 1 where one that had started must stop."""
     from gradproof.train.loop import Stopped, Trainer, prove
     from gradproof.train.report import finished_report, report, write_report
 
@@ -209,9 +217,13 @@ def _train_watched(run: Any, watch: Any) -> dict[str, Any]:
         trainer.train()
         record = report(trainer)
         write_report(run.path, record)
-    except (Stopped, OSError) as stopped:
-        again = "" if isinstance(stopped, Stopped) else f"; then: gradproof train --resume --out {run.path}"
-        print(f"gradproof: {stopped}{again}", file=sys.stderr)
+    except Stopped as stopped:
+        print(f"gradproof: {stopped}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        print(f"gradproof: {_sentence(error)}; then: gradproof train --resume --out {run.path}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
     return record
 
@@ -228,7 +240,7 @@ def predict(
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     json: Json = None,
-    seed: Seed = 0,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Decide every row of a file: decision, probabilities, metrics and gates.
@@ -260,7 +272,7 @@ def predict(
             said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
         print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
         record = {**scored._asdict(), "out": str(out) if out else None}
-        _write(record, dumps(record, indent=1), json, None, "")
+        _write(record, dumps(record, indent=1), json)
 
 
 @app.command()
@@ -273,7 +285,7 @@ def serve(
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     body_limit: Annotated[int, typer.Option(help="Bytes of a request's body at most.", min=1)] = 1 << 20,
     batching: Annotated[bool, typer.Option(help="Decide concurrent requests together.")] = True,
-    seed: Seed = 0,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Serve a run over HTTP: POST /predict, GET /healthz, /schema and /metrics (Prometheus).
@@ -359,7 +371,7 @@ def sizes(
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
     json: Json = None,
-    seed: Seed = 0,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """The named sizes and the memory of a training step: weights, gradients, AdamW's moments, the activations of one
@@ -388,7 +400,7 @@ def sizes(
         peaks = _measured(chosen, rows, device) if chosen else {}
         listed = [{**cost._asdict(), "total": cost.total, "measured": peaks.get(cost.name)} for cost in found]
         record = {"rows": rows, "device": device.value, "sizes": listed}
-        _write(record, dumps(record, indent=1), json, None, "")
+        _write(record, dumps(record, indent=1), json)
         _console(json).print(_sizes_table(listed))
         _console(json).print(f"fp32; activations and working memory for {rows:,} rows (--rows)", style="dim")
         for each in listed:
@@ -447,11 +459,15 @@ def _errors(debug: bool) -> Iterator[None]:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        foreseen = isinstance(error, (ValueError, OSError))
-        sentence = " ".join(str(error).split())
-        said = sentence if foreseen else f"{type(error).__name__}: {sentence} (--debug shows where)"
-        print(f"gradproof: {said}", file=sys.stderr)
+        print(f"gradproof: {_sentence(error)}", file=sys.stderr)
         raise typer.Exit(COULD_NOT_START) from None
+
+
+def _sentence(error: Exception) -> str:
+    sentence = " ".join(str(error).split())
+    if isinstance(error, (ValueError, OSError)):
+        return sentence
+    return f"{type(error).__name__}: {sentence} (--debug shows where)"
 
 
 def _check_outputs(json: str | None, html: Path | None) -> None:
@@ -476,7 +492,7 @@ def _check_device(device: Device) -> None:
             raise ValueError("--device cuda: torch sees no CUDA device here; use --device cpu")
 
 
-def _write(record: dict[str, Any], text: str, json: str | None, html: Path | None, template: str) -> None:
+def _write(record: dict[str, Any], text: str, json: str | None, html: Path | None = None, template: str = "") -> None:
     if json == "-":
         print(text)
     elif json:

@@ -7,15 +7,19 @@ import shutil
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replaces `path` by `text`, or leaves it as it was."""
+def write_atomically(path: Path, text: str, *, new: bool = False) -> None:
+    """Replaces `path` by `text`, or leaves it as it was; with `new`, FileExistsError where it is already there."""
     aside = path.with_name(f".partial-{path.name}")
     try:
         with open(aside, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, path)
+        if new:
+            os.link(aside, path)
+            aside.unlink()
+        else:
+            os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise

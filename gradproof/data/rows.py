@@ -25,6 +25,10 @@ class Rows(NamedTuple):
         """The rows at `index_T`, in that order."""
         return Rows(*(array[index_T] for array in self))
 
+    def slice(self, start: int, stop: int) -> Rows:
+        """Rows start : stop, as views."""
+        return Rows(*(array[start:stop] for array in self))
+
     def save(self, folder: Path) -> None:
         """Writes one .npy file an array, synced."""
         folder.mkdir(parents=True)

@@ -80,14 +80,21 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
     if not (folder / "schema.json").exists():
         _read(config, folder, part, progress)
     schema, notes = read_schema(folder)
-    rows = Rows.open(folder / "rows")
+    try:
+        rows = Rows.open(folder / "rows")
+    except (OSError, ValueError) as error:
+        again = f"remove {folder / 'schema.json'} to read {config.data} again"
+        raise ValueError(f"{folder / 'rows'} is damaged ({error}); {again}") from None
     return Source(schema, rows, part(np.asarray(rows.outcome_R)), notes)
 
 
 def read_schema(folder: Path) -> tuple[Schema, list[str]]:
     """A run's schema, and what was noticed while its table was read."""
-    record = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
-    return Schema.from_dict(record["schema"]), record["notes"]
+    try:
+        record = json.loads((folder / "schema.json").read_text(encoding="utf-8"))
+        return Schema.from_dict(record["schema"]), record["notes"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / 'schema.json'} cannot be read ({error}); without it the run is lost") from None
 
 
 def _read(

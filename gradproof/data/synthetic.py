@@ -37,7 +37,7 @@ class Synthetic(NamedTuple):
     best_R: np.ndarray
 
 
-def synthetic(rows: int = 40_000, seed: int = 0, regimes: int = 4) -> Synthetic:
+def synthetic(rows: int = 200_000, seed: int = 0, regimes: int = 4) -> Synthetic:
     """The set; mean(best_R) is the Bayes-optimal accuracy."""
     if rows < 1 or regimes < 1:
         raise ValueError(f"rows = {rows}, regimes = {regimes}: the synthetic set needs at least one of each")

@@ -45,6 +45,8 @@ class MoEConfig:
             raise ValueError("inputs, outputs, experts and hidden must be at least 1, depth at least 0")
         if self.k > self.experts:
             raise ValueError(f"k = {self.k} experts a row cannot be chosen from {self.experts}; k must be at most E")
+        if not 0 <= self.correction < float("inf"):
+            raise ValueError(f"correction = {self.correction}: a step of the selection bias is at least 0, and finite")
         _ = self.routing
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.contract import Contract
+from gradproof.contract import Contract, Example
 from gradproof.ops import cross_entropy, mse
 
 
@@ -57,10 +57,19 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
     return dict(outcome=outcome_T, metrics=torch.rand(sizes["T"], sizes["M"], generator=generator).double())
 
 
+def _weighted(generator: torch.Generator) -> Example:
+    """Class weights, as a part of a batch: the outcomes are divided by the weights, the metrics by the rows."""
+    y_TO, metrics_TM = torch.randn(9, 7, generator=generator).double(), torch.rand(9, 3, generator=generator).double()
+    class_weight_C = torch.tensor([0.5, 2.0, 1.0, 3.0]).double()
+    options = dict(weight=0.3, class_weight=class_weight_C, total=20.0, weight_total=31.0)
+    return Example("class weights", dict(y=y_TO, outcome=torch.arange(9) % 4, metrics=metrics_TM), options)
+
+
 CONTRACT = Contract(
     shapes="y[T,O] outcome[T] metrics[T,M] -> loss[]",
     sizes=dict(T=(1, 2, 7, 33), O=(11, 20), M=(1, 8)),
     grads=("y",),
     draw=_draw,
     options=({}, dict(weight=0.3), dict(weight=2.0, total=50.0)),
+    edges=(_weighted,),
 )

@@ -39,6 +39,9 @@ class Routing:
             raise ValueError(f"k = {self.k}: each row needs at least one expert")
         if self.scores not in ("softmax", "sigmoid"):
             raise ValueError(f"scores = {self.scores!r}: the router knows 'softmax' and 'sigmoid'")
+        for name in ("balance", "z_loss"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} = {getattr(self, name)}: a weight of the loss is at least 0, and finite")
         if self.renormalise and self.k == 1:
             raise ValueError(
                 "k = 1 with renormalise: the gate is always 1 and the router's gradient identically zero; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from gradproof.train.score import log_loss
 
 MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
+MOST_NUMBERS = 50_000_000  # rows times inputs: a wide table is fitted to fewer rows
 
 
 def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict[str, Any]:
@@ -20,9 +22,9 @@ def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict
 
 
 def logistic_regression(
-    x_RI: np.ndarray, outcome_R: np.ndarray, x_TI: np.ndarray, outcome_T: np.ndarray, classes: int
+    x_RI: np.ndarray, outcome_R: np.ndarray, chunks: Iterable[np.ndarray], outcome_T: np.ndarray, classes: int
 ) -> dict[str, Any]:
-    """Fitted to the training rows R, scored on T; a row that says what is missing where scikit-learn is."""
+    """Fitted to the training rows R, scored on T, whose inputs come in `chunks`; a note without scikit-learn."""
     row: dict[str, Any] = {"name": "logistic regression", "accuracy": None, "log_loss": None, "note": ""}
     try:
         from sklearn.linear_model import LogisticRegression
@@ -32,7 +34,7 @@ def logistic_regression(
         return {**row, "note": "one class alone cannot be fitted"}
     fitted = LogisticRegression(max_iter=200).fit(x_RI, outcome_R)
     probability_TC = np.zeros((len(outcome_T), classes))
-    probability_TC[:, fitted.classes_] = fitted.predict_proba(x_TI)
+    probability_TC[:, fitted.classes_] = np.concatenate([fitted.predict_proba(x_TI) for x_TI in chunks])
     accuracy = float((probability_TC.argmax(1) == outcome_T).mean())
     note = f"fitted to {len(outcome_R):,} rows"
     return {**row, "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T), "note": note}

@@ -54,6 +54,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} = {value} must be at least {least}")
+        if self.threads is not None and self.threads > 1024:
+            raise ValueError(f"threads = {self.threads} must be at most 1024")
         for name in ("lr", "weight_decay", "metrics_weight", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):

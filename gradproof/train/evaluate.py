@@ -16,6 +16,12 @@ def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predic
 
 
 def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float]:
-    """(log loss, accuracy) of the outcomes."""
+    """(log loss, accuracy) of the outcomes; the loss is infinite where any output is no number."""
     found, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
-    return log_loss(found.probability_TC, outcome_T), float((found.decision_T == outcome_T).mean())
+    loss = log_loss(found.probability_TC, outcome_T) if (found.decision_T >= 0).all() else float("inf")
+    return loss, float((found.decision_T == outcome_T).mean())
+
+
+def spaced(index_R: np.ndarray, most: int) -> np.ndarray:
+    """At most `most` of the rows, evenly spaced."""
+    return index_R[:: max(1, -(-len(index_R) // max(1, most)))]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradproof.data.schema import Schema
 from gradproof.data.source import read_schema
@@ -43,21 +43,27 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
 
 def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
     """The configured model for the width of the data, with its initial values."""
+    shape = model_config(config, schema.inputs, schema.outputs)
+    return family(config.model)(shape, seed=config.seed, device=device)
+
+
+def model_config(config: TrainConfig, inputs: int, outputs: int) -> Any:
+    """The model's own config; a sentence for options that it does not have."""
     kind = family(config.model)
     options = {"balance": BALANCE, **config.model_options} if config.model == "moe" else config.model_options
-    for each in fields(kind.Config):
-        wanted, value = type(each.default), options.get(each.name, each.default)
-        if type(value) is not wanted and (wanted, type(value)) != (float, int):
-            raise ValueError(f"model_options: {each.name} = {value!r} must be {wanted.__name__}")
-    try:
-        shape = kind.Config.sized(config.size, inputs=schema.inputs, outputs=schema.outputs, **options)
-    except TypeError as error:
-        raise ValueError(f"model_options = {config.model_options}: {str(error).partition(') ')[2] or error}") from None
-    return kind(shape, seed=config.seed, device=device)
+    types = {each.name: type(each.default) for each in fields(kind.Config) if each.name not in ("inputs", "outputs")}
+    for name, value in options.items():
+        if name not in types:
+            raise ValueError(f"model_options: there is no {name!r} to set; there are {', '.join(types)}")
+        if type(value) is not types[name] and (types[name], type(value)) != (float, int):
+            raise ValueError(f"model_options: {name} = {value!r} must be {types[name].__name__}")
+    return replace(kind.Config.sized(config.size, inputs=inputs, outputs=outputs), **options)
 
 
 def restore(model: Model, found: checkpoint.Checkpoint) -> None:
     """Parameters and buffers of a checkpoint."""
     tensors = found.tensors(checkpoint.MODEL)
     for name, view in (*model.params.items(), *model.buffers.items()):
+        if name not in tensors or tensors[name].shape != view.shape:
+            raise ValueError(f"{found.folder} is of another model: its {name} does not fit this run's data and config")
         view.copy_(tensors[name])

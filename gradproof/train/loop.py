@@ -7,6 +7,8 @@ bits as one that was never stopped.
 from __future__ import annotations
 
 import json
+import math
+import os
 import platform
 import signal
 import threading
@@ -30,8 +32,8 @@ from gradproof.models.subject import judge_config
 from gradproof.train import checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.config import TrainConfig
-from gradproof.train.evaluate import evaluate
-from gradproof.train.load import build_model, restore
+from gradproof.train.evaluate import evaluate, spaced
+from gradproof.train.load import build_model, model_config, restore
 from gradproof.train.loss import Loss
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.predictor import Predictor
@@ -40,6 +42,7 @@ from gradproof.train.schedule import Schedule
 from gradproof.train.step import StepResult, TrainStep
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
+SMALL = 2_000_000  # parameters
 
 
 class Stopped(Exception):
@@ -75,10 +78,11 @@ class Trainer:
 
     def __init__(self, run: Run, watch: Watch):
         self.run, self.watch, self.config = run, watch, run.config
-        self.at = Progress()
-        torch.set_num_threads(thread_count(self.config))
+        self.at, self.board = Progress(), None
+        check_options(self.config)
         self.source = open_source(self.config, run.path, watch.reading)
         self.model = build_model(self.config, self.source.schema, self.config.device)
+        torch.set_num_threads(thread_count(self.config, self.model))
         self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
         self.encoder = self.predictor.encoder
         self.step = build_step(self.config, self.model, self.source)
@@ -89,13 +93,14 @@ class Trainer:
                 f"{self.config.data} has {self.source.rows.count} rows with a target: too few to hold some out for "
                 "validation and test; ten or more are needed"
             )
-        self.validated = held[:: -(-len(held) // VALIDATED_ROWS)]
+        self.validated = spaced(held, VALIDATED_ROWS)
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
-        self.board = _board(self.config, run.path)
 
     def resume(self) -> None:
         """Goes back to the newest whole checkpoint, or to step 0."""
         found = checkpoint.newest(self.run.checkpoints, self.watch.say)
+        if found is None and checkpoint.steps(self.run.checkpoints):
+            self.watch.say("no checkpoint is whole: starting again at step 0")
         checkpoint.set_aside(self.run.checkpoints, after=found.step if found else -1)
         if found is not None:
             self._check_environment(found.state["environment"])
@@ -103,6 +108,8 @@ class Trainer:
             self.step.load_state(found.tensors(checkpoint.STEP), found.step)
             self.at = Progress(**found.state["progress"])
         self.metrics.cut(self.at.step)
+        if self.config.tensorboard:
+            self.board = summary_writer()(str(self.run.path / "tensorboard"), purge_step=self.at.step)
 
     def train(self) -> None:
         """To the last step, to where patience ends, or to the first Ctrl-C."""
@@ -132,6 +139,7 @@ class Trainer:
                     self.save()
                 if interrupted and not self.at.finished:
                     raise KeyboardInterrupt
+        (self.run.path / "failed.json").unlink(missing_ok=True)
 
     def _read(self, pending: list[tuple[int, StepResult]]) -> None:
         """Takes the losses over and stops at the first that is not finite. Here the device is waited for."""
@@ -160,7 +168,7 @@ class Trainer:
             write_atomically(file, json.dumps(record) + "\n")
         raise Stopped(
             f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
-            "a lower lr is the usual cure"
+            "a lower --lr, with another --out, is the usual cure"
         )
 
     def _last_good(self) -> str:
@@ -190,6 +198,11 @@ class Trainer:
         """Scores the validation rows, and decides what is best and whether to go on."""
         loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
         at = self.at
+        if not math.isfinite(loss):
+            raise Stopped(
+                f"the model's outputs for validation rows are not finite after step {at.step}, which is not saved; "
+                f"{self._last_good()}; a lower --lr, with another --out, is the usual cure"
+            )
         surer = at.lowest_loss is None or loss < at.lowest_loss
         better = at.best_step is None or (accuracy, -loss) > (at.best_accuracy, -at.best_loss)
         at.since_best = 0 if better or surer else at.since_best + 1
@@ -219,6 +232,7 @@ class Trainer:
         state = {"progress": asdict(self.at), "environment": environment(self.config)}
         tensors = {**self.model.params, **self.model.buffers}
         try:
+            self.metrics.sync()
             checkpoint.save(self.run.checkpoints, self.at.step, tensors, self.step.state(), state)
             checkpoint.prune(self.run.checkpoints, self.at.best_step)
         except (OSError, SafetensorError) as error:
@@ -235,11 +249,19 @@ class Trainer:
             self.watch.say(f"the environment changed ({', '.join(changed)}): the result will not be bit-exact")
 
 
-def thread_count(config: TrainConfig) -> int:
-    """As configured; by default one thread for the smallest models, which gain nothing from more, else torch's own."""
+def check_options(config: TrainConfig) -> None:
+    """Everything that can be refused before the table is read."""
+    model_config(config, inputs=96, outputs=20)
+    Schedule(config.steps, config.schedule, config.warmup)
+    if config.tensorboard:
+        summary_writer()
+
+
+def thread_count(config: TrainConfig, model: Model) -> int:
+    """As configured; by default one thread for small models, which gain nothing from more, else torch's own."""
     if config.threads is not None:
         return config.threads
-    return 1 if config.size == "nano" and config.batch <= 1024 else torch.get_num_threads()
+    return 1 if model.params.count < SMALL and config.batch <= 1024 else torch.get_num_threads()
 
 
 def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
@@ -269,16 +291,25 @@ def environment(config: TrainConfig) -> dict[str, Any]:
     """What the bits of a result depend on beside config and data."""
     device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    return {**versions, "device": device, "threads": torch.get_num_threads(), "kernels": "reference"}
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}".strip()
+    return {**versions, "device": device, "cpu": cpu, "threads": torch.get_num_threads(), "kernels": "reference"}
+
+
+def read_evidence(file: Path) -> list[dict[str, Any]]:
+    """The records of evidence.jsonl; none where it is not there or not whole."""
+    try:
+        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return []
 
 
 def prove(run: Run, model: Model) -> None:
     """evidence.jsonl: the run's own options at a small width, judged before the first step."""
     file = run.path / "evidence.jsonl"
-    if not file.exists():
+    if not read_evidence(file):
         verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
         write_atomically(file, "".join(json.dumps(asdict(each)) + "\n" for each in verdict.evidence))
-    found = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    found = read_evidence(file)
     refuted = [
         f"{each['claim']} of {each['value'] or each['subject']}" for each in found if each["status"] == "refuted"
     ]
@@ -307,11 +338,10 @@ def _interruptible() -> Iterator[list[bool]]:
             signal.signal(number, handler)
 
 
-def _board(config: TrainConfig, path: Path) -> Any:
-    if not config.tensorboard:
-        return None
+def summary_writer() -> Any:
+    """TensorBoard's writer; a sentence where it is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ValueError("tensorboard = true needs TensorBoard: pip install 'gradproof[tensorboard]'") from None
-    return SummaryWriter(str(path / "tensorboard"))
+    return SummaryWriter

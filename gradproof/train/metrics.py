@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gradproof.files import write_atomically
+from gradproof.files import sync, write_atomically
 
 KEPT, DECAY = 20, 0.99
 
@@ -35,6 +35,11 @@ class MetricsFile:
         line = json.dumps({name: finite(value) for name, value in record.items()}, allow_nan=False)
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def sync(self) -> None:
+        """What was appended is on disk when this returns."""
+        if self.path.exists():
+            sync(self.path)
 
     def read(self) -> list[dict[str, Any]]:
         """All whole lines; a line torn by a crash is none."""

@@ -15,6 +15,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.models.model import Model
 
+NUMBERS = 1 << 23  # inputs encoded at a time
 CHUNK = 8192  # rows a forward; bounds the memory that a large request or file takes
 
 
@@ -57,9 +58,11 @@ class Predictor:
 
     def __call__(self, rows: Rows) -> Predictions:
         """The predictions of all rows, in their order."""
-        if rows.count <= CHUNK:
+        # Fewer rows at a time where they are wide: encoding them takes several arrays of inputs in float64.
+        chunk = min(CHUNK, max(64, NUMBERS // self.schema.inputs))
+        if rows.count <= chunk:
             return self._forward(rows)
-        parts = [self._forward(Rows(*(a[i : i + CHUNK] for a in rows))) for i in range(0, rows.count, CHUNK)]
+        parts = [self._forward(rows.slice(i, i + chunk)) for i in range(0, rows.count, chunk)]
         return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
     @torch.no_grad()

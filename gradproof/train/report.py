@@ -13,10 +13,13 @@ from gradproof.data.rows import Rows
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
-from gradproof.train.evaluate import predictions
+from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.load import restore
-from gradproof.train.loop import Stopped, Trainer, environment
+from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
 from gradproof.train.score import score
+
+SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
+CHUNK = 1024
 
 
 def report(trainer: Trainer) -> dict[str, Any]:
@@ -26,7 +29,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
     if best is None:
         raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
     restore(trainer.model, best)
-    index_T = source.index(TEST)
+    index_T = spaced(source.index(TEST), SCORED_ROWS)
     truth = source.rows.take(index_T)
     test = score(predictions(trainer.predictor, source.rows, index_T), truth, source.schema)
     name = f"{config.model} {config.size}"
@@ -42,7 +45,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
             "data": config.data,
             "train_rows": len(source.index(TRAIN)),
             "validation_rows": len(source.index(VALIDATION)),
-            "test_rows": len(index_T),
+            "test_rows": len(source.index(TEST)),
             "steps": at.step,
             "best_step": best.step,
             "seconds": at.seconds,
@@ -66,10 +69,13 @@ def report(trainer: Trainer) -> dict[str, Any]:
 
 
 def finished_report(run: Path) -> dict[str, Any] | None:
-    """The record of a run that needs nothing more; None while there is something left to do."""
+    """The record of a run that needs nothing more; None while there is something left to do, or to do again."""
     if not ((run / "report.json").exists() and (run / "report.html").exists()):
         return None
-    return json.loads((run / "report.json").read_text(encoding="utf-8"))
+    try:
+        return json.loads((run / "report.json").read_text(encoding="utf-8"))
+    except ValueError:
+        return None
 
 
 def write_report(run: Path, record: dict[str, Any]) -> None:
@@ -87,10 +93,11 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
         best = float(source.best_R[index_T].mean())
         rows.append({"name": "Bayes-optimal", "accuracy": best, "log_loss": None, "note": "no model can expect more"})
     train_R = source.index(TRAIN)
-    some = source.rows.take(train_R[:: -(-len(train_R) // baselines.MOST_ROWS)])
     encoder = Encoder(source.schema)
-    x_RI, x_TI = encoder.inputs(some).numpy(), encoder.inputs(truth).numpy()
-    rows.append(baselines.logistic_regression(x_RI, some.outcome_R, x_TI, truth.outcome_R, C))
+    some = source.rows.take(spaced(train_R, min(baselines.MOST_ROWS, baselines.MOST_NUMBERS // source.schema.inputs)))
+    chunks = (encoder.inputs(truth.slice(i, i + CHUNK)).numpy() for i in range(0, truth.count, CHUNK))
+    x_RI = np.concatenate([encoder.inputs(some.slice(i, i + CHUNK)).numpy() for i in range(0, some.count, CHUNK)])
+    rows.append(baselines.logistic_regression(x_RI, some.outcome_R, chunks, truth.outcome_R, C))
     rows.append(baselines.majority(np.asarray(source.rows.outcome_R[train_R]), truth.outcome_R, C))
     return rows
 
@@ -101,9 +108,9 @@ def _summary(name: str, scores: list[dict[str, Any]], rows: int) -> str:
 
 
 def _evidence(file: Path) -> dict[str, Any] | None:
-    if not file.exists():
+    lines = read_evidence(file)
+    if not lines:
         return None
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     statuses = {line["status"] for line in lines}
     worst = next(each for each in ("refuted", "inconclusive", "proven") if each in statuses or each == "proven")
     return {"claims": len(lines), "status": worst}

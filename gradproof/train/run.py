@@ -57,7 +57,10 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
         return run
     if resume and not given:
         raise ValueError(f"{out} holds no run to resume: there is no config.json in it; give the options of the run")
-    if out.exists() and (not out.is_dir() or {each.name for each in out.iterdir()} - OWN_FILES):
+    existing = next(each for each in (out, *out.absolute().parents) if each.exists())
+    if not existing.is_dir():
+        raise ValueError(f"--out {out}: {existing} is a file; a run is a folder")
+    if existing == out and {each.name for each in out.iterdir()} - OWN_FILES:
         raise ValueError(f"{out} is not empty and holds no run; choose another --out")
     return _create(out, given)
 
@@ -84,7 +87,9 @@ def _create(path: Path, given: Mapping[str, Any]) -> Run:
         made = made.parent
     path.mkdir(parents=True, exist_ok=True)
     try:
-        write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n")
+        write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n", new=True)
+    except FileExistsError:
+        raise ValueError(f"another process has just started a run in {path}; choose another --out") from None
     except OSError:
         _take_back(path, made)
         raise

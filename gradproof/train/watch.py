@@ -69,6 +69,7 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
     run = record["run"]
+    console.print(f"{run['model']} {run['size']} for {run['inputs']} inputs: {run['parameters']:,} parameters")
     console.print(
         f"{record['status']} after {run['steps']:,} steps in {run['seconds']:.1f} s, best at step {run['best_step']:,}"
     )

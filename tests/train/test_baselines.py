@@ -30,7 +30,7 @@ def test_logistic_regression_learns():
     """A linear rule is what it can find: far above the majority, and its probabilities are its own."""
     linear_model = pytest.importorskip("sklearn.linear_model")
     (x_RI, outcome_R), (x_TI, outcome_T) = table(600), table(300, seed=1)
-    row = logistic_regression(x_RI, outcome_R, x_TI, outcome_T, 3)
+    row = logistic_regression(x_RI, outcome_R, [x_TI[:7], x_TI[7:]], outcome_T, 3)
     assert row["accuracy"] > 0.8 > 2 * majority(outcome_R, outcome_T, 3)["accuracy"] - 0.1
     right = linear_model.LogisticRegression(max_iter=200).fit(x_RI, outcome_R).predict_proba(x_TI)
     assert row["log_loss"] == pytest.approx(-np.log(right[np.arange(300), outcome_T]).mean())
@@ -42,15 +42,15 @@ def test_a_class_that_training_lacked():
     pytest.importorskip("sklearn")
     (x_RI, outcome_R), (x_TI, outcome_T) = table(600), table(300, seed=1)
     shifted_R, shifted_T = np.where(outcome_R > 0, outcome_R + 1, 0), np.where(outcome_T > 0, outcome_T + 1, 0)
-    row = logistic_regression(x_RI, shifted_R, x_TI, shifted_T, 4)
-    assert row["accuracy"] == logistic_regression(x_RI, outcome_R, x_TI, outcome_T, 3)["accuracy"]
+    row = logistic_regression(x_RI, shifted_R, [x_TI], shifted_T, 4)
+    assert row["accuracy"] == logistic_regression(x_RI, outcome_R, [x_TI[:7], x_TI[7:]], outcome_T, 3)["accuracy"]
 
 
 def test_one_class_among_the_rows_fitted():
     """Of a large table with a rare class the sample may hold one class alone; that must not cost the report."""
     pytest.importorskip("sklearn")
     x_RI, _ = table(50)
-    row = logistic_regression(x_RI, np.zeros(50, np.int64), x_RI, np.arange(50) % 2, 2)
+    row = logistic_regression(x_RI, np.zeros(50, np.int64), [x_RI], np.arange(50) % 2, 2)
     assert row["name"] == "logistic regression" and row["accuracy"] in (0.5, None)
 
 
@@ -59,5 +59,5 @@ def test_without_sklearn(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     monkeypatch.setitem(sys.modules, "sklearn.linear_model", None)
     x_RI, outcome_R = table(30)
-    row = logistic_regression(x_RI, outcome_R, x_RI, outcome_R, 3)
+    row = logistic_regression(x_RI, outcome_R, [x_RI], outcome_R, 3)
     assert row["accuracy"] is None and row["log_loss"] is None and "scikit-learn" in row["note"]

@@ -124,12 +124,22 @@ def test_a_table_has_no_bayes_row(tmp_path, tiny, open_run):
     assert record["notes"] == trainer.source.notes
 
 
+def test_a_large_test_part_is_sampled(tmp_path, tiny, open_run, monkeypatch):
+    """All of it at once would not fit into memory where the table does not; how many there are is said all the same."""
+    trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 4})
+    trainer.train()
+    monkeypatch.setattr("gradproof.train.report.SCORED_ROWS", 10)
+    record = report(trainer)
+    assert 5 < record["test"]["rows"] <= 10 < record["run"]["test_rows"] == len(trainer.source.index(TEST))
+    assert sum(map(sum, record["test"]["confusion"])) == record["test"]["rows"]
+
+
 def test_many_rows_are_sampled_for_logistic_regression(tmp_path, tiny, open_run, monkeypatch):
     """Evenly from the training rows, at most so many."""
     asked = []
 
-    def fit(x_RI, outcome_R, x_TI, outcome_T, classes):
-        asked.append((x_RI.shape, len(outcome_R), x_TI.shape, classes))
+    def fit(x_RI, outcome_R, chunks, outcome_T, classes):
+        asked.append((x_RI.shape, len(outcome_R), np.concatenate(list(chunks)).shape, classes))
         return {"name": "logistic regression", "accuracy": None, "log_loss": None, "note": ""}
 
     trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 4})

@@ -79,8 +79,10 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, resume):
     with pytest.raises(ValueError, match="not empty and holds no run"):
         start(tmp_path / "mine", GIVEN, resume)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="not empty and holds no run"):
+    with pytest.raises(ValueError, match="file is a file; a run is a folder"):
         start(tmp_path / "file", GIVEN, resume)
+    with pytest.raises(ValueError, match="file is a file; a run is a folder"):
+        start(tmp_path / "file/run", GIVEN, resume)
     assert (tmp_path / "mine/letter.txt").read_text() == "dear" and (tmp_path / "file").read_text() == "x"
 
 
@@ -150,7 +152,7 @@ def test_discard_leaves_the_folder_that_was_there(tmp_path):
 def test_a_full_disk_at_the_first_file_leaves_nothing(tmp_path, monkeypatch):
     """An empty folder would be in the way of the next try."""
 
-    def no_space(*args):
+    def no_space(*args, **kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(run_module, "write_atomically", no_space)
