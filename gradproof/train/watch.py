@@ -23,12 +23,13 @@ class TerminalWatch:
 
     def training(self, record: dict[str, Any], steps: int) -> None:
         loss = record["loss"] if record["loss_ema"] is None else record["loss_ema"]
-        figures = f"loss {loss:.4f}  lr {record['lr']:.1e}  {record['rows_per_s']:,.0f} rows/s"
+        speed = f"{record['rows_per_s']:,.0f} rows/s"
         if "validation_accuracy" in record:
             self.validated = f"  validation {record['validation_accuracy']:.2%}"
             if self.bar is None:
-                self.say(f"step {record['step']:>6} of {steps}  {figures}{self.validated}")
-        self._show("training", record["step"], steps, figures + self.validated)
+                line = f"step {record['step']:>6} of {steps}  loss {loss:.4f}  lr {record['lr']:.1e}  {speed}"
+                self.say(line + self.validated)
+        self._show("training", record["step"], steps, f"loss {loss:.4f}  {speed}{self.validated}")
 
     def _show(self, what: str, done: int, total: int, figures: str) -> None:
         if self.bar is None:
@@ -49,7 +50,7 @@ def watching() -> Iterator[TerminalWatch]:
         return
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=12),
         TaskProgressColumn(),
         TextColumn("{task.fields[figures]}"),
     )

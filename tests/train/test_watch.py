@@ -1,0 +1,55 @@
+"""Looking on: lines where there is no terminal, and the table at the end."""
+
+import io
+
+from rich.console import Console
+
+from gradproof.train.watch import TerminalWatch, show_scores, watching
+
+LINE = dict(step=20, loss=1.5, loss_ema=1.25, lr=3e-3, rows_per_s=12345.6)
+
+
+def test_lines_without_a_terminal(capsys):
+    """One a validation, on standard error: standard output is for records."""
+    with watching() as watch:
+        watch.reading(1, 0)
+        watch.training(LINE, 100)
+        watch.training({**LINE, "loss_ema": None, "validation_accuracy": 0.5, "validation_loss": 1.0}, 100)
+        watch.say("damaged")
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err == "step     20 of 100  loss 1.5000  lr 3.0e-03  12,346 rows/s  validation 50.00%\ndamaged\n"
+
+
+def test_a_bar_on_a_terminal():
+    """It keeps the last validation in sight, and moves."""
+
+    class Bar:
+        def add_task(self, what, **fields):
+            return 7
+
+        def update(self, task, **fields):
+            self.shown = (task, fields)
+
+    bar = Bar()
+    watch = TerminalWatch(bar)
+    watch.training({**LINE, "validation_accuracy": 0.5}, 100)
+    watch.training({**LINE, "step": 30}, 100)
+    task, fields = bar.shown
+    assert (task, fields["completed"], fields["total"]) == (7, 30, 100)
+    assert fields["figures"] == "loss 1.2500  12,346 rows/s  validation 50.00%"
+
+
+def test_the_table_shows_names_as_they_are(tmp_path):
+    """A class or column name in brackets is no markup, and a score that is not known is blank."""
+    out = io.StringIO()
+    run = dict(model="moe", size="nano", inputs=9, parameters=1234, steps=1000, seconds=1.25, best_step=500)
+    scores = [
+        dict(name="moe nano", accuracy=0.5, log_loss=1.0, note="best"),
+        dict(name="logistic regression", accuracy=None, log_loss=None, note="needs scikit-learn"),
+    ]
+    record = dict(scores=scores, notes=["column '[red]x' is left out"], status="finished", run=run)
+    show_scores(record, tmp_path, Console(file=out, width=100, highlight=False))
+    text = out.getvalue()
+    assert "50.00%" in text and "needs scikit-learn" in text and "[red]x" in text and "None" not in text
+    assert "finished after 1,000 steps in 1.2 s, best at step 500" in text and "1,234 parameters" in text
