@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradproof.data.schema import Category, Number
+from gradproof.data.schema import Category, Number, name_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -30,7 +30,8 @@ class Counts:
         self.present += text.count()
         if self.unique:
             return
-        self.seen.update(dict(text.drop_nulls().value_counts().iter_rows()))
+        for value, count in text.drop_nulls().rename("value").value_counts().iter_rows():
+            self.seen[name_of(value)] += count
         if len(self.seen) > 2 * _TRACKED:
             # So many names: what matters is whether they come again, and the frequent ones.
             self.unique = len(self.seen) > 0.95 * self.present

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -24,7 +23,7 @@ import numpy as np
 from gradproof.data.figures import Counts, Moments
 from gradproof.data.pieces import with_knots
 from gradproof.data.rows import Rows
-from gradproof.data.schema import Category, Metric, Number, Schema
+from gradproof.data.schema import Category, Metric, Number, Schema, is_decimal, is_truth, name_of, one_name
 from gradproof.data.table import Table, clean
 
 if TYPE_CHECKING:
@@ -35,8 +34,8 @@ CHUNK = 65_536
 IGNORED = "is ignored, as asked"
 
 _DAY = 86_400e6  # microseconds
-_DECIMAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_INTEGER = re.compile(r"-?[1-9]\d*|0\d*", re.ASCII)
+_SHOWN = 40  # characters of a value that a sentence repeats
+_ALMOST = 0.9  # of a column's values are numbers: that it is read as names is then worth a word
 
 Kind = Literal["number", "date", "name"]
 Progress = Callable[[int, int], None]
@@ -70,65 +69,86 @@ def read(
         raise ValueError(f"{folder} exists already; name a folder that does not")
     roles = _Roles(table, target, metrics, categorical, ignore)
     survey = _Survey(roles)
-    for frame in _pass(roles, 0, 0, progress):
+    for frame in _pass(roles, 0, 0, progress, raw=True):
         survey.add(frame)
     survey.finish()
     train_R = split(survey.outcome_R)
     figures = _Figures(roles, survey.kinds, train_R)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
-    schema = figures.schema(survey.classes)
+    odd = survey.odd()
+    schema = figures.schema(survey.classes, odd)
     encoded = (_encode(schema, frame) for frame in _pass(roles, 2, survey.rows, progress))
     _write(encoded, schema, len(survey.outcome_R), folder, table.path)
     left_out = {name: reason for name, reason in schema.left_out.items() if reason != IGNORED}
     notes = [f"column {name!r} is left out: it {reason}" for name, reason in left_out.items()]
-    if dropped := survey.rows - len(survey.outcome_R):
-        notes.insert(0, f"{dropped:,} of {survey.rows:,} rows have no {target} and are left out")
+    notes += [f"column {name!r} {reason}" for name, reason in odd.items() if name not in schema.left_out]
+    if dropped := survey.dropped():
+        notes.insert(0, dropped)
     rows = Rows.open(folder)
     return Read(with_knots(schema, rows, train_R), rows, notes)
 
 
-def encode(schema: Schema, frame: pl.DataFrame) -> Rows:
-    """The frame's rows as the schema reads them. Outcome −1 and metrics NaN where the frame does not have them."""
+def encode(schema: Schema, frame: pl.DataFrame, start: int = 0) -> Rows:
+    """The frame's rows as the schema reads them. Outcome −1 and metrics NaN where the frame does not have them.
+
+    ValueError on a number or date that is none; `start` rows of the file come before the frame's."""
     features = [column.name for column in (*schema.categories, *schema.numbers)]
     if absent := [name for name in features if name not in frame.columns]:
         names = ", ".join(map(repr, absent))
         raise ValueError(f"the table has no column {names}; it needs every column that the model was trained on")
     answers = [name for name in (schema.target, *(metric.name for metric in schema.metrics)) if name in frame.columns]
-    return _encode(schema, clean(frame.select(*features, *answers)))
+    frame = clean(frame.select(*features, *answers))
+    for number in schema.numbers:
+        _check_number(frame, number, start)
+    return _encode(schema, frame)
+
+
+def _check_number(frame: pl.DataFrame, number: Number, start: int) -> None:
+    value = frame.select(_value(number.name, frame.schema[number.name], number.date)).to_series()
+    if len(wrong := (value.is_null() & frame[number.name].is_not_null()).arg_true()):
+        must = "a date like '2024-05-31'" if number.date else "a number"
+        held = _held(frame[number.name][wrong[0]])
+        raise ValueError(f"column {number.name!r} must be {must} or empty; row {start + wrong[0] + 1} holds {held}")
+
+
+def _held(value: object) -> str:
+    """A cell, in a few characters."""
+    text = str(value)
+    return repr(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…")
 
 
 def _encode(schema: Schema, frame: pl.DataFrame) -> Rows:
     """`encode` for a frame that is clean."""
-    import polars as pl
-
-    codes = []
-    for category in schema.categories:
-        slots, text = category.slots(), _text(category.name, frame.schema[category.name])
-        missing = slots.pop(None, -1)
-        code = text.replace_strict(list(slots), list(slots.values()), default=category.unseen, return_dtype=pl.Int32)
-        codes.append(pl.when(text.is_null()).then(missing).otherwise(code).cast(pl.Int32).alias(category.name))
     metrics_RM = _numbers(frame, {metric.name: False for metric in schema.metrics})
     low_M, high_M = np.array([(metric.low, metric.high) for metric in schema.metrics]).reshape(-1, 2).T
+    codes = [_codes(category, frame) for category in schema.categories]
     return Rows(
-        _matrix(frame, codes, np.int32),
+        np.stack(codes, 1) if codes else np.empty((frame.height, 0), np.int32),
         _numbers(frame, {number.name: number.date for number in schema.numbers}),
         _outcome(schema, frame),
         ((metrics_RM - low_M) / (high_M - low_M)).astype(np.float32),
     )
 
 
-def _matrix(frame: pl.DataFrame, columns: list[pl.Expr], dtype: type) -> np.ndarray:
-    if not columns:
-        return np.empty((frame.height, 0), dtype)
-    return np.ascontiguousarray(frame.select(columns).to_numpy(), dtype)
+def _codes(category: Category, frame: pl.DataFrame) -> np.ndarray:
+    import polars as pl
+
+    slots = category.slots()
+    text = frame.select(_text(category.name, frame.schema[category.name])).to_series()
+    found = {value: slots.get(name_of(value), category.unseen) for value in text.drop_nulls().unique()}
+    return text.replace_strict(found, default=slots.get(None, -1), return_dtype=pl.Int32).to_numpy()
 
 
 def _numbers(frame: pl.DataFrame, dates: Mapping[str, bool]) -> np.ndarray:
     """number_RN of the named columns, NaN where missing or not there; a date, where `dates` says so, in days."""
     columns = [_number(name, frame.schema.get(name), date) for name, date in dates.items()]
+    if not columns:
+        return np.empty((frame.height, 0))
     # Not divided by polars: its quotients differ in the last bit with the length of a chunk.
-    return _matrix(frame, columns, np.float64) / np.where(list(dates.values()), _DAY, 1.0)
+    number_RN = np.array(frame.select(columns).to_numpy(), np.float64, order="C")
+    number_RN /= np.where(list(dates.values()), _DAY, 1.0)
+    return number_RN
 
 
 def _outcome(schema: Schema, frame: pl.DataFrame) -> np.ndarray:
@@ -137,9 +157,16 @@ def _outcome(schema: Schema, frame: pl.DataFrame) -> np.ndarray:
     if schema.target not in frame.columns:
         return np.full(frame.height, -1, np.int64)
     text = frame.select(_text(schema.target, frame.schema[schema.target])).to_series()
-    slots = {name: i for i, name in enumerate(schema.classes)}
-    found = {name: slots.get(name, slots.get(_class_name(name), -1)) for name in text.drop_nulls().unique()}
-    return text.replace_strict(found, default=-1, return_dtype=pl.Int64).to_numpy()
+    slot = _class_slot(schema.classes)
+    found = {name: slot(name) for name in text.drop_nulls().unique()}
+    return text.replace_strict(found, default=-1, return_dtype=pl.Int64).to_numpy(writable=True)
+
+
+def _class_slot(classes: Sequence[str]) -> Callable[[str], int]:
+    """From a target's text to its class, −1 where it is none."""
+    exact = {name: slot for slot, name in enumerate(classes)}
+    same = {one_name(name): slot for slot, name in enumerate(classes)}
+    return lambda text: exact.get(text, same.get(one_name(text), -1))
 
 
 def _text(name: str, dtype: pl.DataType) -> pl.Expr:
@@ -152,19 +179,25 @@ def _text(name: str, dtype: pl.DataType) -> pl.Expr:
 
 
 def _number(name: str, dtype: pl.DataType | None, date: bool) -> pl.Expr:
-    """A clean column as finite float64, null where missing, or where it holds something else; dates in microseconds."""
+    """`_value`, null where it is not finite."""
+    import polars as pl
+
+    value = _value(name, dtype, date)
+    return pl.when(value.is_finite()).then(value).alias(name)
+
+
+def _value(name: str, dtype: pl.DataType | None, date: bool) -> pl.Expr:
+    """A clean column as float64, null where missing, or where it holds something else; dates in microseconds."""
     import polars as pl
 
     column = pl.col(name)
     if dtype == pl.String:
-        value = _iso(column).dt.timestamp("us").cast(pl.Float64) if date else _float(column)
-    elif dtype is not None and date and dtype.is_temporal():
-        value = _microseconds(column, dtype).cast(pl.Float64)
-    elif dtype is not None and not date and dtype.is_numeric():
-        value = column.cast(pl.Float64)
-    else:
-        return _nothing(name, pl.Float64)
-    return pl.when(value.is_finite()).then(value).alias(name)
+        return _iso(column).dt.timestamp("us").cast(pl.Float64) if date else _float(column)
+    if dtype is not None and date and dtype.is_temporal():
+        return _microseconds(column, dtype).cast(pl.Float64)
+    if dtype is not None and not date and dtype.is_numeric():
+        return column.cast(pl.Float64)
+    return _nothing(name, pl.Float64)
 
 
 def _nothing(name: str, dtype: type[pl.DataType]) -> pl.Expr:
@@ -205,13 +238,6 @@ def _iso(column: pl.Expr) -> pl.Expr:
     return text.str.to_datetime("%Y-%m-%d %H:%M:%S%.f%z", strict=False, time_unit="us")
 
 
-def _class_name(text: str) -> str:
-    """One name for a number however it is written: 1.0 and +1 are 1; an integer stays as it is."""
-    if _INTEGER.fullmatch(text) or not _DECIMAL.fullmatch(text) or math.isinf(value := float(text)):
-        return text
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
-
-
 def check_columns(columns: Sequence[str], target: str, named: Sequence[str] = ()) -> None:
     """A ValueError unless `columns` has the target and all that is `named`."""
     for name in (target, *named):
@@ -249,10 +275,12 @@ class _Roles:
             raise ValueError(f"no column of {table.path} is left to learn from; it needs one besides the target")
 
 
-def _pass(roles: _Roles, number: int, rows: int, progress: Progress | None) -> Iterator[pl.DataFrame]:
+def _pass(
+    roles: _Roles, number: int, rows: int, progress: Progress | None, raw: bool = False
+) -> Iterator[pl.DataFrame]:
     """The chunks of one of the three passes over a file of `rows` rows, 0 if that is not known."""
     done = number * rows
-    for frame in roles.table.chunks([roles.target, *roles.metrics, *roles.features], CHUNK):
+    for frame in roles.table.chunks([roles.target, *roles.metrics, *roles.features], CHUNK, raw):
         yield frame
         done += frame.height
         if progress is not None:
@@ -270,16 +298,23 @@ class _Survey:
         self._texts: dict[str, int] = {}  # those of the target, by their first row
         self._codes: list[np.ndarray] = []
         self._empty = list(roles.features)  # without a value so far
+        self._held: str | None = None  # the first text of the target that counts as missing
+        self._numbers: dict[str, _Numbers] = {}  # of text columns
         for name in roles.features:
             if kind := "name" if name in roles.categorical else _kind(roles.table.dtypes[name]):
                 self.kinds[name] = kind
 
     def add(self, frame: pl.DataFrame) -> None:
-        """The next chunk of the file."""
+        """The next chunk of the file, not clean yet."""
         import polars as pl
 
+        raw, frame = frame[self.roles.target], clean(frame)
         text = frame.select(_text(self.roles.target, frame.schema[self.roles.target])).to_series()
+        if self._held is None and text.null_count() and frame.schema[self.roles.target] == pl.String:
+            held = raw.cast(pl.String).filter(text.is_null()).drop_nulls().str.strip_chars()
+            self._held = next(filter(None, held), None)
         self._check_metrics(frame, text.is_not_null())
+        row_R = self.rows + text.is_not_null().arg_true().to_numpy() + 1
         self.rows += frame.height
         frame, text = frame.filter(text.is_not_null()), text.drop_nulls()
         for name in text.unique(maintain_order=True):
@@ -287,32 +322,53 @@ class _Survey:
         if len(self._texts) > CLASSES and len(_classes(self._texts)) > CLASSES:
             raise self._no_class(f"more than {CLASSES}")
         self._codes.append(text.replace_strict(self._texts, default=-1, return_dtype=pl.Int32).to_numpy())
-        self._settle(frame)
+        self._settle(frame, row_R)
 
     def finish(self) -> None:
         """Sets `classes` and `outcome_R`, or says what is wrong with the target or a feature."""
         path, target = self.roles.table.path, self.roles.target
         if not self._texts:
-            raise ValueError(f"no row of {path} has a value in the target column {target!r}; choose another target")
+            why = f", where {self._held!r} counts as missing" if self._held else ""
+            raise ValueError(f"no row of {path} has a value in target column {target!r}{why}; choose another target")
         self.classes = _classes(self._texts)
-        slots = {name: slot for slot, name in enumerate(self.classes)}
-        slot_of = np.array([slots.get(text, slots.get(_class_name(text), -1)) for text in self._texts], np.int64)
+        slot_of = np.array(list(map(_class_slot(self.classes), self._texts)), np.int64)
         self.outcome_R = slot_of[np.concatenate(self._codes)]
         if len(self.classes) == 1:
-            raise ValueError(f"every row of {path} has {target} = {self.classes[0]!r}; a classifier needs two classes")
+            every = f"every row of {path} has {target} = {self.classes[0]!r}; a classifier needs two classes"
+            dropped = self.dropped()
+            raise ValueError(f"{every}; {dropped}" if dropped else every)
         if len(self.outcome_R) > 20 and len(self.classes) > len(self.outcome_R) / 2:
             raise self._no_class(f"{len(self.classes)}")
         if self._empty:
             raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; leave it out by --ignore")
 
-    def _settle(self, frame: pl.DataFrame) -> None:
+    def dropped(self) -> str:
+        """A sentence on the rows without a target; empty if there are none."""
+        if not (count := self.rows - len(self.outcome_R)):
+            return ""
+        why = f"; {self._held!r} counts as missing" if self._held else ""
+        return f"{count:,} of {self.rows:,} rows have no {self.roles.target} and are left out{why}"
+
+    def odd(self) -> dict[str, str]:
+        """Why a column that holds almost nothing but numbers is read as names."""
+        return {
+            name: f"is read as names, since row {numbers.row} holds {_held(numbers.held)}, no number"
+            for name, numbers in self._numbers.items()
+            if numbers.row and numbers.count >= _ALMOST * numbers.present
+        }
+
+    def _settle(self, frame: pl.DataFrame, row_R: np.ndarray) -> None:
         """A column of text holds numbers, or dates, as long as all of it does."""
         import polars as pl
 
         kind = self.kinds.get
-        texts = [name for name, dtype in frame.schema.items() if dtype == pl.String and name in self.roles.features]
-        open_ = [name for name in texts if kind(name) != "name" and frame[name].count()]
-        floats = _parsed(frame, [name for name in open_ if kind(name) != "date"], _float)
+        dtypes = self.roles.table.dtypes
+        free = [name for name in self.roles.features if name not in self.roles.categorical]
+        texts = [name for name in free if dtypes[name] == pl.String and frame[name].count()]
+        for name in texts:
+            self._numbers.setdefault(name, _Numbers()).add(frame[name], row_R)
+        open_ = [name for name in texts if kind(name) != "name"]
+        floats = {name for name in open_ if kind(name) != "date" and not self._numbers[name].row}
         dates = _parsed(frame, [name for name in open_ if kind(name) != "number" and name not in floats], _iso)
         for name in open_:
             self.kinds[name] = "number" if name in floats else "date" if name in dates else "name"
@@ -334,9 +390,29 @@ class _Survey:
                 )
 
     def _no_class(self, count: str) -> ValueError:
-        looks = "a number to predict" if all(map(_DECIMAL.fullmatch, self._texts)) else "an id or free text"
+        looks = "a number to predict" if all(map(is_decimal, self._texts)) else "an id or free text"
         column = f"column {self.roles.target!r} of {self.roles.table.path}"
         return ValueError(f"{column} has {count} different values; it looks like {looks}, not a class")
+
+
+class _Numbers:
+    """Of a column of text: how many values are numbers, decimal commas or not, and the first that is none."""
+
+    def __init__(self):
+        self.count = self.present = self.row = 0
+        self.held = ""
+
+    def add(self, text: pl.Series, row_R: np.ndarray) -> None:
+        import polars as pl
+
+        value = text.cast(pl.Float64, strict=False)
+        odd = (value.is_null() & text.is_not_null()).arg_true()
+        self.present += text.count()
+        self.count += value.count()
+        if len(odd):
+            self.count += text[odd].str.replace(",", ".", literal=True).cast(pl.Float64, strict=False).count()
+            if not self.row:
+                self.row, self.held = int(row_R[odd[0]]), text[odd[0]]
 
 
 def _kind(dtype: pl.DataType) -> Kind | None:
@@ -358,9 +434,9 @@ def _parsed(frame: pl.DataFrame, names: list[str], parse: Callable[[pl.Expr], pl
 
 def _classes(texts: Iterable[str]) -> tuple[str, ...]:
     """The target's classes in order: of numbers where every text is one, otherwise of names."""
-    if all(_DECIMAL.fullmatch(text) and math.isfinite(float(text)) for text in texts):
-        return tuple(sorted({_class_name(text) for text in texts}, key=lambda name: (float(name), name)))
-    return tuple(sorted(texts))
+    if all(is_decimal(text) and math.isfinite(float(text)) for text in texts):
+        return tuple(sorted(set(map(one_name, texts)), key=lambda name: (float(name), name)))
+    return tuple(sorted(set(map(one_name, texts)) if all(map(is_truth, texts)) else texts))
 
 
 class _Figures:
@@ -393,14 +469,14 @@ class _Figures:
         for name, counts in self._names.items():
             counts.add(names[name])
 
-    def schema(self, classes: tuple[str, ...]) -> Schema:
-        """The schema, of every column that tells something."""
+    def schema(self, classes: tuple[str, ...], odd: Mapping[str, str]) -> Schema:
+        """The schema, of every column that tells something; `odd` has better reasons to leave some out."""
         columns: list[Category | Number] = []
         left_out = dict.fromkeys(sorted(self.roles.ignore), IGNORED)
         for name in self.roles.candidates:
             column = self._column(name)
             if isinstance(column, str):
-                left_out[name] = column
+                left_out[name] = odd.get(name, column)
             else:
                 columns.append(column)
         if not columns:
@@ -427,6 +503,9 @@ class _Figures:
         low, high = self._moments.extremes(self._numbers[name])
         if low >= 0 and high <= 1:
             return Metric(name)
+        if not math.isfinite(high - low):
+            held = f"metric column {name!r} of {self.roles.table.path} reaches from {low:g} to {high:g}"
+            raise ValueError(f"{held}, further than a number can tell; scale it down")
         # A constant is 0 on a scale of one; of a huge one, the next float is further away than that.
         return Metric(name, low, high if high > low else low + max(1.0, abs(low) * 2.0**-52))
 

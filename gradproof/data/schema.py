@@ -7,9 +7,39 @@ C categorical columns, N number columns, M metrics. The inputs are laid out as
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_INTEGER = re.compile(r"-?[1-9]\d*|0\d*", re.ASCII)
+_PADDED = re.compile(r"\.\d*[1-9]0+\Z", re.ASCII)
+
+
+def is_decimal(text: str) -> bool:
+    return _DECIMAL.fullmatch(text) is not None
+
+
+def is_truth(text: str) -> bool:
+    return text.lower() in ("true", "false")
+
+
+def one_name(text: str) -> str:
+    """One name for a number or a truth value however it is written: 1.0 and +1 are 1, True is true; an integer stays as
+    it is, so that 007 is not 7."""
+    if is_truth(text):
+        return text.lower()
+    if _INTEGER.fullmatch(text) or not is_decimal(text) or math.isinf(value := float(text)):
+        return text
+    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else repr(value)
+
+
+def name_of(text: str) -> str:
+    """The name that a category's text stands for, whether it comes from CSV, Parquet or JSON: its `one_name`, except
+    that 3.10, a version, is not 3.1."""
+    return text if _PADDED.search(text) else one_name(text)
 
 
 @dataclass(frozen=True)
@@ -27,8 +57,8 @@ class Category:
         return len(self.values) + self.other + self.missing
 
     def slots(self) -> dict[str | None, int]:
-        """The slot of each known value, and of None where missing values have one."""
-        known: dict[str | None, int] = {value: slot for slot, value in enumerate(self.values)}
+        """The slot of each known value, by its `name_of`, and of None where missing values have one."""
+        known: dict[str | None, int] = {name_of(value): slot for slot, value in enumerate(self.values)}
         return known | ({None: self.width - 1} if self.missing else {})
 
     @property

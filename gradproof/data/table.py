@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 DELIMITERS = ",;\t|"
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?", "-")
+BLANK = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 CSV, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 
 _BLOCK = 8 << 20
@@ -52,15 +53,20 @@ class Table:
             raise ValueError(f"{self.path} is empty; it must hold a header and rows")
         self.dtypes: dict[str, pl.DataType] = self._read_parquet_header() if self._parquet else self._read_csv_header()
         self.columns = list(self.dtypes)
+        if patterns := [name for name in self.columns if name == "*" or (name[:1] == "^" and name[-1:] == "$")]:
+            raise ValueError(f"{self.path} has a column named {patterns[0]!r}, which reads as a pattern; rename it")
 
-    def chunks(self, columns: Sequence[str] | None = None, rows: int = 65_536) -> Iterator[pl.DataFrame]:
-        """Frames of `rows` rows, the last one shorter: `columns` in the given order, missing values as nulls."""
+    def chunks(
+        self, columns: Sequence[str] | None = None, rows: int = 65_536, raw: bool = False
+    ) -> Iterator[pl.DataFrame]:
+        """Frames of `rows` rows, the last one shorter: `columns` in the given order, missing values as nulls; `raw`:
+        as they are, for `clean`."""
         names = self.columns if columns is None else list(columns)
         if unknown := [name for name in names if name not in self.dtypes]:
             raise ValueError(f"{self.path} has no column {unknown[0]!r}; its columns are {', '.join(self.columns)}")
         frames = self._parquet_frames(names, rows) if self._parquet else self._csv_frames(names)
         for frame in _regrouped(frames, rows):
-            yield clean(frame)
+            yield frame if raw else clean(frame)
 
     def _read_parquet_header(self) -> dict[str, pl.DataType]:
         import polars as pl
@@ -241,6 +247,12 @@ def clean(frame: pl.DataFrame) -> pl.DataFrame:
     text = pl.col(pl.String)
     frame = frame.with_columns(pl.col(pl.Categorical, pl.Enum).cast(pl.String))
     return frame.with_columns(text.str.strip_chars()).with_columns(pl.when(~text.is_in(MISSING)).then(text))
+
+
+def plain(text: str) -> str | None:
+    """What `clean` makes of one text."""
+    text = text.strip(BLANK)
+    return None if text in MISSING else text
 
 
 def _regrouped(frames: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFrame]:

@@ -95,7 +95,7 @@ class _Tally:
         from gradproof.data.table import Table
 
         for frame in Table(path).chunks():
-            rows = encode(predictor.schema, frame)
+            rows = encode(predictor.schema, frame, self.rows)
             predictions = predictor(rows)
             known_R = rows.outcome_R >= 0
             self.rows += rows.count

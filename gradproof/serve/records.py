@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from gradproof.data.rows import Rows
-from gradproof.data.schema import Schema
+from gradproof.data.schema import Schema, name_of
+from gradproof.data.table import plain
 
 SHOWN = 40  # characters of a bad value that a sentence repeats
 NUMERIC = {int, float, type(None)}
@@ -32,9 +33,9 @@ def rows_of(records: list, schema: Schema) -> Rows:
 class Reader:
     """`rows_of` for many calls: holds the slots and names of one schema.
 
-    A record gives a value or null for every input column. Names may come as text, true/false or a number; numbers only
-    as finite numbers, dates as ISO 8601 text. The target, the metrics and the columns that training left out may be
-    there and are ignored."""
+    A record gives a value or null for every input column. Names may come as text, true/false or a number, dates as
+    ISO 8601 text; text is read as in a file. Numbers come as finite numbers only. The target, the metrics and the
+    columns that training left out may be there and are ignored."""
 
     def __init__(self, schema: Schema):
         self.schema = schema
@@ -70,12 +71,14 @@ class Reader:
     def _codes(self, i: int, record: Mapping[str, Any]) -> list[int]:
         codes = []
         for value, slots, unseen in zip(self._names(record), self.slots, self.unseen, strict=True):
+            if value is not None and type(value) is not str:
+                value = _text(i, self.categories[len(codes)], value)
+            if value is not None and value not in slots:  # most are known as they are
+                value = plain(value)
             if value is None:
                 codes.append(slots.get(None, -1))
-            elif type(value) is str:
-                codes.append(slots.get(value, unseen))
             else:
-                codes.append(slots.get(_text(i, self.categories[len(codes)], value), unseen))
+                codes.append(slots[value] if value in slots else slots.get(name_of(value), unseen))
         return codes
 
     def _floats(self, i: int, record: Mapping[str, Any]) -> np.ndarray:
@@ -132,11 +135,12 @@ def _float(i: int, column: str, value: Any) -> float:
 
 def _days(i: int, column: str, value: Any) -> float | None:
     """Days since 1970; a time without a zone is UTC."""
-    if value is None:
+    text = plain(value) if isinstance(value, str) else None
+    if value is None or (isinstance(value, str) and text is None):
         return None
     try:
-        if isinstance(value, str) and ISO.fullmatch(value):
-            time = datetime.fromisoformat(value)
+        if text and ISO.fullmatch(text):
+            time = datetime.fromisoformat(text)
             return ((time if time.tzinfo else time.replace(tzinfo=UTC)) - EPOCH) / timedelta(days=1)
     except ValueError:  # the 30th of February
         pass

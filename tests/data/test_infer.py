@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gradproof.data import figures, infer, table
 from gradproof.data.infer import check_columns, encode, read
 from gradproof.data.rows import Rows
-from gradproof.data.schema import Category, Metric, Number, Schema
+from gradproof.data.schema import Category, Metric, Number, Schema, one_name
 
 
 def everything(outcome_R):
@@ -162,7 +162,7 @@ def test_prediction_without_answers(reader):
 
 
 def test_prediction_meets_new_values():
-    """Unseen names, text that is no number, infinities, blanks and other types: never an error, never a wrong slot."""
+    """Unseen names, infinities, blanks and other types: no error, and never a wrong slot."""
     schema = Schema(
         "y",
         ("a", "b"),
@@ -173,15 +173,15 @@ def test_prediction_meets_new_values():
         {
             "p": ["1", " 1 ", "2", None, "NA"],
             "q": ["u", "v", "", None, "U"],
-            "n": ["1e3", "x", "inf", "2024-01-01", " -0.0"],
-            "d": ["1970-01-02", "5", "1969-12-31T12:00Z", "1970-01-01 06:00:00+06:00", "1970-13-01"],
+            "n": ["1e3", "?", "inf", "-Infinity", " -0.0"],
+            "d": ["1970-01-02", "", "1969-12-31T12:00Z", "1970-01-01 06:00:00+06:00", "-"],
         }
     )
     rows = encode(schema, text)
     assert rows.codes_RC.tolist() == [[0, 0], [0, -1], [2, -1], [3, -1], [3, -1]]
     np.testing.assert_array_equal(rows.numbers_RN[:, 0], [1000, np.nan, np.nan, np.nan, 0])
     np.testing.assert_array_equal(rows.numbers_RN[:, 1], [1, np.nan, -0.5, 0, np.nan])
-    typed = pl.DataFrame({"p": [1, 2, None], "q": [[1], [2], None], "n": [True, False, None], "d": [1, 2, 3]})
+    typed = pl.DataFrame({"p": [1, 2, None], "q": [[1], [2], None], "n": [None] * 3, "d": [None] * 3})
     rows = encode(schema, typed)
     assert rows.codes_RC.tolist() == [[0, -1], [2, -1], [3, -1]] and np.isnan(rows.numbers_RN).all()
     rows = encode(schema, typed.with_columns(p=pl.Series([True, False, None]), n=pl.Series([math.inf, 1.5, math.nan])))
@@ -191,11 +191,119 @@ def test_prediction_meets_new_values():
         encode(schema, text.drop("q", "d"))
 
 
+@pytest.mark.parametrize(
+    ("column", "cells", "sentence"),
+    [
+        ("n", ["1", "", "0.3 kg"], "column 'n' must be a number or empty; row 13 holds '0.3 kg'"),
+        ("n", ["1,5", "2", "3"], "column 'n' must be a number or empty; row 11 holds '1,5'"),
+        ("n", [None, True, True], "column 'n' must be a number or empty; row 12 holds 'True'"),
+        ("n", ["y" * 99, "1", "2"], f"column 'n' must be a number or empty; row 11 holds '{'y' * 39}…'"),
+        ("d", ["2024-01-01", "NA", "31.1.2024"], "column 'd' must be a date like '2024-05-31' or empty; row 13 holds "),
+        ("d", [None, 5, 6], "column 'd' must be a date like '2024-05-31' or empty; row 12 holds '5'"),
+    ],
+)
+def test_prediction_refuses_what_is_no_number(column, cells, sentence):
+    """Read as missing, a whole column of another unit or format would decide nothing, silently."""
+    schema = Schema("y", ("a", "b"), (), (Number("n", 0.0, 1.0), Number("d", 0.0, 1.0, date=True)))
+    frame = pl.DataFrame({"n": [None] * 3, "d": [None] * 3}).with_columns(pl.Series(column, cells))
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        encode(schema, frame, 10)
+
+
+def test_prediction_gives_writable_arrays(reader):
+    """torch warns of those that are not."""
+    schema = reader(mixed(), metrics=["score"]).schema
+    for frame in (pl.DataFrame(mixed()), pl.DataFrame(mixed()).select("y", "x", "n", "color", "flag", "when", "at")):
+        for array in encode(schema, frame):
+            assert array.flags.writeable and array.flags.c_contiguous
+    one = Schema("y", ("a", "b"), (), (Number("n", 0.0, 1.0),))
+    assert all(array.flags.writeable for array in encode(one, pl.DataFrame({"n": [1.0, 2.0], "y": ["a", "b"]})))
+
+
+def test_truth_has_one_spelling(reader):
+    """pandas writes True, Parquet holds true: features and targets of either are the same."""
+    truth = [True, False, None, True, False, True]
+    written = [{True: "True", False: "False", None: None}[value] for value in truth]
+    target = [value is True for value in truth]
+    text = reader({"a": written, "y": list(map(str, target))})
+    typed = reader({"a": truth, "y": target}, name="t.parquet")
+    assert text.schema == typed.schema and text.schema.classes == ("false", "true")
+    assert text.schema.categories == (Category("a", ("false", "true"), missing=True),)
+    same(text.rows, typed.rows)
+    same(encode(text.schema, pl.DataFrame({"a": truth, "y": target})), text.rows)
+    same(encode(replace(text.schema, classes=("False", "True")), pl.DataFrame({"a": truth, "y": target})), text.rows)
+
+
+def test_numbers_as_names_have_one_spelling(reader):
+    """With a missing value, pandas makes floats of integers."""
+    data = {"y": list("ababab"), "zip": [101, 102, 101, 102, 7, 7]}
+    found = reader(data, categorical=["zip"])
+    for zips in (["101.0", "102.0", "101", " 102.0", "7.0", "7"], [101.0, 102.0, 101.0, 102.0, 7.0, 7.0]):
+        same(encode(found.schema, pl.DataFrame(data | {"zip": zips})), found.rows)
+        for name in ("t.csv", "t.parquet"):
+            assert reader(data | {"zip": zips}, categorical=["zip"], name=name).schema == found.schema
+    versions = reader(data | {"zip": ["3.1", "3.10", "3.1", "3.10", "007", "007"]}, categorical=["zip"])
+    assert versions.schema.categories[0].values == ("007", "3.1", "3.10")
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize("column", ["count", "literal", "len", "index", "value", "", "proportion"])
+def test_any_column_name(reader, column, name):
+    """Names that polars gives to columns of its own."""
+    words, numbers = ["u", "v", "u", "v", None], [1, 5, 7, 2, None]
+    for values in (words, numbers):
+        found = reader({column: values, "y": list("ababa")}, name=name)
+        assert len(found.schema.categories + found.schema.numbers) == 1
+    assert reader({column: list("ababa"), "x": numbers}, target=column or "column_1" * name.endswith("csv"), name=name)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+@pytest.mark.parametrize(("odd", "held"), [(["oops"], "oops"), (["1,5", "2,5"], "1,5")])
+def test_an_almost_numeric_column_says_why(reader, monkeypatch, name, odd, held):
+    """One bad cell makes names of numbers; 'like an id' would send the user the wrong way."""
+    monkeypatch.setattr(infer, "CHUNK", 50)
+    numbers = [str(i * 0.37) for i in range(400)]
+    numbers[200 : 200 + len(odd)] = odd
+    data = {"y": ["a", None, "b", "a"] * 100, "x": numbers, "few": [*"1234"] * 99 + ["1", "2", "u", "u"]}
+    data |= {"id": [f"n{i}" for i in range(400)], "z": [i * i for i in range(400)]}
+    found = reader(data, name=name)
+    reason = f"is read as names, since row 201 holds '{held}', no number"
+    assert found.schema.left_out["x"] == reason and "like an id" in found.schema.left_out["id"]
+    assert f"column 'x' is left out: it {reason}" in found.notes
+    assert "column 'few' is read as names, since row 399 holds 'u', no number" in found.notes
+    forced = reader(data, name=name, categorical=["few"])
+    assert not any("few" in note for note in forced.notes)
+
+
+def test_decimal_commas_say_why(reader):
+    data = {"y": ["a", "b"] * 100, "x": [f"{i},5" for i in range(200)], "z": [i * i for i in range(200)]}
+    assert reader(data).schema.left_out["x"] == "is read as names, since row 1 holds '0,5', no number"
+
+
+def test_metrics_too_far_apart(reader):
+    """The distance overflows: every metric would be NaN."""
+    data = {"y": list("abab"), "a": [1, 5, 2, 9], "m": [-1e308, 1e308, 0.0, 1.0]}
+    with pytest.raises(ValueError, match=r"metric column 'm' of .* reaches from -1e\+308 to 1e\+308, .*scale it down"):
+        reader(data, metrics=["m"])
+    assert not (reader.folder / "rows1").exists()
+
+
+@pytest.mark.parametrize("token", ["None", "NA", "-"])
+def test_a_class_that_counts_as_missing_is_named(reader, token):
+    """The user sees two classes in the file."""
+    text = "a,y\n1,u\n2,\n" + f"3, {token}\n4,u\n"
+    with pytest.raises(ValueError, match=rf"= 'u'; .* 2 of 4 rows have no y .*; '{token}' counts as missing"):
+        reader(text)
+    with pytest.raises(ValueError, match=rf"no row of .* target column 'y', where '{token}' counts as missing"):
+        reader(f"a,y\n1,{token}\n2,\n")
+    assert reader("a,y\n1,u\n2,\n3,v\n").notes == ["1 of 3 rows have no y and are left out"]
+
+
 def test_rows_without_a_target_are_left_out(reader):
     """They would be a class of their own; and what they hold must not decide what a column is."""
     found = reader("a,y\n1,u\n2,\n3,v\ntotal,NA\n4,u\n")
     assert found.rows.numbers_RN[:, 0].tolist() == [1, 3, 4] and found.rows.outcome_R.tolist() == [0, 1, 0]
-    assert found.notes == ["2 of 5 rows have no y and are left out"]
+    assert found.notes == ["2 of 5 rows have no y and are left out; 'NA' counts as missing"]
     assert found.schema.numbers == (Number("a", 8 / 3, pytest.approx(math.sqrt(14 / 9))),)
 
 
@@ -213,13 +321,15 @@ def test_rows_without_a_target_are_left_out(reader):
         (["é", "z", "日"], ("z", "é", "日")),
         (["inf", "1"], ("1", "inf")),
         (["true", "false"], ("false", "true")),
+        (["True", "FALSE", "true"], ("false", "true")),
+        (["True", "true", "x"], ("True", "true", "x")),
     ],
 )
 def test_classes(reader, texts, classes):
     """Numbers in their order and under one name each; names as they are; each row its own class."""
     found = reader({"y": texts * 4, "a": [i * i for i in range(4 * len(texts))]})
     assert found.schema.classes == classes
-    right = [text if text in classes else infer._class_name(text) for text in texts * 4]
+    right = [text if text in classes else one_name(text) for text in texts * 4]
     assert [classes[outcome] for outcome in found.rows.outcome_R] == right
 
 
@@ -258,11 +368,11 @@ def test_kinds(reader):
 
 
 def test_forced_categories(reader):
-    """A code that looks like a number keeps its text; integers are written the same way from either format."""
+    """A code that looks like a number keeps its zeros; numbers are written the same way from either format."""
     data = {"y": list("abab"), "zip": [8001, 8001, 3000, 3000], "half": [0.5, 1.0, 0.5, 1.0]}
     text, typed = (reader(data, categorical=["zip", "half"], name=name) for name in ("t.csv", "t.parquet"))
     assert text.schema == typed.schema
-    assert [category.values for category in text.schema.categories] == [("3000", "8001"), ("0.5", "1.0")]
+    assert [category.values for category in text.schema.categories] == [("3000", "8001"), ("0.5", "1")]
     gone = reader(data | {"half": [0.5, math.nan] * 2}, categorical=["half"], name="t.parquet").schema
     assert gone.categories == (Category("half", ("0.5",), missing=True),)
     assert reader("y,c\na,01\nb,1\na,01\nb,1\n", categorical=["c"]).schema.categories[0].values == ("01", "1")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradproof.data import table
-from gradproof.data.table import MISSING, Table, clean
+from gradproof.data.table import MISSING, Table, clean, plain
 
 CELLS = {  # what is written, and what is read
     "comma": (b"a,b\n1,2\n3,4\n", [("1", "2"), ("3", "4")]),
@@ -51,6 +51,8 @@ WRONG = {  # a name and what it holds, and what the error must say
     "Latin-1": ("t.csv", b"a,b\n1,2\n\xfc,3\n", "line 3 of .*t.csv is not UTF-8"),
     "Latin-1 header": ("t.csv", b"\xfc,b\n1,2\n", "line 1 of .*t.csv is not UTF-8"),
     "UTF-16": ("t.csv", "a,b\n1,2\n".encode("utf-16"), "line 1 of .*t.csv is not UTF-8"),
+    "a star": ("t.csv", b"a,*\n1,2\n", r"t.csv has a column named '\*', which reads as a pattern; rename it"),
+    "a pattern": ("t.csv", b"^a.*$,b\n1,2\n", r"t.csv has a column named '\^a\.\*\$', which reads as a pattern"),
     "not packed": ("t.csv.gz", b"a,b\n1,2\n", "t.csv.gz is damaged"),
     "cut packed": ("t.csv.gz", gzip.compress(b"a,b\n1,2\n")[:-6], "t.csv.gz is damaged"),
     "not parquet": ("t.parquet", b"a,b\n1,2\n3,4\n5,6\n", "t.parquet is damaged"),
@@ -134,6 +136,13 @@ def test_missing_tokens(tmp_path, token):
     frame = pl.DataFrame({"a": [token, f" {token}", "x"]})
     assert clean(frame)["a"].to_list() == [None, None, "x"]
     assert clean(frame.cast(pl.Categorical))["a"].to_list() == [None, None, "x"]
+
+
+def test_one_text_is_read_as_a_column_is():
+    """`plain` is for JSON what `clean` is for files: Python and polars must agree on what a space is."""
+    texts = [f"{chr(c)}x{chr(c)}" for c in range(0x11000) if not 0xD800 <= c < 0xE000]
+    texts += [*MISSING, *(f" {token}\t" for token in MISSING), "NAN", "none", "--", "x NA"]
+    assert clean(pl.DataFrame({"a": texts}))["a"].to_list() == list(map(plain, texts))
 
 
 FIELD = st.text(st.sampled_from('ab ,;"\n\t|é🦊-'), max_size=5)

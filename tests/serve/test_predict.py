@@ -1,6 +1,7 @@
 """Predictor: against a direct forward on inputs encoded by hand; predict_file: what it writes, and what it leaves."""
 
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -182,6 +183,29 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean())
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
     assert sorted(each.name for each in tmp_path.iterdir()) == sorted([name, out])
+
+
+def test_a_file_raises_no_warning(schema, tmp_path):
+    """Polars lends the memory of a single column, and torch says, once in a process, that it is not writable."""
+    path = table(tmp_path, 12)
+    one = Schema("outcome", schema.classes, schema.categories[:1], schema.numbers[:1])
+    predictor = Predictor(Dense(DenseConfig(one.inputs, 3, hidden=8, feedforward=8, blocks=1)), one)
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            predict_file(predictor, path, tmp_path / "out.csv")
+    finally:
+        torch.set_warn_always(False)
+
+
+def test_a_number_that_is_none_is_refused(predictor, tmp_path, small_chunks):
+    """By its row in the file, not in the chunk; nothing is written."""
+    path = table(tmp_path, 30)
+    path.write_text(path.read_text() + "30,red,true,0.3 kg,1,good\n")
+    with pytest.raises(ValueError, match=r"column 'weight' must be a number or empty; row 31 holds '0\.3 kg'"):
+        predict_file(predictor, path, tmp_path / "out.csv")
+    assert not (tmp_path / "out.csv").exists()
 
 
 def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):

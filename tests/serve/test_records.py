@@ -1,6 +1,7 @@
 """rows_of: what is taken, as which slot or number, and the sentence for everything that is not."""
 
 import math
+import time
 
 import numpy as np
 import pytest
@@ -18,14 +19,15 @@ def numbers(schema, record, **changed):
 
 
 @pytest.mark.parametrize(
-    ("colour", "slot"), [("red", 0), ("blue", 2), ("Red", 3), ("", 3), (1, 3), (True, 3), (None, 4)]
+    ("colour", "slot"),
+    [("red", 0), ("blue", 2), ("Red", 3), ("", 4), (" NA ", 4), (" red\n", 0), (1, 3), (True, 3), (None, 4)],
 )
 def test_slots_of_a_column_with_other_and_missing(schema, record, colour, slot):
     assert codes(schema, record, colour=colour)[0] == slot
 
 
 @pytest.mark.parametrize(
-    ("flag", "slot"), [(False, 0), (True, 1), ("true", 1), ("maybe", -1), (1, -1), (1.0, -1), (None, -1)]
+    ("flag", "slot"), [(False, 0), (True, 1), ("true", 1), (" TRUE", 1), ("maybe", -1), (1, -1), (1.0, -1), (None, -1)]
 )
 def test_slots_of_a_column_without(schema, record, flag, slot):
     """1 is not true, though Python's dicts hold them to be equal; a null has no slot, not that of another value."""
@@ -39,10 +41,19 @@ def test_a_null_is_not_another_value():
 
 
 def test_names_written_as_numbers():
-    """3 and 3.0 are different texts in a table, and so they are here."""
-    schema = Schema("y", ("a", "b"), (Category("level", ("3", "2.5", "3.0", "-7", "1e+16")),))
-    found = rows_of([{"level": value} for value in (3, 2.5, 3.0, -7, 1e16, "3")], schema)
-    assert found.codes_RC[:, 0].tolist() == [0, 1, 2, 3, 4, 0]
+    """3 and 3.0 are one name, as a number and as text; 03 is another."""
+    schema = Schema("y", ("a", "b"), (Category("level", ("3", "2.5", "03", "-7", "1e+16")),))
+    found = rows_of([{"level": value} for value in (3, 2.5, 3.0, -7, 1e16, "3", "3.0", "03", "+2.5", "2.50")], schema)
+    assert found.codes_RC[:, 0].tolist() == [0, 1, 0, 3, 4, 0, 0, 2, 1, -1]
+
+
+def test_a_long_name_takes_no_time():
+    """A pattern that tries every way to cut a million digits would stop the service."""
+    schema = Schema("y", ("a", "b"), (Category("c", ("u",)),))
+    start = time.perf_counter()
+    texts = ["9" * 10**6 + "x", "1." + "10" * 500_000 + "x", "0." + "9" * 10**6, "1e" + "9" * 10**6, "." * 10**6]
+    assert (rows_of([{"c": text} for text in texts], schema).codes_RC == -1).all()
+    assert time.perf_counter() - start < 2
 
 
 def test_numbers(schema, record):
@@ -130,6 +141,8 @@ DATED = Schema("y", ("a", "b"), (Category("c", ("u",)),), (Number("n", 0, 1), Nu
         "2024-05-31T12:30:15.5",
         "2024-05-31T12:30:15+02:00",
         "2024-05-31T12:30:15.123456789-0330",
+        " 2024-05-31 ",
+        "NA",
         None,
     ],
 )
@@ -143,7 +156,7 @@ def test_dates_are_read_as_from_a_file(text):
     found = rows_of([{"c": "u", "n": 2.5, "day": text}], DATED)
     for a, b in zip(found, encode(DATED, frame), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert (text is None) == np.isnan(found.numbers_RN[0, 1])
+    assert (text in (None, "NA")) == np.isnan(found.numbers_RN[0, 1])
 
 
 @pytest.mark.parametrize("value", ["2024-02-30", "31.5.2024", "20240531", "yesterday", "2024-05-31x", 19000, True, []])
@@ -165,3 +178,47 @@ def test_a_file_and_json_make_the_same_rows(schema, record):
     for a, b in zip(rows_of(records, schema), encode(schema, pl.DataFrame(text)), strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == b.dtype
+
+
+NAMES = Schema(
+    "y",
+    ("a", "b"),
+    (
+        Category("flag", ("false", "true"), missing=True),
+        Category("zip", ("007", "101", "7"), other=True, missing=True),
+        Category("half", ("0.5", "1", "1e+16"), other=True, missing=True),
+        Category("word", ("red", "true", "x y"), other=True, missing=True),
+    ),
+    (Number("n", 0, 1), Number("day", 0, 1, date=True)),
+)
+SAME = {  # as JSON, and as pandas and others write them
+    "flag": ([True, False, None, True], ["True", "FALSE", "", " true "], [True, False, None, True]),
+    "zip": ([101, 101.0, None, 8], ["101", "101.0", "NA", "8.0"], [101.0, 101.0, math.nan, 8.0]),
+    "half": ([0.5, 1, 1.0, 1e16], ["0.5", "1", "1.0", "1e+16"], [0.5, 1.0, 1.0, 1e16]),
+    "word": ([" red", "N/A", "mauve", True], ["red ", "?", "mauve", "True"], ["red", "-", "mauve", "TRUE"]),
+    "n": ([1, 0.25, None, -3], ["1.0", " 0.25", "null", "-3"], [1.0, 0.25, math.nan, -3.0]),
+    "day": (["1970-01-02", None, "1970-01-03T12:00", "NaN"],) * 2 + ([1, None, 2.5, None],),
+}
+
+
+def test_csv_parquet_and_json_make_the_same_rows(tmp_path):
+    """The same rows, three ways: a spelling that only one of them knows would be a silent wrong answer."""
+    import polars as pl
+
+    from gradproof.data.infer import encode
+    from gradproof.data.table import Table
+
+    json, text, typed = ({name: ways[i] for name, ways in SAME.items()} for i in range(3))
+    pl.DataFrame(text).write_csv(tmp_path / "t.csv", quote_style="always")
+    moment = (pl.col("day") * 86_400_000_000).cast(pl.Int64).cast(pl.Datetime("us"))
+    pl.DataFrame(typed, strict=False).with_columns(moment).write_parquet(tmp_path / "t.parquet")
+    found = [rows_of([dict(zip(json, row, strict=True)) for row in zip(*json.values(), strict=True)], NAMES)]
+    for name in ("t.csv", "t.parquet"):
+        (frame,) = Table(tmp_path / name).chunks()
+        found.append(encode(NAMES, frame))
+    assert found[0].codes_RC.T.tolist() == [[1, 0, 2, 1], [1, 1, 4, 3], [0, 1, 1, 2], [0, 4, 3, 1]]
+    np.testing.assert_array_equal(found[0].numbers_RN.T, [[1, 0.25, np.nan, -3], [1, np.nan, 2.5, np.nan]])
+    for rows in found[1:]:
+        for a, b in zip(found[0], rows, strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
