@@ -16,7 +16,7 @@ from gradproof.train import checkpoint
 from gradproof.train.config import TrainConfig
 from gradproof.train.run import Run
 
-BALANCE = 0.01  # keeps every expert in use, unless the config says otherwise
+BALANCE = 0.1  # keeps every expert in use, unless the config says otherwise
 
 
 class Loaded(NamedTuple):
