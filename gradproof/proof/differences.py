@@ -30,6 +30,7 @@ from torch import Tensor
 
 from gradproof.contract import Outputs, Status, Subject
 from gradproof.proof.probing import Direction, Probe, Prober, extrapolated
+from gradproof.proof.recorder import AS_IT_IS, Promotion
 
 DIRECTIONS = 8
 SCREEN_FORWARDS = 40
@@ -71,7 +72,7 @@ def judge(
     *,
     seed: int = 0,
     quick: bool = False,
-    promote: bool = False,
+    promote: Promotion = AS_IT_IS,
     base: Probe | None = None,
     spent: int = 0,
     progress: Callable[[int, int], None] = lambda done, total: None,

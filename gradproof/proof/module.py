@@ -22,7 +22,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
-from gradproof.proof.recorder import Recorder
+from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
 from gradproof.proof.state import ModuleState, random_state_kept, wider
 from gradproof.proof.verdict import Report, SubjectVerdict
 from gradproof.streams import seeded
@@ -50,27 +50,27 @@ def verify(
     The projected loss is L = ⟨r, y⟩, y the first floating output with grad and r ~ N(0, 1)/√numel."""
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
-    device, seed = _device(device), seed % 2**63
+    device, seed = torch_device(device), seed % 2**63
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state, name = ModuleState(module), name or type(module).__name__
         try:
-            judged = _judge_module(module, inputs, state, device, name, quick, seed, progress)
+            judged = judge_module(module, inputs, state, device, name, quick, seed, progress)
             return Report([judged], device=str(device or next((t.device for t in state.tensors), "cpu")))
         finally:
             state.restore()
 
 
-def _device(device: str | torch.device | None) -> torch.device | None:
+def torch_device(device: str | torch.device | None) -> torch.device | None:
     try:
         found = torch.device(device) if device else None
     except RuntimeError as error:
-        raise CannotRun(f"{device!r} is no device: {_one_line(error)}") from None
+        raise CannotRun(f"{device!r} is no device: {one_line(error)}") from None
     if found and found.type == "cuda" and not torch.cuda.is_available():
         raise CannotRun("torch sees no CUDA device here; judge on the CPU")
     return found
 
 
-def _judge_module(
+def judge_module(
     module: nn.Module,
     inputs: Any,
     state: ModuleState,
@@ -79,15 +79,17 @@ def _judge_module(
     quick: bool,
     seed: int,
     progress: Callable[[int, int], None],
+    promotion: Promotion = FLOAT32,
 ) -> SubjectVerdict:
-    runner, trial, recorder, notes, spent = _first_run(module, inputs, state, device, seed)
-    cotangent = _cotangent(trial, seed)
+    """`verify` on a module whose state is held by the caller."""
+    runner, trial, recorder, notes, spent = first_run(module, inputs, state, device, seed, promotion)
+    cotangent = draw_cotangent(trial, seed)
     base = Probe.of((trial,), (cotangent,), recorder)
     try:
-        with Recorder(promote=True) if runner.promote else nullcontext():
+        with Recorder(runner.promote) if runner.promote else nullcontext():
             (output,), grads = runner.run(runner.values, (cotangent,))
     except (Exception, SystemExit) as error:
-        raise CannotRun(f"the module's backward raised {_one_line(error)}") from error
+        raise CannotRun(f"the module's backward raised {one_line(error)}") from error
     again = Probe.of((output,), (cotangent,), recorder)
     fixed, reasons = _fixed(module, runner)
     notes += reasons
@@ -123,11 +125,20 @@ def _verdict(name: str, status: Any, judged: Any, forwards: int, directions: int
     return SubjectVerdict(name, status, parameters, inputs, forwards, directions, seed, notes)
 
 
-def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch.device | None, seed: int):
-    """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards)."""
+def first_run(
+    module: nn.Module,
+    inputs: Any,
+    state: ModuleState,
+    device: torch.device | None,
+    seed: int,
+    promotion: Promotion = FLOAT32,
+):
+    """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards).
+    float64 as it is, float64 with the `promotion` of what is narrower inside, or the module's own."""
     failure: BaseException | None = None
     usual = torch.get_default_dtype()
-    for spent, (dtype, promote) in enumerate([(torch.float64, False), (torch.float64, True), (None, False)], 1):
+    ways = [(torch.float64, AS_IT_IS), (torch.float64, promotion), (None, AS_IT_IS)]
+    for spent, (dtype, promote) in enumerate(ways, 1):
         state.swap(dtype, device)
         torch.set_default_dtype(torch.float64 if promote else usual)
         runner = Runner(module, inputs, state, dtype, device, promote, seed)
@@ -143,15 +154,18 @@ def _first_run(module: nn.Module, inputs: Any, state: ModuleState, device: torch
         if dtype is torch.float64 and not promote and rounds_to_float32:
             continue
         return runner, trial, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent
-    raise CannotRun(f"the module's forward raised {_one_line(failure)}") from failure
+    raise CannotRun(f"the module's forward raised {one_line(failure)}") from failure
 
 
-def _precision_note(dtype: torch.dtype | None, promote: bool, coarsest: float, failure: BaseException | None) -> str:
+def _precision_note(
+    dtype: torch.dtype | None, promote: Promotion, coarsest: float, failure: BaseException | None
+) -> str:
     if dtype is None:
-        return f"judged in its own precision, because in float64 it raised {_one_line(failure)}"
+        return f"judged in its own precision, because in float64 it raised {one_line(failure)}"
     if coarsest >= torch.finfo(torch.float32).eps:
         return f"judged in float64, but the forward rounds to a format of epsilon {coarsest:.1e} inside"
-    return "judged in float64, with the float32 casts inside promoted" if promote else "judged in float64"
+    narrow = "float32 casts" if promote is FLOAT32 else "narrower casts"
+    return f"judged in float64, with the {narrow} inside promoted" if promote else "judged in float64"
 
 
 class Runner:
@@ -164,7 +178,7 @@ class Runner:
         state: ModuleState,
         dtype: torch.dtype | None,
         device: torch.device | None,
-        promote: bool,
+        promote: Promotion,
         seed: int,
     ):
         self.module, self.state, self.promote, self.seed = module, state, promote, seed
@@ -346,11 +360,11 @@ def _output_tensors(output: Any) -> Iterator[Tensor]:
             yield from _output_tensors(getattr(output, item.name))
 
 
-def _cotangent(output: Tensor, seed: int) -> Tensor:
+def draw_cotangent(output: Tensor, seed: int) -> Tensor:
     drawn = torch.randn(output.shape, generator=seeded(seed, "cotangent"), dtype=torch.float64)
     return drawn.to(output.device) / math.sqrt(max(output.numel(), 1))
 
 
-def _one_line(error: BaseException | None) -> str:
+def one_line(error: BaseException | None) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:300]}"

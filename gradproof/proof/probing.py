@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import Outputs, Subject
-from gradproof.proof.recorder import Recorder
+from gradproof.proof.recorder import AS_IT_IS, Promotion, Recorder
 from gradproof.streams import seeded
 
 
@@ -66,7 +66,7 @@ class Prober:
         cotangents: Outputs,
         grads: Mapping[str, Tensor | None],
         seed: int,
-        promote: bool = False,
+        promote: Promotion = AS_IT_IS,
         base: Probe | None = None,
         spent: int = 0,
     ):

@@ -4,14 +4,14 @@ Differences across a kink or a top-k boundary say nothing about the derivative, 
 their `signature` is the same: a hash over the sequence of aten ops, every integer or boolean result computed from
 floating values (comparisons, sort and top-k indices, arg-max), and the side of the kink that piecewise ops were on.
 
-With `promote`, explicit float32 casts, factories and stray float32 tensors become float64, and grouped products, which
-have no float64 kernel, are decomposed.
+With `promote`, casts, factories and stray tensors of the dtypes that it names become wider, and grouped products,
+which have no float64 kernel, are decomposed.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,10 @@ from torch.utils._pytree import tree_map
 
 aten = torch.ops.aten
 
-WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+Promotion = Mapping[torch.dtype, torch.dtype]
+FLOAT32: Promotion = {torch.float32: torch.float64, torch.complex64: torch.complex128}
+EVERY_FLOAT: Promotion = {**FLOAT32, torch.float16: torch.float64, torch.bfloat16: torch.float64}
+AS_IT_IS: Promotion = {}
 
 # Piecewise ops that return no indices, and the pattern that tells on which piece each element is.
 PIECES: dict[Any, Callable[..., Tensor | None]] = {
@@ -100,7 +103,7 @@ class Recorder(TorchDispatchMode):
     """Watches what runs inside. `signature` is comparable between runs of one process; `coarsest` is the largest
     machine epsilon that a floating value was rounded to."""
 
-    def __init__(self, promote: bool = False):
+    def __init__(self, promote: Promotion = AS_IT_IS):
         super().__init__()
         self.promote = promote
         self.signature = 0
@@ -109,7 +112,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if self.promote:
-            args, kwargs = _promoted(func, args, kwargs)
+            args, kwargs = _promoted(func, args, kwargs, self.promote)
         packet = func.overloadpacket
         # The pattern is taken before an in-place op overwrites its argument.
         piece = PIECES.get(packet) if args and _floating(args[0]) else None
@@ -161,17 +164,17 @@ def _bits(tensor: Tensor) -> bytes:
     return (tensor.double() if tensor.dtype.is_floating_point else tensor).contiguous().cpu().numpy().tobytes()
 
 
-def _promoted(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    if kwargs.get("dtype") in WIDER:
-        kwargs = {**kwargs, "dtype": WIDER[kwargs["dtype"]]}
+def _promoted(func: Any, args: Any, kwargs: dict[str, Any], wider: Promotion) -> tuple[Any, dict[str, Any]]:
+    if kwargs.get("dtype") in wider:
+        kwargs = {**kwargs, "dtype": wider[kwargs["dtype"]]}
+
+    def widen(value: Any) -> Any:
+        return value.to(wider[value.dtype]) if isinstance(value, Tensor) and value.dtype in wider else value
+
     # A view or a write must keep its own storage, so only ops that make new tensors see wider arguments.
     if not (func._schema.is_mutable or func.is_view):
-        args, kwargs = tree_map(_widen, (args, kwargs))
+        args, kwargs = tree_map(widen, (args, kwargs))
     return args, kwargs
-
-
-def _widen(value: Any) -> Any:
-    return value.to(WIDER[value.dtype]) if isinstance(value, Tensor) and value.dtype in WIDER else value
 
 
 def grouped_mm(

@@ -31,6 +31,7 @@ class ModuleState:
         self._scopes = [(scope, scope.copy()) for scope in _scopes(module)]
         self.tensors = _found(self._scopes, Tensor)
         self.parameters = {id(p) for p in module.parameters()}
+        self.registered = self.parameters | {id(b) for b in module.buffers()}
         for tensor in self.tensors:
             if tensor.is_meta:
                 raise ValueError("the module has tensors without values on the meta device; materialise it first")
@@ -43,12 +44,13 @@ class ModuleState:
         self._numpy_generators = [(g, g.bit_generator.state) for g in _found(self._scopes, np.random.Generator)]
         self._start: list[tuple[Tensor, Tensor]] = []
 
-    def swap(self, dtype: torch.dtype | None, device: torch.device | None) -> None:
-        """Puts copies under every tensor, floating ones in `dtype`. Tensors that share memory go on sharing it."""
+    def swap(self, dtype: torch.dtype | None, device: torch.device | None, attributes: bool = True) -> None:
+        """Puts copies under every tensor, floating ones in `dtype`. Tensors that share memory go on sharing it. Without
+        `attributes` plain tensor attributes keep their dtype, as they do in `Module.to`."""
         self.restore()
         copies: dict[Any, Tensor] = {}
         for tensor, data, _, _ in self._original:
-            target = wider(data.dtype, dtype)
+            target = wider(data.dtype, dtype if attributes or id(tensor) in self.registered else None)
             tensor.grad = None
             if data.layout != torch.strided:
                 tensor.data = data.to(device=device or data.device, dtype=target, copy=True)

@@ -79,7 +79,7 @@ class Report:
         }
         if self.mutants is not None:
             record["mutants"] = [asdict(mutant) for mutant in self.mutants]
-        return _finite(record)
+        return finite(record)
 
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
@@ -96,14 +96,15 @@ def _sentences(report: Report) -> list[str]:
         return [*sentences, *(f"{subject.name} is wrong: {_listed(subject.failures())}." for subject in wrong)]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
-        return [*sentences, *(f"{s.name} is inconclusive: {_why(s)}." for s in unclear)]
+        return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
     resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
     count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
     finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
     return [*sentences, f"{count} proven{finest}."]
 
 
-def _why(subject: SubjectVerdict) -> str:
+def why(subject: SubjectVerdict) -> str:
+    """Why a subject is inconclusive."""
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
     if not unclear:
         return "no gradient could be judged, because the output depends on nothing that is differentiated"
@@ -118,11 +119,12 @@ def _listed(names: Sequence[str], lead: str = "", most: int = 6) -> str:
     return lead + ", ".join(names[:most]) + more
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain data with null for what is not finite."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

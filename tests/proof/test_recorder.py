@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from gradproof.proof.recorder import PIECES, Recorder, grouped_mm
+from gradproof.proof.recorder import AS_IT_IS, FLOAT32, PIECES, Recorder, grouped_mm
 
 
-def watched(function, *args, promote=False):
+def watched(function, *args, promote=AS_IT_IS):
     with Recorder(promote) as recorder:
         function(*args)
     return recorder
@@ -59,7 +59,7 @@ def test_promotion_keeps_float64():
         constant[1:].add_(1.0)
 
     before = constant.clone()
-    assert watched(forward, x, promote=True).coarsest <= torch.finfo(torch.float32).eps
+    assert watched(forward, x, promote=FLOAT32).coarsest <= torch.finfo(torch.float32).eps
     assert torch.equal(constant[1:], before[1:] + 1)
 
 

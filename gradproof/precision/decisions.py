@@ -1,0 +1,95 @@
+"""Discrete choices of a run: which K of n scores each row chose, and by what margin.
+
+margin = min over the chosen − max over the rejected,  in the scores as they were compared
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+CHOOSERS = frozenset({aten.topk, aten.sort, aten.argmax, aten.argmin, aten.max, aten.min})
+MOST_SCORES = 2**22  # above this nothing is kept: a choice among the words of a language, say
+EVERYTHING = -1  # the axis of an arg-max over all entries
+
+
+@dataclass
+class Decision:
+    """One top-k, sort or arg-max. R rows of n scores; a sort becomes a decision when its first or last K are taken."""
+
+    path: str
+    op: str
+    scores_Rn: Tensor  # larger is better
+    order_Rn: Tensor  # all indices of a sort, or the K that a top-k chose
+    shape: torch.Size  # of the indices that the op returned
+    axis: int
+    index_RK: Tensor | None = None  # the chosen ones; None while nothing was taken of a sort
+
+    @property
+    def rows(self) -> int:
+        return self.order_Rn.shape[0]
+
+    def take(self, start: int, end: int) -> None:
+        """Says that ranks start..end of a sort are the chosen ones."""
+        n = self.order_Rn.shape[1]
+        if self.index_RK is None and 0 < end - start < n and (start == 0 or end == n):
+            self.index_RK = self.order_Rn[:, start:end]
+            if start:  # the last of the sort are the best
+                self.scores_Rn = -self.scores_Rn
+
+    def chosen_Rn(self) -> Tensor:
+        """A mask of the chosen entries."""
+        assert self.index_RK is not None
+        mask = torch.zeros(self.scores_Rn.shape, dtype=torch.bool, device=self.scores_Rn.device)
+        return mask.scatter_(1, self.index_RK, True)
+
+    def margin_R(self) -> Tensor:
+        """How far the last chosen is above the first rejected."""
+        chosen = self.chosen_Rn()
+        worst = self.scores_Rn.masked_fill(~chosen, torch.inf).amin(1)
+        return worst - self.scores_Rn.masked_fill(chosen, -torch.inf).amax(1)
+
+    def flipped_R(self, other: Decision) -> Tensor:
+        """The rows whose chosen set differs."""
+        return (self.chosen_Rn() != other.chosen_Rn().to(self.scores_Rn.device)).any(1)
+
+    def indices(self) -> Tensor:
+        """The indices in the shape that the op returned them."""
+        if self.axis == EVERYTHING:
+            return self.order_Rn.reshape(self.shape)
+        sizes = list(self.shape)
+        sizes.append(sizes.pop(self.axis))
+        return self.order_Rn.reshape(sizes).movedim(-1, self.axis)
+
+
+def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) -> Decision | None:
+    """What a choosing op decided; None for one that is about no floating scores, or that leaves nothing out."""
+    x, packet = args[0], func.overloadpacket
+    if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and 0 < x.numel() <= MOST_SCORES):
+        return None
+    if packet in (aten.max, aten.min) and "dim" not in func._overloadname:
+        return None
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    ranks = packet in (aten.topk, aten.sort)
+    dim = given.get("dim", -1 if ranks else None)
+    axis = EVERYTHING if dim is None else dim % x.dim()
+    index = out if isinstance(out, Tensor) else out[1]
+    if axis != EVERYTHING and not (ranks or given.get("keepdim")):
+        index = index.unsqueeze(axis)
+    scores_Rn, order_Rn = _rows(x.detach(), axis).double(), _rows(index, axis)
+    if scores_Rn.shape[1] == 1 or (packet is aten.topk and order_Rn.shape == scores_Rn.shape):
+        return None
+    largest = {aten.argmin: False, aten.min: False, aten.sort: given.get("descending", False)}
+    if not largest.get(packet, given.get("largest", True)):
+        scores_Rn = -scores_Rn
+    chosen_RK = None if packet is aten.sort else order_Rn
+    return Decision(path, packet.__name__, scores_Rn, order_Rn, index.shape, axis, chosen_RK)
+
+
+def _rows(x: Tensor, axis: int) -> Tensor:
+    """`x` with one row for each line along `axis`."""
+    return x.reshape(1, -1) if axis == EVERYTHING else x.movedim(axis, -1).reshape(-1, x.shape[axis])

@@ -1,0 +1,325 @@
+"""`diagnose(module, inputs)`: is this drift rounding noise or a bug, and did the router flip?
+
+The order of the questions: is the math right (float64, differences)? what does rounding do (replicas, the real run)?
+does the error shrink with the unit (a sweep)? did decisions flip (replayed)? where first?
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gradproof.precision.factor import factor
+from gradproof.precision.formats import Format, format_named
+from gradproof.precision.measure import SWEEP, Laboratory, Taken, compare
+from gradproof.precision.mode import Policy
+from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
+from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together
+from gradproof.proof.module import CannotRun, torch_device
+from gradproof.proof.state import random_state_kept
+from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
+
+PRECISIONS = ("bf16", "fp16", "fp8_e4m3")
+VERIFY_SECONDS = 60.0  # a step 1 that would take longer is the joint screen alone
+AGREES = 1e-6  # with a trusted reference, in float64
+PLATEAU = 0.1  # a relative error that even fp32 does not go below
+
+
+@dataclass
+class Diagnosis:
+    """The answer. True only when clean or noise."""
+
+    name: str
+    verification: SubjectVerdict
+    precisions: list[FormatVerdict]
+    sweep: dict[str, Any]
+    notes: list[str]
+    seed: int
+    device: str
+    unclear: str = ""  # why rounding could not be judged
+
+    def __bool__(self) -> bool:
+        return self.verdict in ("clean", "noise")
+
+    @property
+    def worst(self) -> FormatVerdict | None:
+        """The format with the worst verdict, the first of them."""
+        return next((p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])), None)
+
+    @property
+    def verdict(self) -> Category:
+        found = overall([p.verdict for p in self.precisions])
+        unsure = self.unclear or self.verification.status == "inconclusive"
+        return "inconclusive" if unsure and found in ("noise", "clean", "inconclusive") else found
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one or two sentences."""
+        worst = self.worst
+        if self.verdict == "inconclusive":
+            reason = self.unclear or f"whether the gradient is right in float64 is not clear: {why(self.verification)}"
+            return f"{self.name} is inconclusive: {reason}."
+        assert worst is not None
+        if self.verdict == "bug" and self.verification.status == "refuted":
+            return f"{self.name} has a bug, in every precision: {worst.summary}."
+        if self.verdict in ("noise", "clean"):
+            formats = ", ".join(p.format for p in self.precisions)
+            return f"{self.name} is fine in {formats}: in {worst.format} {worst.summary}."
+        others = {p.format: p.verdict for p in self.precisions if p is not worst}
+        rest = "; ".join(f"{format}: {verdict}" for format, verdict in others.items())
+        return f"{worst.verdict} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; what is not finite becomes null."""
+        worst = self.worst
+        record = {
+            "verdict": self.verdict,
+            "summary": self.summary,
+            "name": self.name,
+            "parameters": [asdict(j) for j in worst.parameters] if worst else [],
+            "inputs": [asdict(j) for j in worst.inputs] if worst else [],
+            "routing": asdict(worst.routing) if worst else None,
+            "first_divergence": worst.first_divergence if worst else None,
+            "sweep": self.sweep,
+            "precisions": [asdict(p) for p in self.precisions],
+            "verification": {**asdict(self.verification), "summary": _verified(self.verification)},
+            "notes": self.notes,
+            "seed": self.seed,
+            "environment": environment(self.device),
+        }
+        return finite(record)
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+
+
+def diagnose(
+    module: nn.Module,
+    inputs: Any,
+    *,
+    reference: nn.Module | None = None,
+    precisions: Sequence[str | tuple[int, int]] = PRECISIONS,
+    policy: Policy | None = None,
+    replicas: int | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    name: str | None = None,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Diagnosis:
+    """Judges the low-precision gradients of `module`'s parameters and floating inputs (a tuple of positional or a dict
+    of keyword arguments). The module is left exactly as it was found.
+
+    reference   a trusted module with the same parameter names: gradients are held against its
+    precisions  bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or any (exponent, mantissa) pair
+    policy      "cast" (as after `module.to(dtype)`) or "autocast"; left out, cast where the module runs so
+    replicas    stochastically rounded runs; by the cost of one if left out
+    """
+    if not isinstance(module, nn.Module):
+        raise CannotRun(f"diagnose judges a torch.nn.Module, not a {type(module).__name__}")
+    formats = checked_formats(precisions)
+    found, seed = torch_device(device), seed % 2**31
+    label = name or type(module).__name__
+    with settled():
+        specimen = ModuleSpecimen(module, inputs, label, seed, found)
+        try:
+            trusted = None if reference is None else _trusted(reference, specimen, inputs, seed, found)
+            return examine(specimen, formats, policy, replicas, seed, progress, trusted)
+        finally:
+            specimen.close()
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Random state kept, gradients on, compiled modules run as they are written, products of fp32 in fp32."""
+    eager = torch.compiler.set_stance("force_eager")
+    with random_state_kept(), torch.inference_mode(False), torch.enable_grad(), eager:
+        matmul, convolution = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolution
+
+
+def checked_formats(precisions: Sequence[str | tuple[int, int]]) -> list[Format]:
+    """The formats by name, each once; a sentence for one that is none."""
+    formats = list(dict.fromkeys(format_named(each) for each in precisions))
+    if not formats:
+        raise ValueError("give at least one precision, e.g. bf16,fp16")
+    return formats
+
+
+def examine(
+    specimen: Specimen,
+    formats: Sequence[Format],
+    policy: Policy | None,
+    replicas: int | None,
+    seed: int,
+    progress: Callable[[str], None],
+    trusted: Mapping[str, Tensor] | None = None,
+) -> Diagnosis:
+    """All five questions."""
+    progress("float64 reference")
+    lab = Laboratory(specimen, seed, progress)
+    progress("is the math right?")
+    tensors = len(lab.grads) + len(lab.unused)
+    quick = lab.seconds / 3 * (40 + 6 * tensors) > VERIFY_SECONDS
+    verification = specimen.verify(quick, lambda done, total: progress(f"is the math right? {done} of {total} tensors"))
+    notes = [*specimen.notes, *(n for n in verification.notes if n != "judged in float64")]
+    if quick:
+        notes.append("step 1 was the joint screen alone: each tensor by name would take minutes")
+    wrong = _wrong(lab, verification, trusted, seed)
+    unclear = _unclear(lab)
+    precisions, measured = [], {}
+    for format in () if unclear and not lab.finite else formats:
+        progress(f"{format.name}: to nearest")
+        measured[format.name] = found = lab.measure(format, policy or lab.policy(format), replicas)
+        precisions.append(judge_format(lab.watch, found, wrong, specimen.inputs, lab.device.type))
+        if found.diverged:
+            notes.append(f"{format.name}: {found.diverged}")
+    sweep = lab.sweep(measured) if precisions else []
+    precisions = [_with_plateau(p, sweep) for p in precisions]
+    return Diagnosis(
+        specimen.name,
+        verification,
+        precisions,
+        _sweep(sweep),
+        notes,
+        seed,
+        str(lab.device),
+        unclear,
+    )
+
+
+def _unclear(lab: Laboratory) -> str:
+    """Why nothing can be said of rounding, if so."""
+    if not lab.finite:
+        return "the gradient is not finite even in float64 at this input"
+    if not lab.repeats:
+        return (
+            "two runs with the same seed and values differ; draw random numbers from torch's default generator, or "
+            "switch the source off, e.g. with .eval()"
+        )
+    left = sorted(lab.watch.left)
+    if left:
+        return f"{', '.join(left)} computes outside of aten, where rounding cannot be simulated"
+    return ""
+
+
+def _wrong(
+    lab: Laboratory, verification: SubjectVerdict, trusted: Mapping[str, Tensor] | None, seed: int
+) -> dict[str, Judged]:
+    """The tensors whose gradient is wrong in float64 already, with the factor by which it is."""
+    wrong = {}
+    judged = {
+        **{j.name: j for j in verification.parameters},
+        **{name: j for j in verification.inputs for name in lab.specimen.inputs if plain(name) == j.name},
+    }
+    refuted = [name for name, j in judged.items() if j.status == "refuted" and name in lab.grads]
+    prepared = lab.specimen.reference() if refuted and trusted is None else None
+    for name in refuted:
+        g = lab.grads[name]
+        if trusted is not None and name in trusted:
+            wrong[name] = _beside(name, g, trusted[name])
+        elif prepared is not None:
+            found = factor(prepared, lab.specimen.cotangents, name, g, seed)
+            error = judged[name].error
+            note = _in_words(found.ratio, error, found.scale)
+            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, 0.0, math.inf, note)
+    for name, right in (trusted or {}).items():
+        if name in lab.grads and name not in wrong and compare(lab.grads[name], right).relative > AGREES:
+            wrong[name] = _beside(name, lab.grads[name], right)
+    return wrong
+
+
+def _beside(name: str, g: Tensor, right: Tensor) -> Judged:
+    """A float64 gradient beside the trusted one."""
+    c = compare(g, right)
+    note = _in_words(c.norm_ratio * math.copysign(1, c.dot), c.relative, c.cosine**2 > 1 - 1e-9)
+    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, 0.0, math.inf, note)
+
+
+def _in_words(ratio: float, error: float, scale: bool) -> str:
+    if ratio == 0:
+        return "gradient is zero at every precision, though the output depends on it: a bug, not rounding"
+    if scale and math.isfinite(ratio):
+        return f"gradient is {ratio:.4g}x the reference at every precision: a scale bug, not rounding"
+    return f"gradient is off by {error:.2g} of its size at every precision, float64 included: a bug, not rounding"
+
+
+def _with_plateau(judged: FormatVerdict, sweep: Sequence[tuple[Format, Taken]]) -> FormatVerdict:
+    """Noise that does not shrink with the unit is none: where even fp32 is far off, something inside is narrower."""
+    finest = {plain(n): c.relative for format, run in sweep if format.name == SWEEP[-1] for n, c in run.tensors.items()}
+
+    def again(j: Judged) -> Judged:
+        error = finest.get(j.name, 0.0)
+        if j.verdict not in ("noise", "clean") or not PLATEAU < error < 1e3:
+            return j
+        note = f"still off by {error:.1%} in fp32: it does not shrink with the unit, so something inside is narrower"
+        return replace(j, verdict="bug", note=note)
+
+    parameters, inputs = [again(j) for j in judged.parameters], [again(j) for j in judged.inputs]
+    changed = next((j for j in (*parameters, *inputs) if j.verdict == "bug"), None)
+    if changed is None or judged.verdict == "bug":
+        return judged
+    return replace(
+        judged, parameters=parameters, inputs=inputs, verdict="bug", summary=f"{changed.name}: {changed.note}"
+    )
+
+
+def _sweep(sweep: Sequence[tuple[Format, Taken]]) -> dict[str, Any]:
+    """The points, and the slope of ln error against ln u: 1 for noise, 0 for what does not shrink."""
+    points: list[dict[str, Any]] = [
+        {
+            "format": format.name,
+            "unit": format.unit,
+            "rel_error": together(taken),
+            "parameters": {plain(name): c.relative for name, c in taken.tensors.items()},
+        }
+        for format, taken in sweep
+    ]
+    usable = [(math.log(p["unit"]), math.log(p["rel_error"])) for p in points if 0 < p["rel_error"] < 0.5]
+    return dict(points=points, slope=_slope(usable))
+
+
+def _slope(points: Sequence[tuple[float, float]]) -> float | None:
+    if len(points) < 2:
+        return None
+    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
+    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+
+
+def _trusted(
+    reference: nn.Module, specimen: ModuleSpecimen, inputs: Any, seed: int, device: torch.device | None
+) -> dict[str, Tensor]:
+    """The gradients of a trusted module at the same values, in float64."""
+    own = specimen.reference()
+    other = ModuleSpecimen(reference, inputs, "the reference", seed, device)
+    try:
+        prepared = other.reference()
+        for name, value in prepared.values.items():
+            if name in own.values and own.values[name].shape != value.shape:
+                raise CannotRun(f"the reference's {plain(name)} has another shape than the module's")
+        if [c.shape for c in other.cotangents] != [c.shape for c in specimen.cotangents]:
+            raise CannotRun("the reference's output has another shape than the module's")
+        values = {name: own.values.get(name, value).to(value.dtype) for name, value in prepared.values.items()}
+        _, grads = prepared.run(values, specimen.cotangents)
+        return {name: g.double() for name, g in grads.items() if g is not None}
+    finally:
+        other.close()
+
+
+def _verified(verification: SubjectVerdict) -> str:
+    wrong = verification.failures()
+    if verification.status == "proven":
+        return f"the gradient is right in float64: {verification.forwards} forwards"
+    if verification.status == "refuted":
+        return f"the gradient is wrong in float64 already: {', '.join(wrong[:6])}"
+    return f"whether the gradient is right in float64 is not clear: {why(verification)}"

@@ -1,0 +1,359 @@
+"""The runs behind a diagnosis: the same state and input at several precisions, each held against float64.
+
+For every tensor with reference gradient g and low-precision gradient l (the loss scale taken off):
+
+    error = ‖l − g‖,  norm ratio = ‖l‖/‖g‖,  cosine = ⟨l, g⟩/‖l‖‖g‖,  projection = ⟨l − g, g⟩/‖g‖²
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproof.precision.formats import Format, format_named
+from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
+from gradproof.precision.probe import check_bf16_on_cpu
+from gradproof.precision.specimen import Prepared, Specimen
+from gradproof.precision.watching import Diverged, Watching
+from gradproof.proof.module import one_line
+
+LARGEST_SCALE = 16  # log2
+REPLICAS = ((0.1, 16), (1.0, 8), (8.0, 4), (math.inf, 3))  # by the seconds that one run takes
+SWEEP = ("e8m4", "bf16", "e8m10", "e8m15", "fp32")
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One tensor of one run beside the reference."""
+
+    size: float  # ‖g‖
+    error: float  # ‖l − g‖
+    low: float  # ‖l‖
+    dot: float  # ⟨l, g⟩
+    lost: float  # ‖g where l is 0‖
+    bias: float  # Σ(l − g)/‖l − g‖: about N(0, 1) for errors of random sign, ±√n where all have the same
+    finite: bool
+    numel: int
+
+    @property
+    def relative(self) -> float:
+        return _ratio(self.error, self.size)
+
+    @property
+    def norm_ratio(self) -> float:
+        return _ratio(self.low, self.size)
+
+    @property
+    def cosine(self) -> float:
+        return self.dot / (self.low * self.size) if self.low and self.size else math.nan
+
+    @property
+    def projection(self) -> float:
+        return (self.dot - self.size**2) / self.size**2 if self.size else 0.0
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0 if a == 0 else math.inf
+
+
+@dataclass
+class Taken:
+    """One run."""
+
+    tensors: dict[str, Compared]
+    watch: Watching
+    output_finite: bool
+    scale: float
+    grads: dict[str, Tensor]  # times the scale
+
+    @property
+    def finite(self) -> bool:
+        return self.output_finite and all(c.finite for c in self.tensors.values())
+
+
+@dataclass
+class Parts:
+    """Where a run's error comes from, tensor by tensor: low − ref = (low − replayed) + (replayed − ref)."""
+
+    flips: float
+    arithmetic: float
+    cross: float  # ⟨low − replayed, replayed − ref⟩
+
+
+@dataclass
+class Measured:
+    """All runs of one format. `replayed` is the nearest run with the reference's decisions, itself where none flipped;
+    the replicas take these too."""
+
+    format: Format
+    policy: Policy
+    scale: float
+    nearest: Taken
+    replayed: Taken
+    replicas: list[Taken]
+    real: Taken | None
+    real_replayed: Taken | None
+    unreal: str  # why there is no real run
+    diverged: str  # why decisions could not be replayed
+    boundless: Taken | None  # to nearest with fp32's range, where the format's own may be what is wrong
+    parts: dict[str, Parts] = field(default_factory=dict)
+
+
+class Laboratory:
+    """Runs a specimen and keeps what the reference gave."""
+
+    def __init__(self, specimen: Specimen, seed: int, progress: Callable[[str], None] = lambda what: None):
+        self.specimen, self.seed, self.progress = specimen, seed, progress
+        prepared = specimen.reference()
+        self.watch = Watching(places=specimen.places, trace=True)
+        started = time.perf_counter()
+        with self.watch:
+            outputs, grads = prepared.run(prepared.values, specimen.cotangents)
+        self.seconds = time.perf_counter() - started
+        self.grads = {name: grad.double() for name, grad in grads.items() if grad is not None}
+        self.unused = [name for name, grad in grads.items() if grad is None]
+        self.finite = all(bool(y.isfinite().all()) for y in outputs) and _all_finite(self.grads)
+        self.values = {name: _compact(value) for name, value in prepared.values.items()}
+        self.device = next((y.device for y in outputs), torch.device("cpu"))
+        self.repeats = self._repeats(prepared)
+
+    def _repeats(self, prepared: Prepared) -> bool:
+        """Whether the same run gives the same gradients again."""
+        with Watching(like=self.watch, routing=True):
+            try:
+                _, again = prepared.run(prepared.values, self.specimen.cotangents)
+            except Diverged:
+                return False
+        return all(
+            (grad is None) == (name not in self.grads)
+            and (grad is None or float((grad - self.grads[name]).norm()) <= 1e-6 * float(self.grads[name].norm()))
+            for name, grad in again.items()
+        )
+
+    def measure(self, format: Format, policy: Policy, replicas: int | None = None) -> Measured:
+        """Every run of one format."""
+        started = time.perf_counter()
+        scale, nearest = self._scaled(format, policy)
+        count = replicas or next(n for most, n in REPLICAS if time.perf_counter() - started <= most)
+        replayed, diverged = self._replayed(nearest, lambda: self.take(format, policy, scale, routing=True))
+        self.progress(f"{format.name}: {count} replicas")
+        taken = [self._replica(self._boundless(format, policy), policy, scale, not diverged, i) for i in range(count)]
+        real, unreal = self._real(format, policy, scale)
+        real_replayed = real
+        if real is not None and not diverged:
+            at = real.scale
+            real_replayed, _ = self._replayed(real, lambda: self.take(format, policy, at, routing=True, real=True))
+        boundless = None
+        if _rest(format).exponent < 8 and _suspect(replayed, taken):
+            boundless = self.take(format_named((8, _rest(format).mantissa)), "cast", scale, routing=not diverged)
+        measured = Measured(
+            format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless
+        )
+        measured.parts = self._parts(real or nearest, (real_replayed if real else replayed) or nearest)
+        for run in (nearest, replayed, real, real_replayed, boundless):
+            if run is not None:
+                run.grads = {}
+        return measured
+
+    def _boundless(self, format: Format, policy: Policy) -> Format:
+        """The format with fp32's range, where it has less: what rounding alone does, without over- and underflow."""
+        if format.operands or format.exponent >= 8 or policy == "autocast" or self.specimen.native:
+            return format
+        return format_named((8, format.mantissa))
+
+    def _replica(self, format: Format, policy: Policy, scale: float, routing: bool, number: int) -> Taken:
+        taken = self.take(format, policy, scale, routing=routing, seed=1 + number + 1000 * self.seed)
+        taken.grads = {}
+        return taken
+
+    def policy(self, format: Format) -> Policy:
+        """ "cast" where the module runs in the format's dtype; "autocast" where types then clash, as in modules that
+        make fp32 tensors of their own."""
+        dtype = _rest(format).dtype
+        if dtype not in (torch.bfloat16, torch.float16) or self.specimen.native:
+            return "cast"
+        try:
+            prepared = self.specimen.narrow(dtype)
+            with torch.no_grad(), Watching(like=self.watch):
+                prepared.run(prepared.values, None)
+        except Exception as error:
+            clash = any(word in str(error) for word in ("same dtype", "scalar type", "dtype", "data type"))
+            return "autocast" if clash and "not implemented for" not in str(error) else "cast"
+        return "cast"
+
+    def sweep(self, measured: Mapping[str, Measured]) -> list[tuple[Format, Taken]]:
+        """To nearest over formats of one range and ever smaller unit, with the reference's decisions."""
+        points = []
+        for name in SWEEP:
+            self.progress(f"sweep: {name}")
+            format = format_named(name)
+            known = measured.get(name)
+            try:
+                points.append((format, known.replayed if known else self.take(format, "cast", 1.0, routing=True)))
+            except Diverged:
+                continue
+        return points
+
+    def take(
+        self,
+        format: Format,
+        policy: Policy,
+        scale: float,
+        *,
+        routing: bool = False,
+        seed: int | None = None,
+        real: bool = False,
+    ) -> Taken:
+        """One run: to nearest, stochastically rounded where there is a seed, or `real`."""
+        rest, specimen = _rest(format), self.specimen
+        native = rest.dtype in (torch.bfloat16, torch.float16) and (specimen.native or real) and policy == "cast"
+        prepared = specimen.narrow(rest.dtype if native and rest.dtype else torch.float32)
+        watching: dict[str, Any] = dict(like=self.watch, routing=routing, places=specimen.places, trace=True)
+        if real:
+            mode = Watching(within=autocasts(rest) if policy == "autocast" else (), **watching)
+        else:
+            mode = _mode(format, policy, seed, native, watching)
+        enters = isinstance(mode, Rounding) and policy == "cast" and not specimen.native
+        values = {
+            name: (mode.round(value, rest) if enters else value).to(at.dtype)  # pyright: ignore
+            for (name, at), value in zip(prepared.values.items(), self.values.values(), strict=True)
+        }
+        with mode:
+            outputs, grads = prepared.run(values, tuple(c * scale for c in specimen.cotangents))
+        # What the reference has a gradient for and this run has not, is a gradient of zero.
+        found = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
+        finite = all(bool(y.isfinite().all()) for y in outputs)
+        tensors = {name: compare(low, self.grads[name], scale) for name, low in found.items()}
+        return Taken(tensors, mode, finite, scale, found)
+
+    def _scaled(self, format: Format, policy: Policy) -> tuple[float, Taken]:
+        """The loss scale and the run to nearest with it: for fp16 the run's own, or the largest power of two up to 2¹⁶
+        without overflow; 1 where even that overflows."""
+        if _rest(format).exponent >= 8 or self.specimen.scale is not None:
+            scale = self.specimen.scale if _rest(format).exponent < 8 and self.specimen.scale else 1.0
+            return scale, self.take(format, policy, scale)
+        taken = self.take(format, policy, 2.0**LARGEST_SCALE)
+        if taken.finite:
+            return 2.0**LARGEST_SCALE, taken
+        low, best = 0, self.take(format, policy, 1.0)
+        if not best.finite:
+            return 1.0, best
+        high = LARGEST_SCALE
+        while high - low > 1:
+            middle = (low + high) // 2
+            taken = self.take(format, policy, 2.0**middle)
+            low, high, best = (middle, high, taken) if taken.finite else (low, middle, best)
+        return 2.0**low, best
+
+    def _replayed(self, run: Taken, again: Callable[[], Taken]) -> tuple[Taken, str]:
+        """The run with the reference's decisions: itself where it took the same ones. And why not, if it cannot."""
+        if not flipped(self.watch, run.watch):
+            return run, ""
+        try:
+            return again(), ""
+        except Diverged as reason:
+            return run, str(reason)
+
+    def _real(self, format: Format, policy: Policy, scale: float) -> tuple[Taken | None, str]:
+        """The run in the device's own arithmetic, or why there is none."""
+        rest = _rest(format)
+        device = self.device
+        if format.operands and not (format.name == "tf32" and device.type == "cuda"):
+            return None, f"{format.name} products are not run on this {device.type}"
+        if rest.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+            return None, f"no device computes in {format.name}"
+        try:
+            if rest.dtype is torch.bfloat16 and device.type == "cpu":
+                check_bf16_on_cpu()
+            taken = self.take(format, policy, scale, real=True)
+            while not taken.finite and scale > 1:  # the device may overflow where the simulation just does not
+                scale /= 4
+                taken = self.take(format, policy, max(scale, 1.0), real=True)
+            return taken, ""
+        except (Exception, SystemExit) as error:
+            return None, f"the {device.type} run raised {one_line(error)}"
+
+    def _parts(self, run: Taken, replayed: Taken) -> dict[str, Parts]:
+        """Flips and arithmetic, where the two runs are not the same one."""
+        if replayed is run:
+            return {}
+        parts = {}
+        for name, g in self.grads.items():
+            low, with_replay = run.grads[name].double() / run.scale, replayed.grads[name].double() / replayed.scale
+            flips, arithmetic = low - with_replay, with_replay - g
+            parts[name] = Parts(float(flips.norm()), float(arithmetic.norm()), float((flips * arithmetic).sum()))
+        return parts
+
+
+def compare(low: Tensor, g: Tensor, scale: float = 1.0) -> Compared:
+    """One gradient, `scale` times too large, beside the reference."""
+    low = low.double() / scale
+    error = low - g
+    size = float(error.norm())
+    return Compared(
+        size=float(g.norm()),
+        error=size,
+        low=float(low.norm()),
+        dot=float((low * g).sum()),
+        lost=float(g[low == 0].norm()),
+        bias=float(error.sum()) / size if size else 0.0,
+        finite=bool(low.isfinite().all()),
+        numel=g.numel(),
+    )
+
+
+def flipped(reference: Watching, run: Watching) -> list[tuple[int, Tensor]]:
+    """The decisions that came out otherwise, by number, with their rows; a branch of Python's is numbered from −1
+    down."""
+    rows = []
+    for number, (before, now) in enumerate(zip(reference.choices, run.choices, strict=False)):
+        if before is not None and before.index_RK is not None and now is not None and now.index_RK is not None:
+            if before.scores_Rn.shape != now.scores_Rn.shape:
+                continue
+            differ_R = before.flipped_R(now)
+            if bool(differ_R.any()):
+                rows.append((number, differ_R.nonzero()[:, 0]))
+    branches = zip(reference.branches, run.branches, strict=False)
+    rows += [(-1 - i, torch.tensor([0])) for i, (before, now) in enumerate(branches) if before != now]
+    return rows
+
+
+def _suspect(run: Taken, replicas: list[Taken]) -> bool:
+    """Whether some tensor is further off than any replica."""
+    return any(
+        not c.finite or c.error > max((r.tensors[name].error for r in replicas), default=0.0)
+        for name, c in run.tensors.items()
+    )
+
+
+def _rest(format: Format) -> Format:
+    """The format of everything but the operands of products."""
+    return format_named(format.rest) if format.operands else format
+
+
+def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watching: dict[str, Any]) -> Rounding:
+    """The rounding mode: fp32 tensors carry the format, so that code which asks for the dtype runs as it does in fp32;
+    or, `native`, tensors of the format's own dtype do."""
+    operands, rest = format if format.operands else None, _rest(format)
+    if rest.dtype is torch.float32:  # these are what the specimen is in already
+        carried = NARROW if operands else {**NARROW, torch.float32: rest}
+        return Rounding(carried, operands=operands, seed=seed, **watching)
+    if native:
+        return Rounding(NARROW, operands=operands, seed=seed, **watching)
+    return rounding(format, policy, "nearest" if seed is None else "stochastic", seed or 0, **watching)
+
+
+def _all_finite(grads: Mapping[str, Tensor]) -> bool:
+    return all(bool(g.isfinite().all()) for g in grads.values())
+
+
+def _compact(value: Tensor) -> Tensor:
+    """The same numbers in half the memory, where float32 holds them."""
+    narrow = value.detach().float()
+    return narrow if bool((narrow.to(value.dtype) == value).all()) else value.detach().clone()

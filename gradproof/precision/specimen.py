@@ -1,0 +1,105 @@
+"""What is diagnosed: something that can be run at any precision, from the same state and the same luck every time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gradproof.contract import Gradients, Outputs
+from gradproof.precision.watching import Places
+from gradproof.proof.module import INPUT, CannotRun, Runner, draw_cotangent, first_run, judge_module, one_line
+from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
+from gradproof.proof.state import ModuleState
+from gradproof.proof.verdict import SubjectVerdict
+
+Run = Callable[[Mapping[str, Tensor], Outputs | None], tuple[Outputs, Gradients]]
+
+
+class Prepared(NamedTuple):
+    """A specimen set up in one dtype: its values by name, and the run of forward and backward at them."""
+
+    values: Mapping[str, Tensor]
+    run: Run
+
+
+class Specimen(Protocol):
+    """`reference` sets it up in float64, `narrow` in another dtype; one setting at a time."""
+
+    name: str
+    inputs: frozenset[str]  # the names that are inputs; the others are parameters
+    cotangents: Outputs
+    notes: list[str]
+    scale: float | None  # the loss scale of the run it is taken from, if it has one
+    native: bool  # whether its narrow runs are simulated in tensors of the narrow dtype
+    places: Places | None
+
+    def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict: ...
+
+    def reference(self) -> Prepared: ...
+
+    def narrow(self, dtype: torch.dtype) -> Prepared: ...
+
+    def close(self) -> None: ...
+
+
+class ModuleSpecimen:
+    """A user's module. It is the user's own object that runs; `close` leaves it as it was found."""
+
+    native = False
+    scale: float | None = None
+
+    def __init__(self, module: nn.Module, inputs: Any, name: str, seed: int, device: torch.device | None):
+        self.module, self.given, self.name, self.seed, self.device = module, inputs, name, seed, device
+        self.state = ModuleState(module)
+        self.places: Places | None = Places(module)
+        self.inputs: frozenset[str] = frozenset()
+        self.cotangents: Outputs = ()
+        self.notes: list[str] = []
+        self._chosen: int | None = None
+
+    def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
+        """Step 1, in float64, whatever is narrower inside promoted."""
+        return judge_module(
+            self.module, self.given, self.state, self.device, self.name, quick, self.seed, progress, EVERY_FLOAT
+        )
+
+    def reference(self) -> Prepared:
+        usual = torch.get_default_dtype()
+        runner, trial, _, notes, _ = first_run(self.module, self.given, self.state, self.device, self.seed, EVERY_FLOAT)
+        self.notes = [note.replace("judged", "the reference runs") for note in notes if note != "judged in float64"]
+        self.inputs, self.cotangents = frozenset(runner.inputs), (draw_cotangent(trial, self.seed),)
+        self._chosen = runner._chosen
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(usual)
+
+        def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
+            torch.set_default_dtype(default)
+            promoting: AbstractContextManager[Any] = Recorder(runner.promote) if runner.promote else nullcontext()
+            try:
+                with promoting:
+                    return runner.run(values, cotangents)
+            except (Exception, SystemExit) as error:
+                raise CannotRun(f"the module's backward raised {one_line(error)}") from error
+            finally:
+                torch.set_default_dtype(usual)
+
+        return Prepared(runner.values, run)
+
+    def narrow(self, dtype: torch.dtype) -> Prepared:
+        """Parameters, buffers and inputs in `dtype`, as `module.to(dtype)` leaves them."""
+        self.state.swap(dtype, self.device, attributes=False)
+        runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed)
+        runner._chosen = self._chosen
+        return Prepared(runner.values, runner.run)
+
+    def close(self) -> None:
+        self.state.restore()
+
+
+def plain(name: str) -> str:
+    """The name without the mark of an input."""
+    return name.removeprefix(INPUT)

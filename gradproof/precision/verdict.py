@@ -1,0 +1,369 @@
+"""Noise or bug: what the runs of one format say of each tensor.
+
+A tensor's error is held against its noise, the largest error among the stochastically rounded replicas. These round
+every result without bias and without over- or underflow, so they show what a unit of this size does to this module at
+this input, cancellation and depth included. Then
+
+    excess = error/noise,    z = (ln excess − μ)/σ    with μ, σ of correct modules, by how many numbers the tensor has.
+
+What leaves the band is explained by what happened: decisions that flipped, values that left the format's range, or
+else neither, which is a bug: rounding to nearest that drifts where unbiased rounding does not (a sum that stagnates),
+or a device that does something else than this module in this format.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Any, Literal
+
+import torch
+
+from gradproof.precision.formats import Format
+from gradproof.precision.measure import Compared, Measured, Taken, flipped
+from gradproof.precision.specimen import plain
+from gradproof.precision.watching import Place, Watching
+
+Category = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]
+WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", "inconclusive", "noise", "clean")
+# (numbers in the tensor up to, μ, σ): ln(error/noise) of correct modules and the spread of its upper half, measured on
+# the calibration half of tests/zoo. No tensor of it came beyond z = 4.
+BANDS = ((1, -1.6, 0.75), (8, -0.9, 0.47), (64, -0.75, 0.4), (math.inf, -0.6, 0.35))
+FALSE_ALARMS = 1e-6  # family-wise and nominal: the tails of ln(error/noise) are only about normal
+FLOOR = 8.0  # units: a relative error below this many is never called anything but noise
+LOST = 0.5  # of a gradient that vanished, and is underflow whatever the noise
+
+
+@dataclass
+class Judged:
+    """One tensor in one format. `noise` and `rel_error` are relative to the reference gradient."""
+
+    name: str
+    verdict: Category
+    norm_ratio: float
+    cosine: float
+    rel_error: float
+    noise: float
+    z: float
+    note: str = ""
+
+
+@dataclass
+class Routing:
+    """The decisions of a format's run beside the reference's."""
+
+    decisions: int = 0
+    flips: int = 0
+    margin_explained: float | None = None
+    error_from_flips: float = 0.0
+    error_from_arithmetic: float = 0.0
+    cross: float = 0.0
+    flipped: list[dict[str, Any]] = field(default_factory=list)
+    margins: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class FormatVerdict:
+    """One format: the worst of its tensors, and what explains it."""
+
+    format: str
+    verdict: Category
+    summary: str
+    unit: float
+    policy: str
+    scale: float
+    replicas: int
+    simulated_only: str
+    rel_error: float
+    noise: float
+    parameters: list[Judged]
+    inputs: list[Judged]
+    routing: Routing
+    range: list[dict[str, Any]]
+    first_divergence: dict[str, Any] | None
+
+
+def judge_format(
+    reference: Watching, measured: Measured, wrong: Mapping[str, Judged], inputs: frozenset[str], device: str
+) -> FormatVerdict:
+    """Every tensor of one format. `wrong` are those that step 1 has refuted: a bug in every format."""
+    run, format = measured.real or measured.nearest, measured.format
+    routing = judge_routing(reference, run.watch, measured)
+    lost = _range(measured.nearest.watch)
+    judged = {
+        name: wrong.get(name) or _judge(name, measured, routing, lost, device) for name in measured.nearest.tensors
+    }
+    judged = {name: replace(j, name=plain(name)) for name, j in judged.items()}
+    worst = overall([j.verdict for j in judged.values()])
+    divergence = first_divergence(reference, measured, worst) if worst in ("bug", "overflow", "underflow") else None
+    return FormatVerdict(
+        format=format.name,
+        verdict=worst,
+        summary=_sentence(format, worst, list(judged.values()), divergence),
+        unit=format.unit,
+        policy=measured.policy,
+        scale=measured.scale,
+        replicas=len(measured.replicas),
+        simulated_only=measured.unreal,
+        rel_error=together(run),
+        noise=max((together(r) for r in measured.replicas if r.finite), default=math.nan),
+        parameters=[j for name, j in judged.items() if name not in inputs],
+        inputs=[j for name, j in judged.items() if name in inputs],
+        routing=routing,
+        range=lost,
+        first_divergence=divergence,
+    )
+
+
+def _judge(name: str, measured: Measured, routing: Routing, lost: list[dict[str, Any]], device: str) -> Judged:
+    format, run = measured.format, (measured.real or measured.nearest).tensors[name]
+    noise = noise_of(name, measured)
+    critical = critical_z(measured)
+    simulated = standing(measured.replayed.tensors[name], noise, format, critical)
+    real = simulated
+    if measured.real_replayed:
+        real = standing(measured.real_replayed.tensors[name], noise, format, critical)
+    verdict, note = _category(name, measured, routing, lost, simulated, real, device)
+    z = max(simulated.z, real.z)
+    return Judged(name, verdict, run.norm_ratio, run.cosine, run.relative, _ratio(noise, run.size), z, note)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where an error stands in its band of noise."""
+
+    excess: float
+    z: float
+    outside: bool
+
+
+def noise_of(name: str, measured: Measured) -> float:
+    """The largest error of a replica; half a unit of the gradient where these are nearer than that."""
+    found = [r.tensors[name].error for r in measured.replicas if r.tensors[name].finite]
+    size = measured.nearest.tensors[name].size
+    return max([0.5 * measured.format.unit * size, *found])
+
+
+def critical_z(measured: Measured) -> float:
+    """The z that no tensor of a correct module exceeds, at the family-wise rate of false alarms."""
+    return NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * len(measured.nearest.tensors)))
+
+
+def standing(c: Compared, noise: float, format: Format, critical: float) -> Standing:
+    """An error in its band. What is not finite is outside."""
+    if not c.finite:
+        return Standing(math.inf, math.inf, True)
+    excess = _ratio(c.error, noise)
+    _, mean, spread = next(band for band in BANDS if c.numel <= band[0])
+    z = (math.log(excess) - mean) / spread if excess > 0 else -math.inf
+    return Standing(excess, z, z > critical and c.relative > FLOOR * format.unit)
+
+
+def _category(
+    name: str,
+    measured: Measured,
+    routing: Routing,
+    lost: list[dict[str, Any]],
+    simulated: Standing,
+    real: Standing,
+    device: str,
+) -> tuple[Category, str]:
+    """The verdict on one tensor and the sentence for it."""
+    format, narrow = measured.format, measured.format.exponent < 8
+    near, run = measured.nearest.tensors[name], (measured.real or measured.nearest).tensors[name]
+    overflows = next((place for place in lost if place["overflow"]), None)
+    if not near.finite or (not run.finite and narrow):
+        return "overflow", f"not finite: {_overflowed(format, overflows)}"
+    if not run.finite:
+        return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
+    if simulated.outside:
+        boundless = measured.boundless.tensors[name] if measured.boundless else None
+        if boundless and not standing(boundless, noise_of(name, measured), format, critical_z(measured)).outside:
+            if overflows:
+                return "overflow", f"off by {near.relative:.1%}: {_overflowed(format, overflows)}"
+            return "underflow", _underflowed(near, measured)
+        return "bug", (
+            f"rounded to nearest, the gradient is off by {near.relative:.1%}, {simulated.excess:.0f} times what "
+            "unbiased rounding of the same unit does: it drifts, as a sum that stagnates does"
+        )
+    if near.size and near.lost > LOST * near.size and narrow:
+        return "underflow", _underflowed(near, measured)
+    if real.outside:
+        return "bug", (
+            f"the {device} run in {format.name} is off by {run.relative:.1%}, {real.excess:.0f} times what rounding to "
+            f"{format.name} does: not rounding"
+        )
+    return _routed(name, measured, routing, overflows)
+
+
+def _routed(name: str, measured: Measured, routing: Routing, overflows: dict[str, Any] | None) -> tuple[Category, str]:
+    """What is within its band once the reference's decisions are replayed."""
+    run, part = (measured.real or measured.nearest).tensors[name], measured.parts.get(name)
+    if part and part.flips > max(part.arithmetic, noise_of(name, measured)):
+        if overflows:
+            return "overflow", f"decisions flipped: {_overflowed(measured.format, overflows)}"
+        unexplained = routing.flips * (1 - (routing.margin_explained or 0.0))
+        share = f"{routing.flips} of {routing.decisions} decisions flipped"
+        if unexplained > max(2.0, routing.flips / 2):
+            return "bug", f"{share}, {unexplained:.0f} of them with margins that rounding does not explain"
+        return "routing", f"{share}, which makes {_share(part.flips, part.arithmetic):.0%} of the error"
+    return ("clean" if run.relative <= 2 * measured.format.unit else "noise"), ""
+
+
+def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Routing:
+    """Flipped rows, and whether their margins in the reference are within what noise does to the scores, or they
+    follow an earlier flip."""
+    rows = sum(d.rows for d in reference.decisions) + len(reference.branches)
+    found = flipped(reference, run)
+    listed = [flip for number, rows_F in found for flip in _flips(reference, measured, number, rows_F.tolist())]
+    size = math.hypot(*(c.size for c in measured.nearest.tensors.values()))
+    flips, arithmetic = (math.hypot(*(getattr(p, a) for p in measured.parts.values())) for a in ("flips", "arithmetic"))
+    if not measured.parts:
+        arithmetic = together(measured.real or measured.nearest) * size
+    return Routing(
+        decisions=rows,
+        flips=len(listed),
+        margin_explained=sum(f["explained"] for f in listed) / len(listed) if listed else None,
+        error_from_flips=_ratio(flips, size),
+        error_from_arithmetic=_ratio(arithmetic, size),
+        cross=_ratio(sum(p.cross for p in measured.parts.values()), size**2),
+        flipped=listed[:MOST_LISTED],
+        margins=_margins(reference, measured),
+    )
+
+
+MOST_LISTED = 1000
+
+
+def _flips(reference: Watching, measured: Measured, number: int, rows: list[int]) -> list[dict[str, Any]]:
+    """The flipped rows of one decision. Python's own branches have no scores, and so no margin."""
+    if number < 0:
+        return [dict(decision=number, path="", op="branch", row=0, margin=None, noise=None, explained=False)]
+    before = reference.choices[number]
+    assert before is not None
+    margin_R, noise_R = before.margin_R(), _score_noise(reference, measured, number)
+    again = (measured.real_replayed or measured.replayed).watch.choices[number]
+    follows_R = ~before.flipped_R(again) if again is not None and again.index_RK is not None else None
+    listed = []
+    for row in rows:
+        margin, noise = float(margin_R[row]), float(noise_R[row])
+        explained = margin <= 2 * noise or (follows_R is not None and bool(follows_R[row]))
+        figures = dict(margin=margin, noise=noise, explained=explained)
+        listed.append(dict(decision=number, path=before.path, op=before.op, row=row, **figures))
+    return listed
+
+
+def _score_noise(reference: Watching, measured: Measured, number: int) -> torch.Tensor:
+    """The largest error of each row's scores among the replicas."""
+    before = reference.choices[number]
+    assert before is not None
+    worst_R = torch.zeros(before.rows, dtype=torch.float64, device=before.scores_Rn.device)
+    for replica in measured.replicas:
+        now = replica.watch.choices[number] if number < len(replica.watch.choices) else None
+        if now is not None and now.scores_Rn.shape == before.scores_Rn.shape:
+            error_Rn = (now.scores_Rn - before.scores_Rn).abs().nan_to_num(nan=math.inf)
+            worst_R = torch.maximum(worst_R, error_Rn.amax(1))
+    return worst_R
+
+
+def _margins(reference: Watching, measured: Measured, most: int = 400) -> list[dict[str, Any]]:
+    """A sample of all decisions, flipped or not: margin beside score noise."""
+    listed = []
+    for number, decision in enumerate(reference.choices):
+        if decision is None or decision.index_RK is None:
+            continue
+        margin_R, noise_R = decision.margin_R(), _score_noise(reference, measured, number)
+        step = max(1, math.ceil(decision.rows * len(reference.decisions) / most))
+        listed += [dict(margin=float(margin_R[r]), noise=float(noise_R[r])) for r in range(0, decision.rows, step)]
+    return listed[: 2 * most]
+
+
+def first_divergence(reference: Watching, measured: Measured, verdict: Category) -> dict[str, Any] | None:
+    """The first op whose result leaves its band of noise, in the run that left it; the first to overflow, where one
+    did."""
+    if verdict == "overflow":
+        place = next((place for place in _range(measured.nearest.watch) if place["overflow"]), None)
+        if place:
+            return dict(format=measured.format.name, run="simulated", error=None, noise=None, **place)
+    for label, run in (("simulated", measured.replayed), ("real", measured.real_replayed)):
+        found = _leaves_band(reference, run, measured) if run is not None else None
+        if found:
+            place, error, noise = found
+            return dict(format=measured.format.name, run=label, error=error, noise=noise, **place._asdict())
+    return None
+
+
+def _leaves_band(reference: Watching, run: Taken, measured: Measured) -> tuple[Place, float, float] | None:
+    unit = measured.format.unit
+    for place, right in reference.samples.items():
+        here = run.watch.samples.get(place)
+        if here is None or here.shape != right.shape:
+            continue
+        size, error = float(right.norm()), float((here - right).norm())
+        replicas = [r.watch.samples.get(place) for r in measured.replicas]
+        errors = [float((r - right).norm()) for r in replicas if r is not None and r.shape == right.shape]
+        noise = max([unit * size, *(e for e in errors if math.isfinite(e))])
+        if not error <= 8 * noise and not error <= FLOOR * unit * size:
+            return place, _ratio(error, size), _ratio(noise, size)
+    return None
+
+
+def _range(watch: Watching) -> list[dict[str, Any]]:
+    places = getattr(watch, "ranges", {})
+    return [
+        dict(path=path, phase=phase, op=op, overflow=r.overflow, underflow=r.underflow)
+        for (path, phase, op), r in places.items()
+    ]
+
+
+def overall(verdicts: Sequence[Category]) -> Category:
+    """The worst."""
+    return min(verdicts, key=WORST_FIRST.index) if verdicts else "inconclusive"
+
+
+def together(run: Taken) -> float:
+    """The relative error of all tensors as one."""
+    error, size = (math.hypot(*(getattr(c, of) for c in run.tensors.values())) for of in ("error", "size"))
+    return _ratio(error, size)
+
+
+def _sentence(format: Format, verdict: Category, judged: Sequence[Judged], divergence: dict[str, Any] | None) -> str:
+    """The worst tensor in words, how many are like it, and where it began."""
+    like = sorted((j for j in judged if j.verdict == verdict), key=lambda j: -j.z if j.z == j.z else 0.0)
+    if verdict == "clean":
+        return "every gradient is right to the last place"
+    if verdict == "noise":
+        far = max(like, key=lambda j: j.rel_error if math.isfinite(j.rel_error) else 0.0)
+        return f"every gradient is within what rounding does; the largest error is {far.rel_error:.1e}, of {far.name}"
+    more = f" ({len(like) - 1} more like it)" if len(like) > 1 else ""
+    where = f"; first at {where_of(divergence)}" if divergence else ""
+    return f"{like[0].name}: {like[0].note}{more}{where}" if like else "nothing could be judged"
+
+
+def where_of(place: Mapping[str, Any]) -> str:
+    """A place in words."""
+    inside = f" in {place['path']}" if place["path"] else ""
+    return f"{place['op']}{inside} ({place['phase'] or 'run'})"
+
+
+def _overflowed(format: Format, place: dict[str, Any] | None) -> str:
+    where = f" at {where_of(place)}" if place else ""
+    return f"values beyond {format.largest:g}{where} overflow in {format.name}"
+
+
+def _underflowed(c: Compared, measured: Measured) -> str:
+    share = f"{c.lost / c.size:.0%} of the gradient is lost" if c.size else "the gradient is lost"
+    if c.lost < 0.005 * c.size:
+        share = f"the gradient is off by {c.relative:.1%}"
+    smallest, scale = measured.format.smallest, math.log2(measured.scale)
+    return f"{share} below {smallest:.1e}, even at a loss scale of 2^{scale:.0f}"
+
+
+def _ratio(a: float, b: float) -> float:
+    return a / b if b else 0.0 if a == 0 else math.inf
+
+
+def _share(a: float, b: float) -> float:
+    return a * a / (a * a + b * b) if a or b else 0.0

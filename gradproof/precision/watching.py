@@ -1,0 +1,271 @@
+"""A dispatch mode that watches a run, and can make it repeat another one's luck: random draws, and decisions.
+
+What is recorded: each top-k, sort and arg-max with its scores; every random draw; a sample of each op's result, by the
+place where it was computed; calls that leave torch, where nothing can be watched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gradproof.precision.decisions import CHOOSERS, Decision, decision
+
+aten = torch.ops.aten
+
+
+def _packets(names: str) -> frozenset[Any]:
+    return frozenset(getattr(aten, name) for name in names.split())
+
+
+DRAWS = _packets(
+    "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform_ "
+    "exponential_ cauchy_ geometric_ log_normal_ random_ multinomial poisson"
+)
+# Nothing is computed by these: their results are their arguments' values.
+EXACT = _packets(
+    "detach alias clone _unsafe_view _reshape_alias lift_fresh lift_fresh_copy empty empty_like empty_strided "
+    "new_empty new_empty_strided zeros zeros_like new_zeros zero_ ones ones_like index_select gather cat stack index "
+    "embedding resize_ set_ select_backward slice_backward repeat flip roll permute_copy"
+)
+LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__")
+SAMPLE = 256  # values kept of each result
+
+
+class Place(NamedTuple):
+    """Where an op ran: the module's path, forward or backward, the op, and which of its calls there it was."""
+
+    path: str
+    phase: str
+    op: str
+    call: int
+
+
+class Diverged(RuntimeError):
+    """The run decided or drew otherwise than the one that it was to repeat, so that it cannot."""
+
+
+class Watching(TorchDispatchMode):
+    """Watches what runs inside. `like` is a finished run, whose random draws are made again and, with `routing`, whose
+    decisions are taken whatever the scores here say; what they would have chosen is recorded all the same. `within` are
+    contexts to enter with it."""
+
+    def __init__(
+        self,
+        *,
+        like: Watching | None = None,
+        routing: bool = False,
+        places: Places | None = None,
+        trace: bool = False,
+        within: Sequence[AbstractContextManager[Any]] = (),
+    ):
+        super().__init__()
+        self.like, self.routing, self.places, self.trace, self.within = like, routing, places, trace, within
+        self.choices: list[Decision | None] = []
+        self.branches: list[bool] = []  # truth values that Python read
+        self.draws: list[Tensor] = []
+        self.samples: dict[Place, Tensor] = {}
+        self.left: set[str] = set()  # calls that cannot be watched
+        self._calls: Counter[Any] = Counter()
+        self._sorts: dict[int, tuple[Decision, Any]] = {}  # by address, theirs for as long as the sort's results live
+        self._stack = ExitStack()
+
+    @property
+    def decisions(self) -> list[Decision]:
+        return [d for d in self.choices if d is not None and d.index_RK is not None]
+
+    def __enter__(self):
+        self._stack = ExitStack()
+        if self.places:
+            self._stack.enter_context(self.places)
+        for context in (Leaving(self.left), *self.within):
+            self._stack.enter_context(context)
+        return super().__enter__()
+
+    def __exit__(self, *failure):
+        super().__exit__(*failure)
+        self._stack.close()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        packet = getattr(func, "overloadpacket", None)
+        if packet is None or func.namespace not in ("aten", "prims", "prim", "profiler"):
+            self.left.add(str(func))
+            return func(*args, **kwargs)
+        if packet is aten.native_dropout:
+            return self._dropout(func, args, kwargs)
+        if packet in DRAWS:
+            return self._draw(func, args, kwargs)
+        if packet in CHOOSERS:
+            return self._choose(func, args, kwargs)
+        if packet in (aten.slice, aten.select):
+            self._take(packet, args)
+        if func.is_view or packet in EXACT:
+            return func(*args, **kwargs)
+        if packet is aten._local_scalar_dense:
+            return self._read(func, args)
+        out = self.compute(func, args, kwargs)
+        if self.trace:
+            self._sample(packet, out)
+        return out
+
+    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """The op itself."""
+        return func(*args, **kwargs)
+
+    def where(self) -> tuple[str, str]:
+        """The path of the module that is running, and the phase."""
+        return self.places.current() if self.places else ("", "")
+
+    def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        out = func(*args, **kwargs)
+        again = self._again(out)
+        if again is not None:
+            out.copy_(again)
+        self.draws.append(out.detach().clone())
+        return out
+
+    def _dropout(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """native_dropout(x, p, train) → (x·mask/(1 − p), mask)."""
+        x, p, train = args
+        _, mask = func(x, p, train)
+        again = self._again(mask)
+        mask = mask if again is None else again
+        self.draws.append(mask)
+        scale = 0.0 if p == 1 else 1.0 / (1.0 - p) if train else 1.0
+        return self.compute(
+            aten.mul.Scalar, (self.compute(aten.mul.Tensor, (x, mask.to(x.dtype)), {}), scale), {}
+        ), mask
+
+    def _again(self, out: Tensor) -> Tensor | None:
+        """The draw of the run that this one repeats."""
+        if self.like is None:
+            return None
+        if len(self.draws) >= len(self.like.draws) or self.like.draws[len(self.draws)].shape != out.shape:
+            raise Diverged("it draws other random numbers than in float64")
+        return self.like.draws[len(self.draws)].to(out.device)
+
+    def _choose(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = self.compute(func, args, kwargs)
+        found = decision(func, args, kwargs, out, self.where()[0])
+        self.choices.append(found)
+        if found is None:
+            return out
+        if self.routing and self.like is not None:
+            out = self._as_before(found, args[0], out)
+        if found.index_RK is None:
+            self._sorts |= {tensor.untyped_storage()._cdata: (found, out) for tensor in out}
+        return out
+
+    def _as_before(self, found: Decision, x: Tensor, out: Any) -> Any:
+        """What the op returns when it chooses as the run that this one repeats did."""
+        assert self.like is not None
+        number = len(self.choices) - 1
+        before = self.like.choices[number] if number < len(self.like.choices) else None
+        if before is None or before.shape != found.shape or before.op != found.op:
+            raise Diverged("it takes other decisions than in float64, so that they cannot be replayed")
+        index = before.indices().to(x.device)
+        if isinstance(out, Tensor):
+            return index.reshape(out.shape)
+        return type(out)((x.gather(found.axis, index).reshape(out[0].shape), index.reshape(out[1].shape)))
+
+    def _read(self, func: Any, args: Any) -> Any:
+        """A number that Python reads; a truth value is a decision."""
+        value = func(*args)
+        if args[0].dtype != torch.bool:
+            return value
+        self.branches.append(value)
+        if self.routing and self.like is not None:
+            number = len(self.branches) - 1
+            if number >= len(self.like.branches):
+                raise Diverged("it branches more often than in float64")
+            return self.like.branches[number]
+        return value
+
+    def _take(self, packet: Any, args: Any) -> None:
+        """A slice of a sort: the first or the last K along its axis."""
+        found, _ = self._sorts.get(args[0].untyped_storage()._cdata, (None, None)) if self._sorts else (None, None)
+        if found is None or args[0].shape != found.shape:
+            return
+        x, dim, *bounds = args if len(args) > 1 else (*args, 0)
+        n = x.shape[dim]
+        if dim % x.dim() != found.axis:
+            return
+        if packet is aten.select:
+            start = bounds[0] % n
+            found.take(start, start + 1)
+            return
+        start, end = (*bounds, None, None)[:2]
+        start = 0 if start is None else max(start + n, 0) if start < 0 else min(start, n)
+        end = n if end is None else max(end + n, 0) if end < 0 else min(end, n)
+        found.take(start, end)
+
+    def _sample(self, packet: Any, out: Any) -> None:
+        path, phase = self.where()
+        for result in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(result, Tensor) and result.dtype.is_floating_point and result.numel():
+                key = (path, phase, packet.__name__)
+                place = Place(*key, self._calls[key])
+                self._calls[key] += 1
+                flat = result.detach().reshape(-1)
+                self.samples[place] = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].double()
+                return
+
+
+class Leaving(TorchFunctionMode):
+    """Names the calls by which values leave torch: numpy, pointers for C++ or Triton."""
+
+    def __init__(self, left: set[str]):
+        super().__init__()
+        self.left = left
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        name = getattr(func, "__name__", "")
+        if name in LEAVES_TORCH and args and isinstance(args[0], Tensor) and args[0].dtype.is_floating_point:
+            self.left.add(f"Tensor.{name}()")
+        return func(*args, **(kwargs or {}))
+
+
+class Places:
+    """Which module is running, forward by hooks, backward by the forward op that each node of the graph came from."""
+
+    def __init__(self, module: nn.Module):
+        self.names = {id(m): name for name, m in module.named_modules()}
+        self._running: list[str] = []
+        self._nodes: dict[int, str] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self):
+        self._running, self._nodes = [], {}
+        register = torch.nn.modules.module
+        self._hooks = [
+            register.register_module_forward_pre_hook(self._enter),
+            register.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        return self
+
+    def __exit__(self, *failure):
+        for hook in self._hooks:
+            hook.remove()
+
+    def _enter(self, module: nn.Module, inputs: Any) -> None:
+        self._running.append(self.names.get(id(module), ""))
+
+    def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        if self._running:
+            self._running.pop()
+
+    def current(self) -> tuple[str, str]:
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            return self._nodes.get(node._sequence_nr(), ""), "backward"
+        path = self._running[-1] if self._running else ""
+        self._nodes[torch._C._autograd._get_sequence_nr() - 1] = path  # pyright: ignore[reportAttributeAccessIssue]
+        return path, "forward"
