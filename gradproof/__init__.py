@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradproof.models.dense import Dense, DenseConfig
     from gradproof.models.moe import MoE, MoEConfig, MoEOutput
     from gradproof.params import ParamSpace
+    from gradproof.precision.diagnose import diagnose
     from gradproof.proof.module import verify
     from gradproof.train.adamw import AdamW
     from gradproof.train.step import StepResult, TrainStep
@@ -25,6 +26,7 @@ __all__ = [
     "ParamSpace",
     "StepResult",
     "TrainStep",
+    "diagnose",
     "verify",
 ]
 
@@ -38,6 +40,7 @@ _HOMES = {
     "ParamSpace": "gradproof.params",
     "StepResult": "gradproof.train.step",
     "TrainStep": "gradproof.train.step",
+    "diagnose": "gradproof.precision.diagnose",
     "verify": "gradproof.proof.module",
 }
 

@@ -6,19 +6,34 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradproof.terminal import (
+    check_device,
+    check_outputs,
+    console_for,
+    errors,
+    in_bytes,
+    progress_of,
+    sentence,
+    show_diagnosis,
+    show_report,
+    sizes_table,
+    stages,
+    write,
+)
+
 if TYPE_CHECKING:
+    from gradproof.precision.diagnose import Diagnosis
     from gradproof.proof.verdict import Report, SubjectVerdict
 
 EXIT = {"proven": 0, "refuted": 1, "inconclusive": 3}
-STOPPED, COULD_NOT_START, INTERRUPTED = 1, 2, 130
-COLOURS = {"proven": "green", "refuted": "bold red", "inconclusive": "yellow", "unused": "dim"}
+STOPPED, INTERRUPTED = 1, 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -76,17 +91,17 @@ def verify(
 
         gradproof verify --op layernorm --mutants
     """
-    with _errors(debug):
-        _check_outputs(json, html)
+    with errors(debug):
+        check_outputs(json, html)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
-        _check_device(device)
+        check_device(device)
         if case is not None:
             report = _verify_case(case, device, quick, seed)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
-        _show(report, _console(json), case is not None)
-        _write(report.to_dict(), report.to_json(), json, html, "verify.html")
+        show_report(report, console_for(json), case is not None)
+        write(report.to_dict(), report.to_json(), json, html, "verify.html")
         raise typer.Exit(EXIT[report.status])
 
 
@@ -147,13 +162,13 @@ def train(
 
         gradproof train --resume --out runs/loans
     """
-    with _errors(debug):
+    with errors(debug):
         from gradproof.data.source import check, synthetic_options
         from gradproof.train.config import read_config, resolve
         from gradproof.train.run import lock, start
         from gradproof.train.watch import show_scores
 
-        _check_outputs(json, None)
+        check_outputs(json, None)
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
@@ -162,17 +177,17 @@ def train(
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
             check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
-            _check_device(Device(resolved.device))
+            check_device(Device(resolved.device))
         if "data" in given and synthetic_options(resolved.data) is None:
             given["data"] = os.path.abspath(resolved.data)  # whatever folder it is resumed in
         run = start(out, given, resume)
-        _check_device(Device(run.config.device))
+        check_device(Device(run.config.device))
         with lock(run):
             record = _train(run, debug)
-        show_scores(record, run.path, _console(json))
+        show_scores(record, run.path, console_for(json))
         from json import dumps
 
-        _write(record, dumps(record, indent=1), json)
+        write(record, dumps(record, indent=1), json)
 
 
 def _said(**flags: Any) -> dict[str, Any]:
@@ -223,7 +238,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        print(f"gradproof: {_sentence(error)}; then: gradproof train --resume --out {run.path}", file=sys.stderr)
+        print(f"gradproof: {sentence(error)}; then: gradproof train --resume --out {run.path}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
     return record
 
@@ -252,15 +267,15 @@ def predict(
 
         gradproof predict runs/loans --data new.csv --out decided.csv
     """
-    with _errors(debug):
+    with errors(debug):
         from json import dumps
 
         from gradproof.serve.predict import predict_file
 
-        _check_outputs(json, None)
+        check_outputs(json, None)
         if json == "-" and out is None:
             raise ValueError("--json - and the predictions would share standard output; give --out a file")
-        _check_device(device)
+        check_device(device)
         predictor, _ = _predictor(run, device)
         try:
             scored = predict_file(predictor, data, out)
@@ -272,7 +287,7 @@ def predict(
             said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
         print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
         record = {**scored._asdict(), "out": str(out) if out else None}
-        _write(record, dumps(record, indent=1), json)
+        write(record, dumps(record, indent=1), json)
 
 
 @app.command()
@@ -294,10 +309,10 @@ def serve(
 
         gradproof serve runs/loans --port 8080
     """
-    with _errors(debug):
+    with errors(debug):
         from gradproof.serve.service import serve as serve_forever
 
-        _check_device(device)
+        check_device(device)
         predictor, step = _predictor(run, device)
         serve_forever(predictor, host, port, run=str(run), step=step, body_limit=body_limit, batching=batching)
 
@@ -310,13 +325,91 @@ def _predictor(run: Path, device: Device) -> tuple[Any, int]:
     return Predictor(model, schema, device=device.value), step
 
 
+class Policy(StrEnum):
+    cast = "cast"
+    autocast = "autocast"
+
+
+@app.command()
+def diagnose(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CASE",
+            help="The folder of a run, or your own code: `path/to/file.py:function` or `module:function`.",
+        ),
+    ],
+    precisions: Annotated[
+        str, typer.Option(metavar="FORMATS", help="bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or e5m7 and the like.")
+    ] = "bf16,fp16,fp8_e4m3",
+    policy: Annotated[
+        Policy | None, typer.Option(help="Case: how it gets there; left out, cast where the module runs so.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    fail_on: Annotated[
+        str, typer.Option(metavar="VERDICTS", help="Exit with 1 if any format has one of these; none to never do.")
+    ] = "bug,overflow",
+    json: Json = None,
+    html: Html = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Rounding noise or a bug? Did the router flip?
+
+    Runs the same state and input in float64 and in each format (simulated to nearest, stochastically rounded several
+    times, and for real where the device can), and says for every parameter: bug, overflow, underflow, routing, noise
+    or clean. The first format op whose error leaves the band of noise is named, flips are held against their margins.
+
+    A CASE's function takes nothing and returns `(module, inputs)` or `(module, inputs, reference)`.
+
+    Examples:
+
+        gradproof diagnose my_model.py:case --html report.html
+
+        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,overflow,routing
+    """
+    with errors(debug):
+        check_outputs(json, html)
+        check_device(device)
+        chosen = {word.strip() for word in fail_on.split(",")} - {"", "none"}
+        words = ("bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive")
+        if not chosen <= set(words):
+            raise ValueError(f"--fail-on {min(chosen - set(words))!r}: a verdict is one of {', '.join(words)}")
+        found = _diagnose(subject, [name.strip() for name in precisions.split(",")], policy, device, seed)
+        show_diagnosis(found, console_for(json))
+        write(found.to_dict(), found.to_json(), json, html, "diagnose.html")
+        if chosen & {found.verdict, *(p.verdict for p in found.precisions)}:
+            raise typer.Exit(EXIT["refuted"])
+        raise typer.Exit(EXIT["inconclusive"] if found.verdict == "inconclusive" else 0)
+
+
+def _diagnose(subject: str, precisions: list[str], policy: Policy | None, device: Device, seed: int) -> Diagnosis:
+    from gradproof.precision.diagnose import checked_formats, diagnose, examine, settled
+
+    formats, way = checked_formats(precisions), policy.value if policy else None
+    # What the user's code prints must not get into the record on standard output.
+    with redirect_stdout(sys.stderr), stages() as progress:
+        if Path(subject).is_dir() or (":" not in subject and "." not in subject):
+            from gradproof.train.specimen import run_specimen
+
+            with settled():
+                return examine(run_specimen(Path(subject), device.value, seed), formats, "cast", None, seed, progress)
+        from gradproof.proof.case import load_case
+
+        progress(f"importing {subject}")
+        case = load_case(subject)
+        target = "cuda" if device is Device.cuda else None
+        options: dict[str, Any] = dict(precisions=formats, policy=way, device=target, seed=seed, name=case.name)
+        return diagnose(case.module, case.inputs, reference=case.reference, progress=progress, **options)
+
+
 def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
     from gradproof.proof.case import load_case
     from gradproof.proof.module import verify
 
     target = "cuda" if device is Device.cuda else None
     # What the user's code prints must not get into the record on standard output.
-    with redirect_stdout(sys.stderr), _progress("judging each tensor") as progress:
+    with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
         loaded = load_case(case)
         return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
 
@@ -347,7 +440,7 @@ def _verify_own(
         family(name)
     for name in ops or []:
         load(name)
-    with _progress("proving") as progress:
+    with progress_of("proving") as progress:
         subjects = []
         for done, name in enumerate(chosen):
             progress(done, len(chosen))
@@ -355,7 +448,7 @@ def _verify_own(
     if not mutants:
         return Report(subjects, device=device.value)
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
-    with _progress("planting mutants") as progress:
+    with progress_of("planting mutants") as progress:
         found = []
         for verdict in run(planted, judge):
             found.append(verdict)
@@ -383,12 +476,12 @@ def sizes(
 
         gradproof sizes --rows 1024 --measure nano,tiny
     """
-    with _errors(debug):
+    with errors(debug):
         from json import dumps
 
         from gradproof.models.sizes import costs
 
-        _check_outputs(json, None)
+        check_outputs(json, None)
         found = costs(rows)
         chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
         for name in chosen:
@@ -396,25 +489,25 @@ def sizes(
                 raise ValueError(
                     f"there is no size {name!r} to measure; the sizes are {', '.join(c.name for c in found)}"
                 )
-        _check_device(device)
+        check_device(device)
         peaks = _measured(chosen, rows, device) if chosen else {}
         listed = [{**cost._asdict(), "total": cost.total, "measured": peaks.get(cost.name)} for cost in found]
         record = {"rows": rows, "device": device.value, "sizes": listed}
-        _write(record, dumps(record, indent=1), json)
-        _console(json).print(_sizes_table(listed))
-        _console(json).print(f"fp32; activations and working memory for {rows:,} rows (--rows)", style="dim")
+        write(record, dumps(record, indent=1), json)
+        console_for(json).print(sizes_table(listed))
+        console_for(json).print(f"fp32; activations and working memory for {rows:,} rows (--rows)", style="dim")
         for each in listed:
             if each["measured"] is not None:
                 ratio = each["measured"] / each["total"]
-                sentence = f"{each['name']}: {_bytes(each['measured'])} measured, {ratio:.3f} of what is predicted"
-                _console(json).print(sentence)
+                said = f"{each['name']}: {in_bytes(each['measured'])} measured, {ratio:.3f} of what is predicted"
+                console_for(json).print(said)
 
 
 def _measured(names: list[str], rows: int, device: Device) -> dict[str, int]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would announce itself
     from gradproof.train.memory import peak_bytes, training_step
 
-    with _progress("measuring") as progress:
+    with progress_of("measuring") as progress:
         peaks = {}
         for done, name in enumerate(names):
             progress(done, len(names))
@@ -423,171 +516,6 @@ def _measured(names: list[str], rows: int, device: Device) -> dict[str, int]:
     return peaks
 
 
-def _sizes_table(listed: list[dict[str, Any]]) -> Any:
-    from rich.table import Table
-
-    parts = {"weights": "weights", "gradients": "grads", "moments": "moments", "activations": "activated"}
-    parts |= {"working": "working", "total": "total"}
-    table = Table("size", "parameters", *parts.values(), box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for cost in listed:
-        table.add_row(cost["name"], f"{cost['parameters']:,}", *(_bytes(cost[part]) for part in parts))
-    return table
-
-
-def _bytes(amount: int) -> str:
-    return f"{amount / 2**30:.2f} GiB" if amount >= 2**30 else f"{amount / 2**20:.1f} MiB"
-
-
-# What the commands share.
-
-
 def main() -> None:
     """The console script. Typer itself exits with 130 when interrupted."""
     app()
-
-
-@contextmanager
-def _errors(debug: bool) -> Iterator[None]:
-    """Bad input is one sentence and exit code 2; --debug shows where it came from. What nobody foresaw is no verdict
-    either: it must not leave with the exit code of `refuted`."""
-    try:
-        yield
-    except typer.Exit:
-        raise
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        print(f"gradproof: {_sentence(error)}", file=sys.stderr)
-        raise typer.Exit(COULD_NOT_START) from None
-
-
-def _sentence(error: Exception) -> str:
-    sentence = " ".join(str(error).split())
-    if isinstance(error, (ValueError, OSError)):
-        return sentence
-    return f"{type(error).__name__}: {sentence} (--debug shows where)"
-
-
-def _check_outputs(json: str | None, html: Path | None) -> None:
-    """Refuses a place that cannot be written before any work is done."""
-    files = [Path(json)] if json is not None and json != "-" else []
-    files += [html] if html is not None else []
-    for file in files:
-        if file.is_dir():
-            raise ValueError(f"{file} is a directory; name a file in it")
-        existing = next(parent for parent in file.absolute().parents if parent.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)) or existing.is_relative_to("/proc"):
-            raise ValueError(f"{file} cannot be written: {existing} is no folder that may be written to")
-    if len({file.absolute() for file in files}) < len(files):
-        raise ValueError(f"--json and --html both name {html}; give each its own file")
-
-
-def _check_device(device: Device) -> None:
-    if device is Device.cuda:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch sees no CUDA device here; use --device cpu")
-
-
-def _write(record: dict[str, Any], text: str, json: str | None, html: Path | None = None, template: str = "") -> None:
-    if json == "-":
-        print(text)
-    elif json:
-        Path(json).parent.mkdir(parents=True, exist_ok=True)
-        Path(json).write_text(text + "\n")
-    if html:
-        from gradproof.report.page import render
-
-        html.parent.mkdir(parents=True, exist_ok=True)
-        html.write_text(render(template, record))
-        print(f"page: {html}", file=sys.stderr)
-
-
-def _console(json: str | None) -> Any:
-    from rich.console import Console
-
-    return Console(stderr=json == "-", highlight=False)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Any]:
-    """A bar on a terminal, a line at each tenth elsewhere."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task(what)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
-        return
-    shown = -1
-
-    def line(done: int, total: int) -> None:
-        nonlocal shown
-        tenth = 10 * done // max(total, 1)
-        if tenth > shown and total >= 10:
-            shown = tenth
-            print(f"{what}: {done} of {total}", file=sys.stderr, flush=True)
-
-    yield line
-
-
-def _show(report: Report, console: Any, by_tensor: bool) -> None:
-    from rich.markup import escape
-
-    console.print(_tensor_table(report) if by_tensor else _subject_table(report))
-    if report.mutants is not None:
-        console.print(_mutant_table(report))
-    for subject in report.subjects if by_tensor else []:
-        for note in subject.notes:
-            console.print(f"  {escape(note)}", style="dim")
-        console.print(f"  {subject.forwards} forwards, one backward", style="dim")
-    console.print(f"[{COLOURS[report.status]}]{report.status}[/]: {escape(report.summary)}", soft_wrap=True)
-
-
-def _tensor_table(report: Report) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("", "tensor", "status", "error", "bound", "resolution", box=None, pad_edge=False)
-    table.columns[1].overflow = "fold"
-    for column in table.columns[2:]:
-        column.no_wrap = True
-    for subject in report.subjects:
-        rows = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
-        order = ["refuted", "inconclusive", "proven", "unused"]
-        for kind, j in sorted(rows, key=lambda row: order.index(row[1].status)):
-            status = f"[{COLOURS[j.status]}]{j.status}[/]"
-            table.add_row(kind, escape(j.name), status, _figure(j.error), _figure(j.bound), _figure(j.resolution))
-    return table
-
-
-def _subject_table(report: Report) -> Any:
-    from rich.table import Table
-
-    table = Table("subject", "status", "tensors", "claims", "resolution", box=None, pad_edge=False)
-    for subject in report.subjects:
-        judged = [*subject.parameters, *subject.inputs]
-        finest = max((j.resolution for j in judged if j.resolution), default=None)
-        status = f"[{COLOURS[subject.status]}]{subject.status}[/]"
-        table.add_row(subject.name, status, str(len(judged)), str(len(subject.evidence)), _figure(finest))
-    return table
-
-
-def _mutant_table(report: Report) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("mutant", "status", "refuted by", "in", "tensor", box=None, pad_edge=False)
-    for m in report.mutants or []:
-        status = "[green]refuted[/]" if m.status == "refuted" else "[bold red]survived[/]"
-        table.add_row(escape(m.name), status, m.claim or "", m.subject, escape(m.parameter or ""))
-    return table
-
-
-def _figure(number: float | None) -> str:
-    return "" if number is None or number != number else f"{number:.1e}"

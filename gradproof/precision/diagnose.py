@@ -50,8 +50,9 @@ class Diagnosis:
 
     @property
     def worst(self) -> FormatVerdict | None:
-        """The format with the worst verdict, the first of them."""
-        return next((p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])), None)
+        """The format with the worst verdict; among several, the one that is furthest off."""
+        alike = [p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])]
+        return max(alike, key=lambda p: p.rel_error if math.isfinite(p.rel_error) else math.inf, default=None)
 
     @property
     def verdict(self) -> Category:

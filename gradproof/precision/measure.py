@@ -150,8 +150,9 @@ class Laboratory:
             at = real.scale
             real_replayed, _ = self._replayed(real, lambda: self.take(format, policy, at, routing=True, real=True))
         boundless = None
-        if _rest(format).exponent < 8 and _suspect(replayed, taken):
-            boundless = self.take(format_named((8, _rest(format).mantissa)), "cast", scale, routing=not diverged)
+        bounded = self._boundless(format, policy) is format
+        if rest_of(format).exponent < 8 and (bounded or _suspect(replayed, taken)):
+            boundless = self.take(format_named((8, rest_of(format).mantissa)), "cast", scale, routing=not diverged)
         measured = Measured(
             format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless
         )
@@ -175,7 +176,7 @@ class Laboratory:
     def policy(self, format: Format) -> Policy:
         """ "cast" where the module runs in the format's dtype; "autocast" where types then clash, as in modules that
         make fp32 tensors of their own."""
-        dtype = _rest(format).dtype
+        dtype = rest_of(format).dtype
         if dtype not in (torch.bfloat16, torch.float16) or self.specimen.native:
             return "cast"
         try:
@@ -211,7 +212,7 @@ class Laboratory:
         real: bool = False,
     ) -> Taken:
         """One run: to nearest, stochastically rounded where there is a seed, or `real`."""
-        rest, specimen = _rest(format), self.specimen
+        rest, specimen = rest_of(format), self.specimen
         native = rest.dtype in (torch.bfloat16, torch.float16) and (specimen.native or real) and policy == "cast"
         prepared = specimen.narrow(rest.dtype if native and rest.dtype else torch.float32)
         watching: dict[str, Any] = dict(like=self.watch, routing=routing, places=specimen.places, trace=True)
@@ -235,8 +236,8 @@ class Laboratory:
     def _scaled(self, format: Format, policy: Policy) -> tuple[float, Taken]:
         """The loss scale and the run to nearest with it: for fp16 the run's own, or the largest power of two up to 2¹⁶
         without overflow; 1 where even that overflows."""
-        if _rest(format).exponent >= 8 or self.specimen.scale is not None:
-            scale = self.specimen.scale if _rest(format).exponent < 8 and self.specimen.scale else 1.0
+        if rest_of(format).exponent >= 8 or self.specimen.scale is not None:
+            scale = self.specimen.scale if rest_of(format).exponent < 8 and self.specimen.scale else 1.0
             return scale, self.take(format, policy, scale)
         taken = self.take(format, policy, 2.0**LARGEST_SCALE)
         if taken.finite:
@@ -262,7 +263,7 @@ class Laboratory:
 
     def _real(self, format: Format, policy: Policy, scale: float) -> tuple[Taken | None, str]:
         """The run in the device's own arithmetic, or why there is none."""
-        rest = _rest(format)
+        rest = rest_of(format)
         device = self.device
         if format.operands and not (format.name == "tf32" and device.type == "cuda"):
             return None, f"{format.name} products are not run on this {device.type}"
@@ -332,15 +333,15 @@ def _suspect(run: Taken, replicas: list[Taken]) -> bool:
     )
 
 
-def _rest(format: Format) -> Format:
-    """The format of everything but the operands of products."""
+def rest_of(format: Format) -> Format:
+    """The format of everything but the operands of products, if only these are in it."""
     return format_named(format.rest) if format.operands else format
 
 
 def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watching: dict[str, Any]) -> Rounding:
     """The rounding mode: fp32 tensors carry the format, so that code which asks for the dtype runs as it does in fp32;
     or, `native`, tensors of the format's own dtype do."""
-    operands, rest = format if format.operands else None, _rest(format)
+    operands, rest = format if format.operands else None, rest_of(format)
     if rest.dtype is torch.float32:  # these are what the specimen is in already
         carried = NARROW if operands else {**NARROW, torch.float32: rest}
         return Rounding(carried, operands=operands, seed=seed, **watching)

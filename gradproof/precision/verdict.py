@@ -22,7 +22,7 @@ from typing import Any, Literal
 import torch
 
 from gradproof.precision.formats import Format
-from gradproof.precision.measure import Compared, Measured, Taken, flipped
+from gradproof.precision.measure import Compared, Measured, Taken, flipped, rest_of
 from gradproof.precision.specimen import plain
 from gradproof.precision.watching import Place, Watching
 
@@ -33,7 +33,7 @@ WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", 
 BANDS = ((1, -1.6, 0.75), (8, -0.9, 0.47), (64, -0.75, 0.4), (math.inf, -0.6, 0.35))
 FALSE_ALARMS = 1e-6  # family-wise and nominal: the tails of ln(error/noise) are only about normal
 FLOOR = 8.0  # units: a relative error below this many is never called anything but noise
-LOST = 0.5  # of a gradient that vanished, and is underflow whatever the noise
+LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: underflow whatever the noise
 
 
 @dataclass
@@ -171,15 +171,15 @@ def _category(
     device: str,
 ) -> tuple[Category, str]:
     """The verdict on one tensor and the sentence for it."""
-    format, narrow = measured.format, measured.format.exponent < 8
+    format, narrow = measured.format, rest_of(measured.format).exponent < 8
     near, run = measured.nearest.tensors[name], (measured.real or measured.nearest).tensors[name]
     overflows = next((place for place in lost if place["overflow"]), None)
     if not near.finite or (not run.finite and narrow):
         return "overflow", f"not finite: {_overflowed(format, overflows)}"
     if not run.finite:
         return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
+    boundless = measured.boundless.tensors[name] if measured.boundless else None
     if simulated.outside:
-        boundless = measured.boundless.tensors[name] if measured.boundless else None
         if boundless and not standing(boundless, noise_of(name, measured), format, critical_z(measured)).outside:
             if overflows:
                 return "overflow", f"off by {near.relative:.1%}: {_overflowed(format, overflows)}"
@@ -188,7 +188,7 @@ def _category(
             f"rounded to nearest, the gradient is off by {near.relative:.1%}, {simulated.excess:.0f} times what "
             "unbiased rounding of the same unit does: it drifts, as a sum that stagnates does"
         )
-    if near.size and near.lost > LOST * near.size and narrow:
+    if boundless and near.lost > LOST * near.size > boundless.lost:
         return "underflow", _underflowed(near, measured)
     if real.outside:
         return "bug", (
@@ -215,8 +215,9 @@ def _routed(name: str, measured: Measured, routing: Routing, overflows: dict[str
 def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Routing:
     """Flipped rows, and whether their margins in the reference are within what noise does to the scores, or they
     follow an earlier flip."""
-    rows = sum(d.rows for d in reference.decisions) + len(reference.branches)
     found = flipped(reference, run)
+    # Python reads many truth values, of which most are no decisions: only a branch that flipped counts as one.
+    rows = sum(d.rows for d in reference.decisions) + sum(number < 0 for number, _ in found)
     listed = [flip for number, rows_F in found for flip in _flips(reference, measured, number, rows_F.tolist())]
     size = math.hypot(*(c.size for c in measured.nearest.tensors.values()))
     flips, arithmetic = (math.hypot(*(getattr(p, a) for p in measured.parts.values())) for a in ("flips", "arithmetic"))
@@ -350,14 +351,14 @@ def where_of(place: Mapping[str, Any]) -> str:
 
 def _overflowed(format: Format, place: dict[str, Any] | None) -> str:
     where = f" at {where_of(place)}" if place else ""
-    return f"values beyond {format.largest:g}{where} overflow in {format.name}"
+    return f"values beyond {rest_of(format).largest:g}{where} overflow in {format.name}"
 
 
 def _underflowed(c: Compared, measured: Measured) -> str:
     share = f"{c.lost / c.size:.0%} of the gradient is lost" if c.size else "the gradient is lost"
     if c.lost < 0.005 * c.size:
         share = f"the gradient is off by {c.relative:.1%}"
-    smallest, scale = measured.format.smallest, math.log2(measured.scale)
+    smallest, scale = rest_of(measured.format).smallest, math.log2(measured.scale)
     return f"{share} below {smallest:.1e}, even at a loss scale of 2^{scale:.0f}"
 
 

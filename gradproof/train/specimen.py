@@ -1,0 +1,165 @@
+"""A model of ours on a batch, for `diagnose`: the loss and the gradients as its training step takes them.
+
+In bf16 and fp16 the products read a narrow copy of the weights, and what the model keeps wide stays fp32, as in
+`TrainStep`; the loss scale is the run's own where it trained in fp16.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Gradients, Outputs, Subject
+from gradproof.data.batches import Batches
+from gradproof.data.encoders import Encoder
+from gradproof.data.source import open_source
+from gradproof.data.split import TRAIN
+from gradproof.models.model import Model
+from gradproof.precision.specimen import Prepared
+from gradproof.precision.watching import Places
+from gradproof.proof.differences import judge
+from gradproof.proof.module import INPUT
+from gradproof.proof.verdict import SubjectVerdict
+from gradproof.train import checkpoint
+from gradproof.train.load import load_model
+from gradproof.train.loop import build_step
+from gradproof.train.loss import Loss, Target
+from gradproof.train.narrow import NarrowWeights
+from gradproof.train.run import Run
+
+X = INPUT + "x"
+
+
+class ModelSpecimen:
+    """A model of ours with its loss and a batch. `scale` is the loss scale, where training has one."""
+
+    native = True
+
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss,
+        x_TI: Tensor,
+        target: Target,
+        *,
+        name: str,
+        seed: int = 0,
+        scale: float | None = None,
+        notes: Sequence[str] = (),
+    ):
+        self.model, self.loss, self.x_TI, self.target = model, loss, x_TI, target
+        self.name, self.seed, self.scale, self.notes = name, seed, scale, list(notes)
+        self.inputs = frozenset({X})
+        self.cotangents: Outputs = (torch.ones((), dtype=torch.float64, device=x_TI.device),)
+        self.places: Places | None = Frames()
+
+    def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
+        """Step 1: the explicit backward of this very state against differences of the forward."""
+        prepared = self.reference()
+        subject = Subject(self.name, prepared.values, prepared.run, self.inputs)
+        _, grads = prepared.run(prepared.values, self.cotangents)
+        found = judge(subject, self.cotangents, grads, seed=self.seed, quick=quick, progress=progress)
+        parameters = [j for j in found.judgements if j.name != X]
+        inputs = [j for j in found.judgements if j.name == X]
+        for j in inputs:
+            j.name = "x"
+        return SubjectVerdict(
+            self.name, found.status, parameters, inputs, found.forwards, found.directions, self.seed, found.notes
+        )
+
+    def reference(self) -> Prepared:
+        return self._prepared(torch.float64, torch.float64)
+
+    def narrow(self, dtype: torch.dtype) -> Prepared:
+        return self._prepared(torch.float32, dtype)
+
+    def close(self) -> None:
+        """Nothing of the run was changed."""
+
+    def _prepared(self, masters: torch.dtype, dtype: torch.dtype) -> Prepared:
+        own = self.model
+        model = type(own)(own.config, dtype=masters, device=own.params.flat_P.device)
+        for name, buffer in own.buffers.items():
+            model.buffers[name] = buffer.to(masters)
+        values = {name: view.to(masters, copy=True) for name, view in own.params.items()}
+        return Prepared({**values, X: self.x_TI.to(masters)}, lambda v, c: self._run(model, dtype, v, c))
+
+    @torch.no_grad()
+    def _run(
+        self, model: Model, dtype: torch.dtype, values: Mapping[str, Tensor], cotangents: Outputs | None
+    ) -> tuple[Outputs, Gradients]:
+        for name, view in model.params.items():
+            view.copy_(values[name])
+        weights = NarrowWeights(model, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
+        x_TI, target = values[X], _like(self.target, values[X].dtype)
+        output, saved = model.apply(weights, x_TI)
+        loss, kept = self.loss.forward(output.logits_TO, target, self.loss.total([target]))
+        if cotangents is None:
+            return (loss + output.aux,), {}
+        scale = cotangents[0].to(x_TI.dtype)
+        d_logits_TO = self.loss.backward(scale, kept, output.logits_TO, target)
+        model.params.grad_P.zero_()
+        dx_TI = model.pull_back(weights, model.params.grads, (d_logits_TO, scale), x_TI, saved)
+        return (loss + output.aux,), {**{name: g.clone() for name, g in model.params.grads.items()}, X: dx_TI}
+
+
+class Frames(Places):
+    """Where an op of ours ran: the layer by its prefix, the op and the phase by the function that called it."""
+
+    def __init__(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *failure):
+        pass
+
+    def current(self) -> tuple[str, str]:
+        op, phase, prefix = "", "", ""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            folder, file = frame.f_code.co_filename.replace("\\", "/").rsplit("/", 2)[-2:]
+            if folder == "ops" and not op:
+                op, phase = file.removesuffix(".py"), frame.f_code.co_name
+            elif folder == "models":
+                prefix = prefix or frame.f_locals.get("prefix", "")
+                phase = "backward" if frame.f_code.co_name in ("backward", "pull_back") else phase or "forward"
+            frame = frame.f_back
+        return prefix + op, "backward" if phase == "backward" else "forward"
+
+
+def _like(target: Any, dtype: torch.dtype) -> Any:
+    """The target with its floating tensors in `dtype`."""
+    if isinstance(target, tuple):
+        return tuple(_like(each, dtype) for each in target)
+    return target.to(dtype) if target.is_floating_point() and target.dtype != dtype else target
+
+
+def run_specimen(path: Path, device: str, seed: int) -> ModelSpecimen:
+    """The best checkpoint of a run, on the batch that would come next."""
+    run, (model, schema, step) = Run(path), load_model(path, device)
+    source = open_source(run.config, path)
+    rows = source.rows.take(Batches(source.index(TRAIN), run.config.batch, run.config.seed)[step])
+    encoder = Encoder(schema, device, torch.float32)
+    return ModelSpecimen(
+        model,
+        build_step(run.config, model, source).loss,
+        encoder.inputs(rows),
+        encoder.target(rows),
+        name=str(path),
+        seed=seed,
+        scale=_scale(run, step) if run.config.precision == "fp16" else None,
+        notes=[f"checkpoint {step}, a batch of {rows.count} of its training rows"],
+    )
+
+
+def _scale(run: Run, step: int) -> float | None:
+    """The loss scale of the checkpoint."""
+    found = checkpoint.best(run.checkpoints, lambda sentence: None)
+    return float(found.tensors(checkpoint.STEP)["scale"]) if found is not None and found.step == step else None
