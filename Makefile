@@ -10,6 +10,7 @@ demo: .venv/.ablate
 	rm -rf runs/demo
 	$(BIN)/gradproof train --out runs/demo
 	$(BIN)/gradproof verify --html runs/demo/verify.html --json runs/demo/verify.json
+	$(BIN)/gradproof diagnose runs/demo --html runs/demo/diagnose.html --json runs/demo/diagnose.json
 
 test: .venv/.test
 	$(BIN)/pytest

@@ -21,6 +21,7 @@ from gradproof.terminal import (
     in_bytes,
     progress_of,
     sentence,
+    show_diagnose_bench,
     show_diagnosis,
     show_report,
     sizes_table,
@@ -454,6 +455,47 @@ def _verify_own(
             found.append(verdict)
             progress(len(found), len(planted))
     return Report(subjects, found, device.value)
+
+
+@app.command()
+def bench(
+    suite: Annotated[str, typer.Option(help="What to measure: diagnose.")] = "diagnose",
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    size: Annotated[
+        str, typer.Option(help="nano, or 100m: a transformer of 104.7 million parameters, minutes.")
+    ] = "nano",
+    rows: Annotated[int, typer.Option(help="Rows of the batch.", min=1)] = 256,
+    json: Json = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """Measure what Gradproof costs. diagnose: the rounding mode's overhead on each op, and whole diagnoses.
+
+    Examples:
+
+        gradproof bench --suite diagnose
+
+        gradproof bench --suite diagnose --size 100m
+    """
+    with errors(debug):
+        from json import dumps
+
+        check_outputs(json, None)
+        check_device(device)
+        if suite != "diagnose":
+            raise ValueError(f"there is no suite {suite!r}; the suites are diagnose")
+        if size not in ("nano", "100m"):
+            raise ValueError(f"there is no size {size!r} to diagnose; the sizes are nano, 100m")
+        from gradproof.bench.diagnose import large, nano, overheads
+        from gradproof.proof.verdict import environment
+
+        record: dict[str, Any] = {"suite": suite, "device": device.value, "environment": environment(device.value)}
+        if size == "nano":
+            record |= {"rows": rows, "overheads": overheads(device.value, rows), "nano": nano(device.value, rows)}
+        else:
+            record["large"] = large(device.value)
+        show_diagnose_bench(record, console_for(json))
+        write(record, dumps(record, indent=1), json)
 
 
 @app.command()

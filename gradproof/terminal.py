@@ -156,6 +156,36 @@ def show_diagnosis(diagnosis: Diagnosis, console: Any, most: int = 8) -> None:
     console.print(f"{_coloured(diagnosis.verdict)}: {escape(diagnosis.summary)}", soft_wrap=True)
 
 
+def show_diagnose_bench(record: dict[str, Any], console: Any) -> None:
+    """The overheads, or the large module beside a plain step."""
+    from rich.table import Table
+
+    if "large" in record:
+        step, whole = record["large"]["step"], record["large"]["diagnose"]
+        console.print(
+            f"{whole['parameters']:,} parameters, 512 tokens: {whole['verdict']} in {whole['seconds']:.0f} s with "
+            f"{whole['replicas']} replicas a format; {in_bytes(whole['bytes'])}, {record['large']['memory_ratio']:.2f} "
+            f"times a float64 step's {in_bytes(step['bytes'])} ({step['seconds']:.1f} s)",
+            soft_wrap=True,
+        )
+        return
+    ways = ("plain", "watched", "nearest", "stochastic")
+    table = Table("op", *ways, "overhead", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in record["overheads"]:
+        added = f"{each['nearest'] - each['plain']:.0f} µs"
+        table.add_row(each["op"], *(f"{each[way]:.0f}" for way in ways), added)
+    console.print(table)
+    console.print(f"microseconds a call on [{record['rows']}, 128], medians, interleaved", style="dim")
+    found = record["nano"]
+    console.print(
+        f"nano, {found['rows']} rows, {found['formats']} formats, {found['replicas']} replicas each: "
+        f"{found['verdict']} in {found['seconds']:.1f} s",
+        soft_wrap=True,
+    )
+
+
 def _judged_table(worst: FormatVerdict, most: int) -> Any:
     from rich.markup import escape
     from rich.table import Table

@@ -75,7 +75,8 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
         from gradproof.data.synthetic import synthetic
 
         made = synthetic(**options)
-        _write_schema(folder, made.schema, [])
+        if not (folder / "schema.json").exists():
+            _write_schema(folder, made.schema, [])
         return Source(made.schema, made.rows, part(made.rows.outcome_R), [], made.best_R)
     if not (folder / "schema.json").exists():
         _read(config, folder, part, progress)

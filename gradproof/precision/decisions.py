@@ -19,7 +19,8 @@ EVERYTHING = -1  # the axis of an arg-max over all entries
 
 @dataclass
 class Decision:
-    """One top-k, sort or arg-max. R rows of n scores; a sort becomes a decision when its first or last K are taken."""
+    """One top-k, sort or arg-max. R rows of n scores; a sort, or the top n of n, becomes a decision when its first or
+    last K are taken."""
 
     path: str
     op: str
@@ -67,7 +68,8 @@ class Decision:
 
 
 def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) -> Decision | None:
-    """What a choosing op decided; None for one that is about no floating scores, or that leaves nothing out."""
+    """What a choosing op decided; None for one that is about no floating scores, or chooses nothing. All that there is,
+    in order, is a sort."""
     x, packet = args[0], func.overloadpacket
     if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and 0 < x.numel() <= MOST_SCORES):
         return None
@@ -80,13 +82,15 @@ def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) 
     index = out if isinstance(out, Tensor) else out[1]
     if axis != EVERYTHING and not (ranks or given.get("keepdim")):
         index = index.unsqueeze(axis)
+    if not index.numel():
+        return None
     scores_Rn, order_Rn = _rows(x.detach(), axis).double(), _rows(index, axis)
-    if scores_Rn.shape[1] == 1 or (packet is aten.topk and order_Rn.shape == scores_Rn.shape):
+    if scores_Rn.shape[1] == 1:
         return None
     largest = {aten.argmin: False, aten.min: False, aten.sort: given.get("descending", False)}
     if not largest.get(packet, given.get("largest", True)):
         scores_Rn = -scores_Rn
-    chosen_RK = None if packet is aten.sort else order_Rn
+    chosen_RK = None if order_Rn.shape == scores_Rn.shape else order_Rn
     return Decision(path, packet.__name__, scores_Rn, order_Rn, index.shape, axis, chosen_RK)
 
 

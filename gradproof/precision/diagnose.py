@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from gradproof.precision.factor import factor
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.measure import SWEEP, Laboratory, Taken, compare
-from gradproof.precision.mode import Policy
+from gradproof.precision.measure import Laboratory, Taken, compare, rest_of
+from gradproof.precision.mode import Policy, autocasts
 from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
 from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together
 from gradproof.proof.module import CannotRun, torch_device
@@ -29,7 +29,6 @@ from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
 PRECISIONS = ("bf16", "fp16", "fp8_e4m3")
 VERIFY_SECONDS = 60.0  # a step 1 that would take longer is the joint screen alone
 AGREES = 1e-6  # with a trusted reference, in float64
-PLATEAU = 0.1  # a relative error that even fp32 does not go below
 
 
 @dataclass
@@ -43,6 +42,7 @@ class Diagnosis:
     notes: list[str]
     seed: int
     device: str
+    wrong: list[Judged]  # in float64 already
     unclear: str = ""  # why rounding could not be judged
 
     def __bool__(self) -> bool:
@@ -50,13 +50,14 @@ class Diagnosis:
 
     @property
     def worst(self) -> FormatVerdict | None:
-        """The format with the worst verdict; among several, the one that is furthest off."""
+        """The format with the worst verdict; among several, one that ran for real, and is furthest off."""
         alike = [p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])]
-        return max(alike, key=lambda p: p.rel_error if math.isfinite(p.rel_error) else math.inf, default=None)
+        far = {p.format: p.rel_error if math.isfinite(p.rel_error) else math.inf for p in alike}
+        return max(alike, key=lambda p: (not p.simulated_only, far[p.format]), default=None)
 
     @property
     def verdict(self) -> Category:
-        found = overall([p.verdict for p in self.precisions])
+        found = "bug" if self.wrong else overall([p.verdict for p in self.precisions])
         unsure = self.unclear or self.verification.status == "inconclusive"
         return "inconclusive" if unsure and found in ("noise", "clean", "inconclusive") else found
 
@@ -64,12 +65,13 @@ class Diagnosis:
     def summary(self) -> str:
         """The verdict in one or two sentences."""
         worst = self.worst
+        if self.wrong:
+            more = f" ({len(self.wrong) - 1} more like it)" if len(self.wrong) > 1 else ""
+            return f"{self.name} has a bug, in every precision: {self.wrong[0].name}: {self.wrong[0].note}{more}."
         if self.verdict == "inconclusive":
             reason = self.unclear or f"whether the gradient is right in float64 is not clear: {why(self.verification)}"
             return f"{self.name} is inconclusive: {reason}."
         assert worst is not None
-        if self.verdict == "bug" and self.verification.status == "refuted":
-            return f"{self.name} has a bug, in every precision: {worst.summary}."
         if self.verdict in ("noise", "clean"):
             formats = ", ".join(p.format for p in self.precisions)
             return f"{self.name} is fine in {formats}: in {worst.format} {worst.summary}."
@@ -84,8 +86,8 @@ class Diagnosis:
             "verdict": self.verdict,
             "summary": self.summary,
             "name": self.name,
-            "parameters": [asdict(j) for j in worst.parameters] if worst else [],
-            "inputs": [asdict(j) for j in worst.inputs] if worst else [],
+            "parameters": [asdict(j) for j in (worst.parameters if worst else self.wrong)],
+            "inputs": [asdict(j) for j in (worst.inputs if worst else [])],
             "routing": asdict(worst.routing) if worst else None,
             "first_divergence": worst.first_divergence if worst else None,
             "sweep": self.sweep,
@@ -167,26 +169,28 @@ def examine(
     trusted: Mapping[str, Tensor] | None = None,
 ) -> Diagnosis:
     """All five questions."""
+    if policy == "autocast":
+        for format in formats:
+            autocasts(rest_of(format))  # or a sentence
     progress("float64 reference")
     lab = Laboratory(specimen, seed, progress)
     progress("is the math right?")
     tensors = len(lab.grads) + len(lab.unused)
     quick = lab.seconds / 3 * (40 + 6 * tensors) > VERIFY_SECONDS
     verification = specimen.verify(quick, lambda done, total: progress(f"is the math right? {done} of {total} tensors"))
-    notes = [*specimen.notes, *(n for n in verification.notes if n != "judged in float64")]
+    notes = [*specimen.notes, *(n for n in verification.notes if not n.startswith("judged in float64"))]
     if quick:
         notes.append("step 1 was the joint screen alone: each tensor by name would take minutes")
     wrong = _wrong(lab, verification, trusted, seed)
     unclear = _unclear(lab)
     precisions, measured = [], {}
-    for format in () if unclear and not lab.finite else formats:
+    for format in () if unclear else formats:
         progress(f"{format.name}: to nearest")
         measured[format.name] = found = lab.measure(format, policy or lab.policy(format), replicas)
         precisions.append(judge_format(lab.watch, found, wrong, specimen.inputs, lab.device.type))
         if found.diverged:
             notes.append(f"{format.name}: {found.diverged}")
     sweep = lab.sweep(measured) if precisions else []
-    precisions = [_with_plateau(p, sweep) for p in precisions]
     return Diagnosis(
         specimen.name,
         verification,
@@ -195,6 +199,7 @@ def examine(
         notes,
         seed,
         str(lab.device),
+        [replace(j, name=plain(j.name)) for j in wrong.values()],
         unclear,
     )
 
@@ -233,7 +238,7 @@ def _wrong(
             found = factor(prepared, lab.specimen.cotangents, name, g, seed)
             error = judged[name].error
             note = _in_words(found.ratio, error, found.scale)
-            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, 0.0, math.inf, note)
+            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, note)
     for name, right in (trusted or {}).items():
         if name in lab.grads and name not in wrong and compare(lab.grads[name], right).relative > AGREES:
             wrong[name] = _beside(name, lab.grads[name], right)
@@ -244,7 +249,7 @@ def _beside(name: str, g: Tensor, right: Tensor) -> Judged:
     """A float64 gradient beside the trusted one."""
     c = compare(g, right)
     note = _in_words(c.norm_ratio * math.copysign(1, c.dot), c.relative, c.cosine**2 > 1 - 1e-9)
-    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, 0.0, math.inf, note)
+    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, math.nan, 99.0, note)
 
 
 def _in_words(ratio: float, error: float, scale: bool) -> str:
@@ -253,26 +258,6 @@ def _in_words(ratio: float, error: float, scale: bool) -> str:
     if scale and math.isfinite(ratio):
         return f"gradient is {ratio:.4g}x the reference at every precision: a scale bug, not rounding"
     return f"gradient is off by {error:.2g} of its size at every precision, float64 included: a bug, not rounding"
-
-
-def _with_plateau(judged: FormatVerdict, sweep: Sequence[tuple[Format, Taken]]) -> FormatVerdict:
-    """Noise that does not shrink with the unit is none: where even fp32 is far off, something inside is narrower."""
-    finest = {plain(n): c.relative for format, run in sweep if format.name == SWEEP[-1] for n, c in run.tensors.items()}
-
-    def again(j: Judged) -> Judged:
-        error = finest.get(j.name, 0.0)
-        if j.verdict not in ("noise", "clean") or not PLATEAU < error < 1e3:
-            return j
-        note = f"still off by {error:.1%} in fp32: it does not shrink with the unit, so something inside is narrower"
-        return replace(j, verdict="bug", note=note)
-
-    parameters, inputs = [again(j) for j in judged.parameters], [again(j) for j in judged.inputs]
-    changed = next((j for j in (*parameters, *inputs) if j.verdict == "bug"), None)
-    if changed is None or judged.verdict == "bug":
-        return judged
-    return replace(
-        judged, parameters=parameters, inputs=inputs, verdict="bug", summary=f"{changed.name}: {changed.note}"
-    )
 
 
 def _sweep(sweep: Sequence[tuple[Format, Taken]]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from gradproof.proof.module import one_line
 
 LARGEST_SCALE = 16  # log2
 REPLICAS = ((0.1, 16), (1.0, 8), (8.0, 4), (math.inf, 3))  # by the seconds that one run takes
+UNROUNDED = format_named((8, 20))
 SWEEP = ("e8m4", "bf16", "e8m10", "e8m15", "fp32")
 
 
@@ -37,6 +38,7 @@ class Compared:
     low: float  # ‖l‖
     dot: float  # ⟨l, g⟩
     lost: float  # ‖g where l is 0‖
+    scatter: float  # the error, or ‖l − unrounded‖ where that is less: what rounding alone did
     bias: float  # Σ(l − g)/‖l − g‖: about N(0, 1) for errors of random sign, ±√n where all have the same
     finite: bool
     numel: int
@@ -70,6 +72,7 @@ class Taken:
     watch: Watching
     output_finite: bool
     scale: float
+    seconds: float
     grads: dict[str, Tensor]  # times the scale
 
     @property
@@ -102,6 +105,7 @@ class Measured:
     unreal: str  # why there is no real run
     diverged: str  # why decisions could not be replayed
     boundless: Taken | None  # to nearest with fp32's range, where the format's own may be what is wrong
+    unrounded: Taken | None  # what the module computes when it is told this dtype, all but unrounded
     parts: dict[str, Parts] = field(default_factory=dict)
 
 
@@ -138,26 +142,28 @@ class Laboratory:
 
     def measure(self, format: Format, policy: Policy, replicas: int | None = None) -> Measured:
         """Every run of one format."""
-        started = time.perf_counter()
         scale, nearest = self._scaled(format, policy)
-        count = replicas or next(n for most, n in REPLICAS if time.perf_counter() - started <= most)
+        count = replicas or next(n for most, n in REPLICAS if nearest.seconds <= most)
         replayed, diverged = self._replayed(nearest, lambda: self.take(format, policy, scale, routing=True))
+        unrounded = None
+        if policy == "cast" and rest_of(format).dtype in NARROW and not self.specimen.native:
+            unrounded = self.take(UNROUNDED, policy, 1.0, routing=not diverged, seen=rest_of(format).dtype)
         self.progress(f"{format.name}: {count} replicas")
-        taken = [self._replica(self._boundless(format, policy), policy, scale, not diverged, i) for i in range(count)]
+        taken = [self._replica(format, policy, scale, not diverged, i, unrounded) for i in range(count)]
         real, unreal = self._real(format, policy, scale)
         real_replayed = real
         if real is not None and not diverged:
             at = real.scale
             real_replayed, _ = self._replayed(real, lambda: self.take(format, policy, at, routing=True, real=True))
-        boundless = None
-        bounded = self._boundless(format, policy) is format
-        if rest_of(format).exponent < 8 and (bounded or _suspect(replayed, taken)):
-            boundless = self.take(format_named((8, rest_of(format).mantissa)), "cast", scale, routing=not diverged)
+        boundless, rest = None, rest_of(format)
+        if rest.exponent < 8 and (self._boundless(format, policy) is format or _suspect(replayed, taken)):
+            wide = format_named((8, rest.mantissa))
+            boundless = self.take(wide, "cast", scale, routing=not diverged, seen=rest.dtype)
         measured = Measured(
-            format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless
+            format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless, unrounded
         )
         measured.parts = self._parts(real or nearest, (real_replayed if real else replayed) or nearest)
-        for run in (nearest, replayed, real, real_replayed, boundless):
+        for run in (nearest, replayed, real, real_replayed, boundless, unrounded):
             if run is not None:
                 run.grads = {}
         return measured
@@ -168,8 +174,18 @@ class Laboratory:
             return format
         return format_named((8, format.mantissa))
 
-    def _replica(self, format: Format, policy: Policy, scale: float, routing: bool, number: int) -> Taken:
-        taken = self.take(format, policy, scale, routing=routing, seed=1 + number + 1000 * self.seed)
+    def _replica(
+        self, format: Format, policy: Policy, scale: float, routing: bool, number: int, unrounded: Taken | None
+    ) -> Taken:
+        taken = self.take(
+            self._boundless(format, policy),
+            policy,
+            scale,
+            routing=routing,
+            seed=1 + number + 1000 * self.seed,
+            seen=rest_of(format).dtype,
+            beside=unrounded,
+        )
         taken.grads = {}
         return taken
 
@@ -196,7 +212,10 @@ class Laboratory:
             format = format_named(name)
             known = measured.get(name)
             try:
-                points.append((format, known.replayed if known else self.take(format, "cast", 1.0, routing=True)))
+                real = format.dtype is torch.float32  # every device computes in fp32 itself
+                taken = known.replayed if known else self.take(format, "cast", 1.0, routing=True, real=real)
+                taken.grads = {}
+                points.append((format, taken))
             except Diverged:
                 continue
         return points
@@ -210,8 +229,11 @@ class Laboratory:
         routing: bool = False,
         seed: int | None = None,
         real: bool = False,
+        seen: torch.dtype | None = None,
+        beside: Taken | None = None,
     ) -> Taken:
-        """One run: to nearest, stochastically rounded where there is a seed, or `real`."""
+        """One run: to nearest, stochastically rounded where there is a seed, or `real`. The module is told that it runs
+        in `seen`, or the format's own dtype; its scatter is measured `beside` another run too."""
         rest, specimen = rest_of(format), self.specimen
         native = rest.dtype in (torch.bfloat16, torch.float16) and (specimen.native or real) and policy == "cast"
         prepared = specimen.narrow(rest.dtype if native and rest.dtype else torch.float32)
@@ -219,19 +241,22 @@ class Laboratory:
         if real:
             mode = Watching(within=autocasts(rest) if policy == "autocast" else (), **watching)
         else:
-            mode = _mode(format, policy, seed, native, watching)
+            mode = _mode(format, policy, seed, native, {"seen": seen, **watching})
         enters = isinstance(mode, Rounding) and policy == "cast" and not specimen.native
         values = {
             name: (mode.round(value, rest) if enters else value).to(at.dtype)  # pyright: ignore
             for (name, at), value in zip(prepared.values.items(), self.values.values(), strict=True)
         }
+        started = time.perf_counter()
         with mode:
             outputs, grads = prepared.run(values, tuple(c * scale for c in specimen.cotangents))
+        seconds = time.perf_counter() - started
         # What the reference has a gradient for and this run has not, is a gradient of zero.
         found = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
         finite = all(bool(y.isfinite().all()) for y in outputs)
-        tensors = {name: compare(low, self.grads[name], scale) for name, low in found.items()}
-        return Taken(tensors, mode, finite, scale, found)
+        near = beside.grads if beside else {}
+        tensors = {name: compare(low, self.grads[name], scale, near.get(name)) for name, low in found.items()}
+        return Taken(tensors, mode, finite, scale, seconds, found)
 
     def _scaled(self, format: Format, policy: Policy) -> tuple[float, Taken]:
         """The loss scale and the run to nearest with it: for fp16 the run's own, or the largest power of two up to 2¹⁶
@@ -292,8 +317,8 @@ class Laboratory:
         return parts
 
 
-def compare(low: Tensor, g: Tensor, scale: float = 1.0) -> Compared:
-    """One gradient, `scale` times too large, beside the reference."""
+def compare(low: Tensor, g: Tensor, scale: float = 1.0, unrounded: Tensor | None = None) -> Compared:
+    """One gradient, `scale` times too large, beside the reference and the unrounded one."""
     low = low.double() / scale
     error = low - g
     size = float(error.norm())
@@ -303,6 +328,7 @@ def compare(low: Tensor, g: Tensor, scale: float = 1.0) -> Compared:
         low=float(low.norm()),
         dot=float((low * g).sum()),
         lost=float(g[low == 0].norm()),
+        scatter=size if unrounded is None else min(size, float((low - unrounded).norm())),
         bias=float(error.sum()) / size if size else 0.0,
         finite=bool(low.isfinite().all()),
         numel=g.numel(),
@@ -342,12 +368,13 @@ def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watchi
     """The rounding mode: fp32 tensors carry the format, so that code which asks for the dtype runs as it does in fp32;
     or, `native`, tensors of the format's own dtype do."""
     operands, rest = format if format.operands else None, rest_of(format)
+    seen = watching.pop("seen")
     if rest.dtype is torch.float32:  # these are what the specimen is in already
         carried = NARROW if operands else {**NARROW, torch.float32: rest}
         return Rounding(carried, operands=operands, seed=seed, **watching)
     if native:
         return Rounding(NARROW, operands=operands, seed=seed, **watching)
-    return rounding(format, policy, "nearest" if seed is None else "stochastic", seed or 0, **watching)
+    return rounding(format, policy, "nearest" if seed is None else "stochastic", seed or 0, seen=seen, **watching)
 
 
 def _all_finite(grads: Mapping[str, Tensor]) -> bool:

@@ -9,17 +9,21 @@ islands and autocast hold; a fp32 tensor can carry any format that is narrower.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+import sys
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradproof.precision.formats import Format, format_named, nearest, stochastic
-from gradproof.precision.watching import Watching
+from gradproof.precision.watching import BACKWARD, Watching, backward
 
 aten = torch.ops.aten
 Policy = Literal["cast", "autocast"]
@@ -33,7 +37,6 @@ KEPT_WIDE: dict[Any, tuple[int, ...]] = {
     aten.native_batch_norm: (1, 2),
     aten._native_batch_norm_legit: (1, 2),
     aten.cudnn_batch_norm: (1, 2),
-    aten.logsumexp: (0,),
     aten._scaled_dot_product_flash_attention_for_cpu: (1,),
     aten._scaled_dot_product_flash_attention: (1,),
     aten._scaled_dot_product_efficient_attention: (1,),
@@ -48,7 +51,6 @@ OPERANDS: dict[Any, tuple[int, ...]] = {
     aten.mv: (0, 1),
     aten.dot: (0, 1),
     aten.vdot: (0, 1),
-    aten.linear: (0, 1),
     aten.addmm: (1, 2),
     aten.addmv: (1, 2),
     aten.addbmm: (1, 2),
@@ -94,10 +96,18 @@ class Rounding(Watching):
     ):
         super().__init__(**watching)
         self.carried, self.operands, self.seed, self.entering = dict(carried), operands, seed, entering
+        self._fills = {dtype: _fills(dtype, format) for dtype, format in self.carried.items()}
         self._generators: dict[torch.device, torch.Generator] = {}
-        self._dtypes: dict[Any, list[torch.dtype | None]] = {}
+        self._dtypes: dict[Any, list[torch.dtype | None] | None] = {}
         self._counts: dict[tuple[str, str, str], list[Tensor]] = {}
-        self._inside: set[int] = set()
+        # By address, which the weak reference keeps from being given to another storage.
+        self._inside: dict[int, StorageWeakRef] = {}
+
+    def __enter__(self):
+        if any(isinstance(mode, Rounding) for mode in _get_current_dispatch_mode_stack()):
+            raise RuntimeError("a rounding mode is active already: they do not nest")
+        self._inside = {}
+        return super().__enter__()
 
     @property
     def ranges(self) -> dict[tuple[str, str, str], Range]:
@@ -114,84 +124,123 @@ class Rounding(Watching):
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
         return stochastic(x, format, self._generators[x.device])
 
+    def copy_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if not self.entering or all(self._is_inside(leaf) for leaf in _leaves(args, kwargs)):
+            return self._made_inside(func(*args, **kwargs))
+        return self.compute(func, args, kwargs)
+
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        packet = func.overloadpacket
-        leaves, structure = tree_flatten((args, kwargs))
-        carried = any(_dtype(leaf) in self.carried for leaf in leaves)
-        if not carried or any(isinstance(leaf, Tensor) and leaf.layout != torch.strided for leaf in leaves):
-            return self._narrow_operands(func, args, kwargs) if self.operands else func(*args, **kwargs)
-        if packet in OPERANDS:
-            leaves = self._back_from_islands(leaves)
-            args, kwargs = tree_unflatten(leaves, structure)
-        wide_args, wide_kwargs = tree_unflatten([self._widened(leaf) for leaf in leaves], structure)
+        packet, leaves = func.overloadpacket, _leaves(args, kwargs)
+        carriers = [dtype for leaf in leaves if (dtype := _dtype(leaf)) in self.carried]
+        if not carriers or any(isinstance(leaf, Tensor) and leaf.layout != torch.strided for leaf in leaves):
+            out = func(*self._on_tf32_grid(packet, args), **kwargs)
+            return out if _mutated(func) else self._made_of_others(out)
+        if packet in OPERANDS and {torch.float32, torch.float64} <= set(carriers):
+            args, carriers = self._back_from_islands(args), [torch.float32]
+
+        wide_args, wide_kwargs = _mapped(self._widening(carriers), args, kwargs)
         if self.operands:
             wide_args = self._on_grid(packet, wide_args)
-        written = list(_written(func, args, kwargs))
+        written = _written(func, args, kwargs)
         dtypes = None if written else self._result_dtypes(func, args, kwargs, leaves)
         out = func(*wide_args, **wide_kwargs)
-        if written:
-            for old, new in zip(written, _written(func, wide_args, wide_kwargs), strict=True):
-                self._write(packet, old, new)
-            return _own(out, wide_args, wide_kwargs, args, kwargs)
-        assert dtypes is not None
-        results, shape = tree_flatten(out)
-        kept = KEPT_WIDE.get(packet, ())
-        results = [
-            result if i in kept else self._rounded(packet, result, dtypes[i]) for i, result in enumerate(results)
-        ]
-        if self.entering:
-            self._inside |= {result.untyped_storage()._cdata for result in results if isinstance(result, Tensor)}
+
+        own = {}
+        for old, new in zip(written, _written(func, wide_args, wide_kwargs), strict=True):
+            self._write(packet, old, new)
+            own[id(new)] = old
         for position in WRITES_SILENTLY.get(packet, ()):
             if isinstance(args[position], Tensor):
                 self._write(packet, args[position], wide_args[position])
-        return tree_unflatten(results, shape)
 
-    def _back_from_islands(self, leaves: list[Any]) -> list[Any]:
-        """Operands of one type, as products want them. Code that asks for the dtype before it casts back cannot see
-        what fp32 carries, and so mixes an island with carriers."""
-        types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor)}
-        if types != {torch.float32, torch.float64}:
-            return leaves
-        carrier = self.carried[torch.float32]
-        return [
-            self.round(leaf.float(), carrier) if isinstance(leaf, Tensor) and leaf.dtype == torch.float64 else leaf
-            for leaf in leaves
-        ]
+        def outside(i: int, result: Any) -> Any:
+            if not isinstance(result, Tensor) or id(result) in own:
+                return own.get(id(result), result)
+            if i in KEPT_WIDE.get(packet, ()) and result.dtype is torch.float32:
+                return result
+            return self._rounded(packet, result, dtypes[i] if dtypes else carriers[0])
 
-    def _widened(self, leaf: Any) -> Any:
-        """The leaf in the type that its op computes in."""
-        dtype = _dtype(leaf)
-        if dtype not in self.carried:
-            return leaf
-        narrow = self.carried[dtype].mantissa < 23
-        target = torch.float32 if narrow and dtype != torch.float64 else torch.float64
-        if isinstance(leaf, torch.dtype):
-            return target
-        if self.entering and leaf.untyped_storage()._cdata not in self._inside:
-            return nearest(leaf.to(target), self.carried[dtype])
-        return leaf.to(target)
+        if isinstance(out, Tensor):
+            return self._made_inside(outside(0, out))
+        results, shape = tree_flatten(out)
+        return self._made_inside(tree_unflatten([outside(i, result) for i, result in enumerate(results)], shape))
 
-    def _result_dtypes(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[torch.dtype | None]:
-        """The types that torch gives the results: the op is run once as it is to find out."""
-        key = (func, *((_dtype(leaf), leaf.dim() == 0) if isinstance(leaf, Tensor) else _kind(leaf) for leaf in leaves))
+    def _is_inside(self, leaf: Any) -> bool:
+        """Whether it is on its format's grid already."""
+        return (
+            not isinstance(leaf, Tensor)
+            or leaf.dtype not in self.carried
+            or leaf.layout != torch.strided
+            or leaf.untyped_storage()._cdata in self._inside
+        )
+
+    def _made_inside(self, out: Any) -> Any:
+        if self.entering:
+            for result in (out,) if isinstance(out, Tensor) else tree_flatten(out)[0]:
+                if isinstance(result, Tensor) and result.dtype in self.carried and result.layout == torch.strided:
+                    storage = result.untyped_storage()
+                    if storage._cdata not in self._inside and storage.nbytes() == result.nbytes:
+                        self._inside[storage._cdata] = StorageWeakRef(storage)
+        return out
+
+    def _made_of_others(self, out: Any) -> Any:
+        """What an op made of integers, complex or sparse tensors, or of nothing, enters as if from outside."""
+        if not self.entering:
+            return out
+        if isinstance(out, Tensor):
+            return out if self._is_inside(out) else self._made_inside(self._entered(out))
+        return type(out)(map(self._made_of_others, out)) if isinstance(out, (list, tuple)) else out
+
+    def _back_from_islands(self, args: Any) -> Any:
+        """Operands of one type, as products want them, where an island is mixed with carriers."""
+        format = self.carried[torch.float32]
+        return [self.round(arg.float(), format) if _dtype(arg) is torch.float64 else arg for arg in args]
+
+    def _widening(self, carriers: list[Any]) -> Callable[[Any], Any]:
+        """Puts an argument into the type that its op computes in: one for all of them."""
+        narrow = all(dtype != torch.float64 and self.carried[dtype].mantissa < 23 for dtype in carriers)
+        wide, fills = torch.float32 if narrow else torch.float64, self._fills[carriers[0]]
+
+        def widened(leaf: Any) -> Any:
+            if isinstance(leaf, Tensor):
+                if leaf.dtype not in self.carried:
+                    return leaf
+                return (leaf if not self.entering or self._is_inside(leaf) else self._entered(leaf)).to(wide)
+            if isinstance(leaf, torch.dtype):
+                return wide if leaf in self.carried else leaf
+            return fills.get(leaf, leaf) if isinstance(leaf, float) else leaf
+
+        return widened
+
+    def _entered(self, x: Tensor) -> Tensor:
+        """A tensor from outside on its format's grid."""
+        if x.dtype in NARROW:
+            return x
+        rounded = nearest(x, self.carried[x.dtype])
+        for value, fill in self._fills[x.dtype].items():
+            rounded = torch.where(x == value, fill, rounded)
+        return rounded
+
+    def _result_dtypes(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[torch.dtype | None] | None:
+        """The types that torch gives the results: the op is run once as it is to find out. None where it cannot, with
+        no kernel for this type here, or none for statistics that were kept wide: what goes in comes out."""
+        key = (func, *[(leaf.dtype, leaf.dim() == 0) if isinstance(leaf, Tensor) else _kind(leaf) for leaf in leaves])
         if key not in self._dtypes:
+            silent = WRITES_SILENTLY.get(func.overloadpacket, ())
+            args = [arg.clone() if i in silent and arg is not None else arg for i, arg in enumerate(args)]
             try:
-                results = tree_flatten(func(*args, **kwargs))[0]
-                self._dtypes[key] = [_dtype(result) for result in results]
+                self._dtypes[key] = [_dtype(result) for result in tree_flatten(func(*args, **kwargs))[0]]
             except RuntimeError:
-                # No kernel for this type here, or none for statistics that were kept wide: what goes in comes out.
-                self._dtypes[key] = [next(d for leaf in leaves if (d := _dtype(leaf)) in self.carried)] * 8
+                self._dtypes[key] = None
         return self._dtypes[key]
 
-    def _rounded(self, packet: Any, result: Any, dtype: torch.dtype | None) -> Any:
+    def _rounded(self, packet: Any, result: Tensor, dtype: torch.dtype | None) -> Tensor:
         """A result in the type that it has outside, rounded to the format that this carries."""
-        if dtype not in self.carried or not isinstance(result, Tensor):
-            return result.to(dtype) if isinstance(result, Tensor) and result.dtype != dtype else result
+        if not result.is_floating_point():
+            return result
+        if dtype not in self.carried:
+            return result.to(dtype)
         format = self.carried[dtype]
-        # A mask's fill with the smallest number that there is means just that in every format.
-        top = torch.finfo(torch.float32).max
-        if format.largest < top:
-            result = torch.where(result.abs() == top, result.sign() * format.largest, result)
         rounded = self.round(result, format)
         if format.exponent < 8 and packet not in UNDEFINED_ROWS:
             self._count(packet, result, rounded)
@@ -201,16 +250,15 @@ class Rounding(Watching):
         """Puts a mutated argument's new value where the old one was."""
         if old.dtype in self.carried:
             new = self._rounded(packet, new, old.dtype)
-            if self.entering:
-                self._inside.add(old.untyped_storage()._cdata)
         if old is not new:
             if old.shape != new.shape:
                 old.resize_(new.shape)
             old.copy_(new)
+        self._made_inside(old)
 
     def _count(self, packet: Any, exact: Tensor, rounded: Tensor) -> None:
-        overflow = (rounded.isinf() & ~exact.isinf()).sum()
-        underflow = ((rounded == 0) & (exact != 0)).sum()
+        overflow = (rounded - exact).isinf().sum()  # ∞ − ∞ is NaN
+        underflow = exact.count_nonzero() - rounded.count_nonzero()
         place = (*self.where(), packet.__name__)
         before = self._counts.get(place)
         self._counts[place] = [overflow, underflow] if before is None else [before[0] + overflow, before[1] + underflow]
@@ -218,21 +266,35 @@ class Rounding(Watching):
     def _on_grid(self, packet: Any, args: Any) -> Any:
         """The operands of a product in their own format, each scaled so that its largest entry fits."""
         positions = OPERANDS.get(packet, ())
-        return tuple(self._quantised(arg) if i in positions else arg for i, arg in enumerate(args))
+        return [self._quantised(arg) if i in positions else arg for i, arg in enumerate(args)]
 
     def _quantised(self, x: Tensor) -> Tensor:
         assert self.operands is not None
         if self.operands.exponent >= 8 or not x.numel():
             return self.round(x, self.operands)
-        scale = self.operands.largest / x.abs().amax().clamp(min=torch.finfo(torch.float32).tiny)
-        scale = torch.where(scale.isfinite(), scale, 1.0)
+        largest = x.abs().amax()
+        scale = (self.operands.largest / largest).clamp(max=torch.finfo(torch.float32).max)
+        scale = torch.where(largest.isfinite(), scale, 1.0)
         return self.round(x * scale, self.operands) / scale
 
-    def _narrow_operands(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Products of fp32 tensors under tf32: nothing else is rounded."""
-        if not self.carried and func.overloadpacket in OPERANDS and _dtype(args[0]) is torch.float32:
-            args = self._on_grid(func.overloadpacket, args)
-        return func(*args, **kwargs)
+    def _on_tf32_grid(self, packet: Any, args: Any) -> Any:
+        """Products of fp32 tensors, which carry nothing narrower: under tf32 nothing else is rounded."""
+        if self.operands and self.operands.rest == "fp32" and packet in OPERANDS and args[0].dtype is torch.float32:
+            return self._on_grid(packet, args)
+        return args
+
+
+def _seen(format: Format) -> torch.dtype:
+    """The dtype that stands for the format: its own, or that of its range."""
+    if format.dtype in NARROW:
+        return format.dtype
+    return torch.bfloat16 if format.exponent >= 8 else torch.float16
+
+
+def _fills(dtype: torch.dtype, format: Format) -> dict[float, float]:
+    """A mask's fill with the smallest number that there is means just that in every format."""
+    tops = {torch.finfo(dtype).max, torch.finfo(_seen(format)).max if dtype is torch.float32 else 0.0}
+    return {sign * top: sign * format.largest for top in tops if top > format.largest for sign in (1, -1)}
 
 
 def _dtype(leaf: Any) -> torch.dtype | None:
@@ -244,43 +306,67 @@ def _kind(leaf: Any) -> Any:
     return leaf if isinstance(leaf, (torch.dtype, bool)) else type(leaf)
 
 
-def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """The arguments that the schema says are mutated, lists of tensors included."""
-    for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[i] if i < len(args) else kwargs.get(argument.name)
-            for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                if isinstance(tensor, Tensor):
-                    yield tensor
+def _leaves(args: Any, kwargs: dict[str, Any]) -> list[Any]:
+    """The arguments of an aten op, and the members of those that are lists."""
+    leaves = []
+    for arg in (*args, *kwargs.values()):
+        if isinstance(arg, (list, tuple)):
+            leaves += arg
+        else:
+            leaves.append(arg)
+    return leaves
 
 
-def _own(out: Any, wide_args: Any, wide_kwargs: Any, args: Any, kwargs: Any) -> Any:
-    """What a mutating op returned, with the caller's own tensors in place of the wide ones that stood for them."""
-    wide, own = tree_flatten((wide_args, wide_kwargs))[0], tree_flatten((args, kwargs))[0]
-    originals = {id(a): b for a, b in zip(wide, own, strict=True) if isinstance(a, Tensor)}
-    results, shape = tree_flatten(out)
-    return tree_unflatten([originals.get(id(result), result) for result in results], shape)
+def _mapped(f: Callable[[Any], Any], args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    def each(arg: Any) -> Any:
+        return [f(member) for member in arg] if isinstance(arg, (list, tuple)) else f(arg)
+
+    return [each(arg) for arg in args], {name: each(arg) for name, arg in kwargs.items()}
+
+
+@functools.cache
+def _mutated(func: Any) -> list[tuple[int, str]]:
+    """The arguments that the schema says are mutated, by position and name."""
+    arguments = enumerate(func._schema.arguments)
+    return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors that the op mutates, those in lists included."""
+    values = [args[i] if i < len(args) else kwargs.get(name) for i, name in _mutated(func)]
+    return [leaf for leaf in _leaves(values, {}) if isinstance(leaf, Tensor)]
 
 
 class Islands(TorchFunctionMode):
-    """Explicit fp32 casts, where fp32 tensors carry a narrower format: the island is computed in fp64 tensors, and a
-    cast of one of these to the dtype that the carriers have is the way back."""
+    """Lets code inside see the dtypes that its values stand for: `narrow` where an fp32 tensor carries that, and fp32
+    for an explicit fp32 island, which is computed in fp64 tensors. So casts, their way back, `torch.finfo(x.dtype)` and
+    branches on the dtype do what they do in a module of that dtype."""
 
-    CASTS = frozenset({"to", "type", "float", "softmax", "log_softmax", "sum", "mean", "cumsum", "prod", "norm"})
+    CASTS = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}  # noqa: RUF012
+
+    def __init__(self, narrow: torch.dtype):
+        super().__init__()
+        self.seen = {torch.float32: narrow, torch.float64: torch.float32}
+        self.made = {narrow: torch.float32}
+        self.meant = {**self.made, torch.float32: torch.float64}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = dict(kwargs or {})
-        name = getattr(func, "__name__", "")
-        if name in self.CASTS and args and isinstance(args[0], Tensor):
-            if name == "float":
-                if args[0].dtype == torch.float32:
-                    return args[0].double()
-                if args[0].dtype == torch.float64:
-                    return args[0]
-            elif args[0].dtype == torch.float32:
-                args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-                kwargs = {key: torch.float64 if value is torch.float32 else value for key, value in kwargs.items()}
-        return func(*args, **kwargs)
+        kwargs, args, name = kwargs or {}, list(args), getattr(func, "__name__", "")
+        if func is torch.promote_types or func is torch.can_cast:
+            return func(*args, **kwargs)
+        if func in BACKWARD:
+            return backward(self, func, args, kwargs)
+        if name in self.CASTS and isinstance(args[0], Tensor):
+            func, args = Tensor.to, [args[0], self.CASTS[name]]
+        # A tensor that is cast begins an island; one that is made of nothing is a constant, and carries the format.
+        meant = self.meant if args and isinstance(args[0], Tensor) else self.made
+        args = [meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args]
+        kwargs = {key: meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for key, arg in kwargs.items()}
+        out = func(*args, **kwargs)  # pyright: ignore
+        # A checkpoint compares the types of what was saved, which it gets at times from within an op.
+        if not isinstance(out, torch.dtype) or sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint":
+            return out
+        return self.seen.get(out, out)
 
 
 def rounding(
@@ -288,6 +374,8 @@ def rounding(
     policy: Policy = "cast",
     mode: Mode = "nearest",
     seed: int = 0,
+    *,
+    seen: torch.dtype | None = None,
     **watching: Any,
 ) -> Rounding:
     """A mode in which fp32 tensors behave as tensors of `format` do: `with rounding("bf16"): y = module(x)`.
@@ -295,6 +383,7 @@ def rounding(
     policy  "cast": everything is in the format, as after `module.to(dtype)`, except explicit fp32 islands.
             "autocast": products are, and what torch's autocast says; tensors are fp32.
     mode    "nearest" (even), or "stochastic": unbiased, drawn from a generator of its own, keyed by `seed`.
+    seen    the dtype that code inside is told, if not the format's own or that of its range
 
     The fp32 format needs fp64 tensors. fp8 formats and tf32 hold for the operands of products alone."""
     format = format_named(format)
@@ -312,7 +401,7 @@ def rounding(
     if rest.name == "fp32":
         return Rounding({} if format.operands else {torch.float64: fp32, torch.float32: fp32}, entering=True, **options)
     carried = {torch.float32: rest, torch.float64: fp32, **NARROW}
-    return Rounding(carried, within=(Islands(),), entering=True, **options)
+    return Rounding(carried, within=(Islands(seen or _seen(rest)),), entering=True, **options)
 
 
 def autocasts(format: Format) -> list[AbstractContextManager[Any]]:

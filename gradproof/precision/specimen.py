@@ -63,9 +63,13 @@ class ModuleSpecimen:
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1, in float64, whatever is narrower inside promoted."""
-        return judge_module(
-            self.module, self.given, self.state, self.device, self.name, quick, self.seed, progress, EVERY_FLOAT
-        )
+        usual = torch.get_default_dtype()
+        try:
+            return judge_module(
+                self.module, self.given, self.state, self.device, self.name, quick, self.seed, progress, EVERY_FLOAT
+            )
+        finally:
+            torch.set_default_dtype(usual)
 
     def reference(self) -> Prepared:
         usual = torch.get_default_dtype()

@@ -32,7 +32,7 @@ WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", 
 # the calibration half of tests/zoo. No tensor of it came beyond z = 4.
 BANDS = ((1, -1.6, 0.75), (8, -0.9, 0.47), (64, -0.75, 0.4), (math.inf, -0.6, 0.35))
 FALSE_ALARMS = 1e-6  # family-wise and nominal: the tails of ln(error/noise) are only about normal
-FLOOR = 8.0  # units: a relative error below this many is never called anything but noise
+FLOOR = (8.0, 0.1)  # in units, at most: a relative error below this is never called anything but noise
 LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: underflow whatever the noise
 
 
@@ -83,6 +83,7 @@ class FormatVerdict:
     routing: Routing
     range: list[dict[str, Any]]
     first_divergence: dict[str, Any] | None
+    critical_z: float
 
 
 def judge_format(
@@ -114,6 +115,7 @@ def judge_format(
         routing=routing,
         range=lost,
         first_divergence=divergence,
+        critical_z=critical_z(measured),
     )
 
 
@@ -126,7 +128,7 @@ def _judge(name: str, measured: Measured, routing: Routing, lost: list[dict[str,
     if measured.real_replayed:
         real = standing(measured.real_replayed.tensors[name], noise, format, critical)
     verdict, note = _category(name, measured, routing, lost, simulated, real, device)
-    z = max(simulated.z, real.z)
+    z = min(99.0, max(-99.0, simulated.z, real.z))
     return Judged(name, verdict, run.norm_ratio, run.cosine, run.relative, _ratio(noise, run.size), z, note)
 
 
@@ -141,9 +143,15 @@ class Standing:
 
 def noise_of(name: str, measured: Measured) -> float:
     """The largest error of a replica; half a unit of the gradient where these are nearer than that."""
-    found = [r.tensors[name].error for r in measured.replicas if r.tensors[name].finite]
+    found = [r.tensors[name].scatter for r in measured.replicas if r.tensors[name].finite]
     size = measured.nearest.tensors[name].size
     return max([0.5 * measured.format.unit * size, *found])
+
+
+def floor(format: Format) -> float:
+    """The relative error that is never called anything but noise."""
+    units, most = FLOOR
+    return min(units * format.unit, most)
 
 
 def critical_z(measured: Measured) -> float:
@@ -158,7 +166,7 @@ def standing(c: Compared, noise: float, format: Format, critical: float) -> Stan
     excess = _ratio(c.error, noise)
     _, mean, spread = next(band for band in BANDS if c.numel <= band[0])
     z = (math.log(excess) - mean) / spread if excess > 0 else -math.inf
-    return Standing(excess, z, z > critical and c.relative > FLOOR * format.unit)
+    return Standing(excess, z, z > critical and c.relative > floor(format))
 
 
 def _category(
@@ -178,6 +186,14 @@ def _category(
         return "overflow", f"not finite: {_overflowed(format, overflows)}"
     if not run.finite:
         return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
+    unrounded = measured.unrounded.tensors[name] if measured.unrounded else None
+    if unrounded and unrounded.finite:
+        found = standing(unrounded, noise_of(name, measured), format, critical_z(measured))
+        if found.outside:
+            return "bug", (
+                f"off by {unrounded.relative:.1%} in {format.name} even when nothing is rounded to it: in this dtype "
+                "the module computes something else, or something inside is narrower still"
+            )
     boundless = measured.boundless.tensors[name] if measured.boundless else None
     if simulated.outside:
         if boundless and not standing(boundless, noise_of(name, measured), format, critical_z(measured)).outside:
@@ -209,7 +225,7 @@ def _routed(name: str, measured: Measured, routing: Routing, overflows: dict[str
         if unexplained > max(2.0, routing.flips / 2):
             return "bug", f"{share}, {unexplained:.0f} of them with margins that rounding does not explain"
         return "routing", f"{share}, which makes {_share(part.flips, part.arithmetic):.0%} of the error"
-    return ("clean" if run.relative <= 2 * measured.format.unit else "noise"), ""
+    return ("clean" if run.relative <= measured.format.unit else "noise"), ""
 
 
 def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Routing:
@@ -306,7 +322,7 @@ def _leaves_band(reference: Watching, run: Taken, measured: Measured) -> tuple[P
         replicas = [r.watch.samples.get(place) for r in measured.replicas]
         errors = [float((r - right).norm()) for r in replicas if r is not None and r.shape == right.shape]
         noise = max([unit * size, *(e for e in errors if math.isfinite(e))])
-        if not error <= 8 * noise and not error <= FLOOR * unit * size:
+        if not error <= 8 * noise and not error <= floor(measured.format) * size:
             return place, _ratio(error, size), _ratio(noise, size)
     return None
 
@@ -334,12 +350,12 @@ def _sentence(format: Format, verdict: Category, judged: Sequence[Judged], diver
     """The worst tensor in words, how many are like it, and where it began."""
     like = sorted((j for j in judged if j.verdict == verdict), key=lambda j: -j.z if j.z == j.z else 0.0)
     if verdict == "clean":
-        return "every gradient is right to the last place"
+        return "every gradient is right to one unit of the format"
     if verdict == "noise":
         far = max(like, key=lambda j: j.rel_error if math.isfinite(j.rel_error) else 0.0)
         return f"every gradient is within what rounding does; the largest error is {far.rel_error:.1e}, of {far.name}"
     more = f" ({len(like) - 1} more like it)" if len(like) > 1 else ""
-    where = f"; first at {where_of(divergence)}" if divergence else ""
+    where = f"; first at {where_of(divergence)}" if divergence and verdict != "overflow" else ""
     return f"{like[0].name}: {like[0].note}{more}{where}" if like else "nothing could be judged"
 
 

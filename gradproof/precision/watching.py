@@ -6,6 +6,7 @@ place where it was computed; calls that leave torch, where nothing can be watche
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mode
 
 from gradproof.precision.decisions import CHOOSERS, Decision, decision
 
@@ -36,6 +37,7 @@ EXACT = _packets(
     "embedding resize_ set_ select_backward slice_backward repeat flip roll permute_copy"
 )
 LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__")
+BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 SAMPLE = 256  # values kept of each result
 
 
@@ -75,6 +77,7 @@ class Watching(TorchDispatchMode):
         self.left: set[str] = set()  # calls that cannot be watched
         self._calls: Counter[Any] = Counter()
         self._sorts: dict[int, tuple[Decision, Any]] = {}  # by address, theirs for as long as the sort's results live
+        self._here = ("", "")
         self._stack = ExitStack()
 
     @property
@@ -82,11 +85,10 @@ class Watching(TorchDispatchMode):
         return [d for d in self.choices if d is not None and d.index_RK is not None]
 
     def __enter__(self):
-        self._stack = ExitStack()
-        if self.places:
-            self._stack.enter_context(self.places)
-        for context in (Leaving(self.left), *self.within):
-            self._stack.enter_context(context)
+        with ExitStack() as stack:
+            for context in (*filter(None, [self.places]), Leaving(self.left), *self.within):
+                stack.enter_context(context)
+            self._stack = stack.pop_all()
         return super().__enter__()
 
     def __exit__(self, *failure):
@@ -94,21 +96,37 @@ class Watching(TorchDispatchMode):
         self._stack.close()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
+        if any(t not in (Tensor, nn.Parameter) for t in types):
+            return NotImplemented  # a subclass that wraps others: what it does with these comes here again
+        with torch._C.DisableTorchFunction():  # the modes of `within` are for the watched code, not for this
+            return self._dispatched(func, args, kwargs or {})
+
+    def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         packet = getattr(func, "overloadpacket", None)
         if packet is None or func.namespace not in ("aten", "prims", "prim", "profiler"):
             self.left.add(str(func))
             return func(*args, **kwargs)
+        if torch.is_inference_mode_enabled() and func._can_decompose():
+            _push_mode(self)  # there a composite op comes here whole
+            try:
+                return func.decompose(*args, **kwargs)
+            finally:
+                _pop_mode()
+        self._here = self.places.current() if self.places else ("", "")
         if packet is aten.native_dropout:
             return self._dropout(func, args, kwargs)
         if packet in DRAWS:
             return self._draw(func, args, kwargs)
+        if packet is aten.rrelu_with_noise:
+            return self._rrelu(func, args, kwargs)
         if packet in CHOOSERS:
             return self._choose(func, args, kwargs)
         if packet in (aten.slice, aten.select):
             self._take(packet, args)
-        if func.is_view or packet in EXACT:
+        if _moves(func):
             return func(*args, **kwargs)
+        if packet in EXACT:
+            return self.copy_values(func, args, kwargs)
         if packet is aten._local_scalar_dense:
             return self._read(func, args)
         out = self.compute(func, args, kwargs)
@@ -120,17 +138,31 @@ class Watching(TorchDispatchMode):
         """The op itself."""
         return func(*args, **kwargs)
 
+    def copy_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """An op whose results are its arguments' values."""
+        return func(*args, **kwargs)
+
     def where(self) -> tuple[str, str]:
         """The path of the module that is running, and the phase."""
-        return self.places.current() if self.places else ("", "")
+        return self._here
 
     def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         out = func(*args, **kwargs)
         again = self._again(out)
-        if again is not None:
-            out.copy_(again)
-        self.draws.append(out.detach().clone())
-        return out
+        self.draws.append(out.detach().clone() if again is None else again)
+        return self.compute(aten.copy_.default, (out, self.draws[-1]), {})
+
+    def _rrelu(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """rrelu_with_noise(x, noise, lower, upper, train) → x·noise, with the slopes that it draws in `noise`."""
+        x, noise = args[:2]
+        if not args[4]:
+            return self.compute(func, args, kwargs)
+        wide = torch.promote_types(x.dtype, torch.float32)  # not every type has a kernel
+        drawn = torch.empty_like(noise, dtype=wide)
+        func(x.to(wide), drawn, *args[2:], **kwargs)
+        again = self._again(drawn)
+        self.draws.append(drawn if again is None else again)
+        return self.compute(aten.mul.Tensor, (x, self.compute(aten.copy_.default, (noise, self.draws[-1]), {})), {})
 
     def _dropout(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """native_dropout(x, p, train) → (x·mask/(1 − p), mask)."""
@@ -139,10 +171,9 @@ class Watching(TorchDispatchMode):
         again = self._again(mask)
         mask = mask if again is None else again
         self.draws.append(mask)
-        scale = 0.0 if p == 1 else 1.0 / (1.0 - p) if train else 1.0
-        return self.compute(
-            aten.mul.Scalar, (self.compute(aten.mul.Tensor, (x, mask.to(x.dtype)), {}), scale), {}
-        ), mask
+        scale = 1.0 if not train else 0.0 if p == 1 else 1.0 / (1.0 - p)
+        kept = self.compute(aten.mul.Tensor, (x, mask.to(x.dtype)), {})
+        return self.compute(aten.mul.Scalar, (kept, scale), {}), mask
 
     def _again(self, out: Tensor) -> Tensor | None:
         """The draw of the run that this one repeats."""
@@ -174,7 +205,8 @@ class Watching(TorchDispatchMode):
         index = before.indices().to(x.device)
         if isinstance(out, Tensor):
             return index.reshape(out.shape)
-        return type(out)((x.gather(found.axis, index).reshape(out[0].shape), index.reshape(out[1].shape)))
+        values = self.compute(aten.gather.default, (x, found.axis, index), {})
+        return type(out)((values.reshape(out[0].shape), index.reshape(out[1].shape)))
 
     def _read(self, func: Any, args: Any) -> Any:
         """A number that Python reads; a truth value is a decision."""
@@ -196,7 +228,7 @@ class Watching(TorchDispatchMode):
             return
         x, dim, *bounds = args if len(args) > 1 else (*args, 0)
         n = x.shape[dim]
-        if dim % x.dim() != found.axis:
+        if dim % x.dim() != found.axis or bounds[2:] not in ([], [1]):
             return
         if packet is aten.select:
             start = bounds[0] % n
@@ -219,6 +251,27 @@ class Watching(TorchDispatchMode):
                 return
 
 
+@functools.cache
+def _moves(func: Any) -> bool:
+    """Whether it only says otherwise how memory is read."""
+    return func.is_view or torch.Tag.inplace_view in func.tags
+
+
+def backward(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
+    """A call that runs the graph backward, with the mode on again there: for checkpoints and custom functions."""
+    run = torch.autograd._engine_run_backward  # pyright: ignore
+
+    def with_mode(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = with_mode  # pyright: ignore
+    try:
+        return func(*args, **kwargs)
+    finally:
+        torch.autograd._engine_run_backward = run  # pyright: ignore
+
+
 class Leaving(TorchFunctionMode):
     """Names the calls by which values leave torch: numpy, pointers for C++ or Triton."""
 
@@ -228,6 +281,8 @@ class Leaving(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")
+        if func in BACKWARD:
+            return backward(self, func, args, kwargs or {})
         if name in LEAVES_TORCH and args and isinstance(args[0], Tensor) and args[0].dtype.is_floating_point:
             self.left.add(f"Tensor.{name}()")
         return func(*args, **(kwargs or {}))
@@ -238,7 +293,7 @@ class Places:
 
     def __init__(self, module: nn.Module):
         self.names = {id(m): name for name, m in module.named_modules()}
-        self._running: list[str] = []
+        self._running: list[tuple[str, int | None]] = []  # paths, and the node of the graph that they run in
         self._nodes: dict[int, str] = {}
         self._hooks: list[Any] = []
 
@@ -256,16 +311,24 @@ class Places:
             hook.remove()
 
     def _enter(self, module: nn.Module, inputs: Any) -> None:
-        self._running.append(self.names.get(id(module), ""))
+        outer = self._running[-1][0] if self._running else ""
+        self._running.append((self.names.get(id(module), outer), _node()))
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        if self._running:
-            self._running.pop()
+        self._running.pop()
 
     def current(self) -> tuple[str, str]:
-        node = torch._C._current_autograd_node()
-        if node is not None:
-            return self._nodes.get(node._sequence_nr(), ""), "backward"
-        path = self._running[-1] if self._running else ""
-        self._nodes[torch._C._autograd._get_sequence_nr() - 1] = path  # pyright: ignore[reportAttributeAccessIssue]
-        return path, "forward"
+        node = _node()
+        path, within = self._running[-1] if self._running else ("", None)
+        backward = node is not None and node != within  # a checkpoint runs modules again inside of a node
+        if backward:
+            path = self._nodes.get(node, "")  # pyright: ignore
+        # An op's node was made just before it; one that makes none must not take the node of the op before.
+        self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, path)  # pyright: ignore
+        return path, "backward" if backward else "forward"
+
+
+def _node() -> int | None:
+    """The number of the graph's node that is running backward."""
+    node = torch._C._current_autograd_node()
+    return None if node is None else node._sequence_nr()

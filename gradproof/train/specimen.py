@@ -124,9 +124,9 @@ class Frames(Places):
         op, phase, prefix = "", "", ""
         frame: Any = sys._getframe(1)
         while frame is not None:
-            folder, file = frame.f_code.co_filename.replace("\\", "/").rsplit("/", 2)[-2:]
+            *_, folder, file = ("", *frame.f_globals.get("__name__", "").split("."))
             if folder == "ops" and not op:
-                op, phase = file.removesuffix(".py"), frame.f_code.co_name
+                op, phase = file, frame.f_code.co_name
             elif folder == "models":
                 prefix = prefix or frame.f_locals.get("prefix", "")
                 phase = "backward" if frame.f_code.co_name in ("backward", "pull_back") else phase or "forward"

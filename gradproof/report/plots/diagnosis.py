@@ -104,7 +104,9 @@ def margins(routing: dict[str, Any]) -> Markup:
     everything = [*routing["margins"], *flips]
     if not everything:
         return Markup("")
-    ranges = [_decades([d[of] for d in everything], most=math.inf, span=12) for of in ("margin", "noise")]
+    bottom, top = _decades([d["noise"] for d in everything], most=math.inf, span=12)
+    left, right = _decades([d["margin"] for d in everything], most=math.inf, span=12)
+    left, right = min(left, top / 10), max(right, 10 * bottom)  # a piece of the line at least
     figure, (axes,) = sheet(4.6, 3.4)
     groups = (
         ("sampled", routing["margins"], dict(color=GREY, ms=3, alpha=0.6)),
@@ -113,12 +115,10 @@ def margins(routing: dict[str, Any]) -> Markup:
     )
     for label, group, style in groups:
         if group:
-            x, y = ([_at(d[of], *ends)[0] for d in group] for of, ends in zip(("margin", "noise"), ranges, strict=True))
+            x, y = [_at(d["margin"], left, right)[0] for d in group], [_at(d["noise"], bottom, top)[0] for d in group]
             axes.plot(x, y, "o", mew=0, label=label, **style)
-    (left, right), (bottom, top) = ranges
     start, end = max(left, 2 * bottom), min(right, 2 * top)
-    if start < end:
-        axes.plot([start, end], [start / 2, end / 2], "--", lw=1.2, color=FOREGROUND, label="margin = 2 · noise")
+    axes.plot([start, end], [start / 2, end / 2], "--", lw=1.2, color=FOREGROUND, label="margin = 2 · noise")
     axes.set(xscale="log", yscale="log")
     _log(axes.xaxis, left, right, 6)
     _log(axes.yaxis, bottom, top, 6)
@@ -127,7 +127,7 @@ def margins(routing: dict[str, Any]) -> Markup:
     axes.set_xlabel("margin: the last chosen score above the next", fontsize=9)
     axes.set_ylabel("noise of the scores", fontsize=9)
     axes.grid(alpha=0.15, color=FOREGROUND)
-    legend(axes, 2)
+    legend(axes, 3 if len(axes.get_lines()) == 3 else 2)
     return _unclipped(figure)
 
 
@@ -141,15 +141,13 @@ def _errors(axes: Any, shown: list[dict[str, Any]]) -> set[int]:
 
     low, high = _decades([j[of] for j in shown for of in ("rel_error", "noise")], span=8)
     axes.set_xscale("log")
-    left, ends = low / 1.25, [_at(j["noise"], low, high)[0] if j["noise"] != 0 else None for j in shown]
-    bands = [(y, end) for y, end in enumerate(ends) if end is not None]
-    squares = [[(left, y - 0.34), (end, y - 0.34), (end, y + 0.34), (left, y + 0.34)] for y, end in bands]
-    axes.add_collection(PolyCollection(squares, facecolors=GREY, alpha=0.28, linewidths=0))
-    axes.vlines(
-        [end for _, end in bands], [y - 0.34 for y, _ in bands], [y + 0.34 for y, _ in bands], color=GREY, lw=1.4
-    )
-    edges = _dots(axes, shown, [_at(j["rel_error"], low, high) for j in shown])
     _log(axes.xaxis, low, high, 6)
+    left, tall = axes.get_xlim()[0], 0.34
+    bands = [(y, _at(j["noise"], low, high)[0]) for y, j in enumerate(shown) if j["noise"] != 0]
+    squares = [[(left, y - tall), (end, y - tall), (end, y + tall), (left, y + tall)] for y, end in bands]
+    axes.add_collection(PolyCollection(squares, facecolors=GREY, alpha=0.28, linewidths=0))
+    axes.vlines([end for _, end in bands], *([y + by for y, _ in bands] for by in (-tall, tall)), color=GREY, lw=1.4)
+    edges = _dots(axes, shown, [_at(j["rel_error"], low, high) for j in shown])
     axes.set_title("error, relative to the reference", fontsize=9)
     return edges
 
@@ -175,6 +173,9 @@ def _angles(axes: Any, shown: list[dict[str, Any]]) -> set[int]:
     edges = _dots(axes, shown, [None if a is None else _at(a, low, high) for a in angles])
     _log(axes.xaxis, low, high, 4)
     axes.set_title("1 − cosine", fontsize=9)
+    if all(a is None for a in angles):
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, "none", transform=axes.transAxes, ha="center", va="center", fontsize=8, alpha=0.7)
     return edges
 
 
@@ -221,10 +222,9 @@ def _side_by_side(width: float, height: float, *ratios: float) -> tuple[Any, lis
 
 
 def _unclipped(figure: Any) -> Markup:
-    """As SVG without clip paths: those of figures in a closed <details> would not be found by others that share them."""
-    for axes in figure.axes:
-        for artist in axes.get_children():
-            artist.set_clip_on(False)
+    """As SVG without clip paths: figures share them, and one in a closed <details> may not be found."""
+    for artist in figure.findobj():
+        artist.set_clip_on(False)
     return svg(figure)
 
 

@@ -1,0 +1,1 @@
+"""Measured figures: suites for `gradproof bench`."""
