@@ -25,6 +25,7 @@ class Decision:
     path: str
     op: str
     scores_Rn: Tensor  # larger is better
+    sign: int  # −1 where these are the negative of what was compared
     order_Rn: Tensor  # all indices of a sort, or the K that a top-k chose
     shape: torch.Size  # of the indices that the op returned
     axis: int
@@ -40,7 +41,7 @@ class Decision:
         if self.index_RK is None and 0 < end - start < n and (start == 0 or end == n):
             self.index_RK = self.order_Rn[:, start:end]
             if start:  # the last of the sort are the best
-                self.scores_Rn = -self.scores_Rn
+                self.scores_Rn, self.sign = -self.scores_Rn, -self.sign
 
     def chosen_Rn(self) -> Tensor:
         """A mask of the chosen entries."""
@@ -88,10 +89,9 @@ def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) 
     if scores_Rn.shape[1] == 1:
         return None
     largest = {aten.argmin: False, aten.min: False, aten.sort: given.get("descending", False)}
-    if not largest.get(packet, given.get("largest", True)):
-        scores_Rn = -scores_Rn
+    sign = 1 if largest.get(packet, given.get("largest", True)) else -1
     chosen_RK = None if order_Rn.shape == scores_Rn.shape else order_Rn
-    return Decision(path, packet.__name__, scores_Rn, order_Rn, index.shape, axis, chosen_RK)
+    return Decision(path, packet.__name__, sign * scores_Rn, sign, order_Rn, index.shape, axis, chosen_RK)
 
 
 def _rows(x: Tensor, axis: int) -> Tensor:

@@ -22,6 +22,7 @@ from gradproof.precision.measure import Laboratory, Taken, compare, rest_of
 from gradproof.precision.mode import Policy, autocasts
 from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
 from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together
+from gradproof.precision.watching import Diverged
 from gradproof.proof.module import CannotRun, torch_device
 from gradproof.proof.state import random_state_kept
 from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
@@ -186,7 +187,12 @@ def examine(
     precisions, measured = [], {}
     for format in () if unclear else formats:
         progress(f"{format.name}: to nearest")
-        measured[format.name] = found = lab.measure(format, policy or lab.policy(format), replicas)
+        try:
+            found = lab.measure(format, policy or lab.policy(format), replicas)
+        except Diverged as reason:
+            unclear = f"{format.name}: {reason}"
+            continue
+        measured[format.name] = found
         precisions.append(judge_format(lab.watch, found, wrong, specimen.inputs, lab.device.type))
         if found.diverged:
             notes.append(f"{format.name}: {found.diverged}")

@@ -10,18 +10,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.specimen import Prepared, Specimen
 from gradproof.precision.watching import Diverged, Watching
-from gradproof.proof.module import one_line
+from gradproof.proof.module import CannotRun, one_line
 
 LARGEST_SCALE = 16  # log2
 REPLICAS = ((0.1, 16), (1.0, 8), (8.0, 4), (math.inf, 3))  # by the seconds that one run takes
@@ -158,7 +160,8 @@ class Laboratory:
         boundless, rest = None, rest_of(format)
         if rest.exponent < 8 and (self._boundless(format, policy) is format or _suspect(replayed, taken)):
             wide = format_named((8, rest.mantissa))
-            boundless = self.take(wide, "cast", scale, routing=not diverged, seen=rest.dtype)
+            with suppress(CannotRun):
+                boundless = self.take(wide, "cast", scale, routing=not diverged, seen=rest.dtype)
         measured = Measured(
             format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless, unrounded
         )
@@ -216,7 +219,7 @@ class Laboratory:
                 taken = known.replayed if known else self.take(format, "cast", 1.0, routing=True, real=real)
                 taken.grads = {}
                 points.append((format, taken))
-            except Diverged:
+            except (Diverged, CannotRun):
                 continue
         return points
 
@@ -248,8 +251,15 @@ class Laboratory:
             for (name, at), value in zip(prepared.values.items(), self.values.values(), strict=True)
         }
         started = time.perf_counter()
-        with mode:
-            outputs, grads = prepared.run(values, tuple(c * scale for c in specimen.cotangents))
+        try:
+            with mode, self._attention():
+                outputs, grads = prepared.run(values, tuple(c * scale for c in specimen.cotangents))
+        except (CannotRun, Diverged):
+            raise
+        except (Exception, SystemExit) as error:
+            raise CannotRun(
+                f"in {format.name} ({'real' if real else 'simulated'}) it raised {one_line(error)}"
+            ) from error
         seconds = time.perf_counter() - started
         # What the reference has a gradient for and this run has not, is a gradient of zero.
         found = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
@@ -257,6 +267,10 @@ class Laboratory:
         near = beside.grads if beside else {}
         tensors = {name: compare(low, self.grads[name], scale, near.get(name)) for name, low in found.items()}
         return Taken(tensors, mode, finite, scale, seconds, found)
+
+    def _attention(self) -> AbstractContextManager[Any]:
+        """Fused attention draws its dropout where nobody can draw it again."""
+        return sdpa_kernel(SDPBackend.MATH) if self.watch.draws else nullcontext()
 
     def _scaled(self, format: Format, policy: Policy) -> tuple[float, Taken]:
         """The loss scale and the run to nearest with it: for fp16 the run's own, or the largest power of two up to 2¹⁶
@@ -302,8 +316,8 @@ class Laboratory:
                 scale /= 4
                 taken = self.take(format, policy, max(scale, 1.0), real=True)
             return taken, ""
-        except (Exception, SystemExit) as error:
-            return None, f"the {device.type} run raised {one_line(error)}"
+        except (ValueError, Diverged) as error:
+            return None, str(error)
 
     def _parts(self, run: Taken, replayed: Taken) -> dict[str, Parts]:
         """Flips and arithmetic, where the two runs are not the same one."""
@@ -365,8 +379,8 @@ def rest_of(format: Format) -> Format:
 
 
 def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watching: dict[str, Any]) -> Rounding:
-    """The rounding mode: fp32 tensors carry the format, so that code which asks for the dtype runs as it does in fp32;
-    or, `native`, tensors of the format's own dtype do."""
+    """The rounding mode: fp32 tensors carry the format, and code that asks is told the format's dtype; or, `native`,
+    tensors of that dtype carry it themselves."""
     operands, rest = format if format.operands else None, rest_of(format)
     seen = watching.pop("seen")
     if rest.dtype is torch.float32:  # these are what the specimen is in already

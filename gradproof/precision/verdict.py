@@ -280,7 +280,7 @@ def _score_noise(reference: Watching, measured: Measured, number: int) -> torch.
     for replica in measured.replicas:
         now = replica.watch.choices[number] if number < len(replica.watch.choices) else None
         if now is not None and now.scores_Rn.shape == before.scores_Rn.shape:
-            error_Rn = (now.scores_Rn - before.scores_Rn).abs().nan_to_num(nan=math.inf)
+            error_Rn = (now.sign * now.scores_Rn - before.sign * before.scores_Rn).abs().nan_to_num(nan=math.inf)
             worst_R = torch.maximum(worst_R, error_Rn.amax(1))
     return worst_R
 

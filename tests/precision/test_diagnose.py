@@ -285,7 +285,7 @@ def test_module_inputs_and_every_random_state_are_as_before():
 def test_an_error_leaves_it_as_before_too():
     module = Module(lambda self, x: x @ self.w if x.dtype == torch.float64 else 1 / 0, w=torch.randn(12, 5))
     place, dtype = module.w.data_ptr(), module.w.dtype
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ValueError, match=r"in bf16 \(simulated\) it raised ZeroDivisionError"):
         diagnosed(module, (torch.randn(4, 12),))
     assert (module.w.data_ptr(), module.w.dtype) == (place, dtype)
     assert not torch.nn.modules.module._global_forward_hooks
