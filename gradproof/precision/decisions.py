@@ -85,7 +85,7 @@ def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) 
         index = index.unsqueeze(axis)
     if not index.numel():
         return None
-    scores_Rn, order_Rn = _rows(x.detach(), axis).double(), _rows(index, axis)
+    scores_Rn, order_Rn = _rows(x.detach(), axis).to(torch.float64, copy=True), _rows(index, axis)
     if scores_Rn.shape[1] == 1:
         return None
     largest = {aten.argmin: False, aten.min: False, aten.sort: given.get("descending", False)}

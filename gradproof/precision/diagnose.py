@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradproof.precision.compared import compare
 from gradproof.precision.factor import factor
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.measure import Laboratory, Taken, compare, rest_of
+from gradproof.precision.measure import Laboratory, Taken, rest_of
 from gradproof.precision.mode import Policy, autocasts
 from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
 from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together
@@ -244,7 +245,7 @@ def _wrong(
             found = factor(prepared, lab.specimen.cotangents, name, g, seed)
             error = judged[name].error
             note = _in_words(found.ratio, error, found.scale)
-            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, note)
+            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
     for name, right in (trusted or {}).items():
         if name in lab.grads and name not in wrong and compare(lab.grads[name], right).relative > AGREES:
             wrong[name] = _beside(name, lab.grads[name], right)
@@ -255,7 +256,7 @@ def _beside(name: str, g: Tensor, right: Tensor) -> Judged:
     """A float64 gradient beside the trusted one."""
     c = compare(g, right)
     note = _in_words(c.norm_ratio * math.copysign(1, c.dot), c.relative, c.cosine**2 > 1 - 1e-9)
-    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, math.nan, 99.0, note)
+    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, math.nan, 99.0, math.nan, note)
 
 
 def _in_words(ratio: float, error: float, scale: bool) -> str:

@@ -1,15 +1,10 @@
-"""The runs behind a diagnosis: the same state and input at several precisions, each held against float64.
-
-For every tensor with reference gradient g and low-precision gradient l (the loss scale taken off):
-
-    error = ‖l − g‖,  norm ratio = ‖l‖/‖g‖,  cosine = ⟨l, g⟩/‖l‖‖g‖,  projection = ⟨l − g, g⟩/‖g‖²
-"""
+"""The runs behind a diagnosis: the same state and input at several precisions, each held against float64."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gradproof.precision.band import Band
+from gradproof.precision.compared import Compared, compare
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
@@ -27,43 +24,9 @@ from gradproof.proof.module import CannotRun, one_line
 
 LARGEST_SCALE = 16  # log2
 REPLICAS = ((0.1, 16), (1.0, 8), (8.0, 4), (math.inf, 3))  # by the seconds that one run takes
+MORE = 4  # times as many, where something leaves their band
 UNROUNDED = format_named((8, 20))
 SWEEP = ("e8m4", "bf16", "e8m10", "e8m15", "fp32")
-
-
-@dataclass(frozen=True)
-class Compared:
-    """One tensor of one run beside the reference."""
-
-    size: float  # ‖g‖
-    error: float  # ‖l − g‖
-    low: float  # ‖l‖
-    dot: float  # ⟨l, g⟩
-    lost: float  # ‖g where l is 0‖
-    scatter: float  # the error, or ‖l − unrounded‖ where that is less: what rounding alone did
-    bias: float  # Σ(l − g)/‖l − g‖: about N(0, 1) for errors of random sign, ±√n where all have the same
-    finite: bool
-    numel: int
-
-    @property
-    def relative(self) -> float:
-        return _ratio(self.error, self.size)
-
-    @property
-    def norm_ratio(self) -> float:
-        return _ratio(self.low, self.size)
-
-    @property
-    def cosine(self) -> float:
-        return self.dot / (self.low * self.size) if self.low and self.size else math.nan
-
-    @property
-    def projection(self) -> float:
-        return (self.dot - self.size**2) / self.size**2 if self.size else 0.0
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0 if a == 0 else math.inf
 
 
 @dataclass
@@ -145,52 +108,87 @@ class Laboratory:
     def measure(self, format: Format, policy: Policy, replicas: int | None = None) -> Measured:
         """Every run of one format."""
         scale, nearest = self._scaled(format, policy)
-        count = replicas or next(n for most, n in REPLICAS if nearest.seconds <= most)
         replayed, diverged = self._replayed(nearest, lambda: self.take(format, policy, scale, routing=True))
-        unrounded = None
-        if policy == "cast" and rest_of(format).dtype in NARROW and not self.specimen.native:
-            unrounded = self.take(UNROUNDED, policy, 1.0, routing=not diverged, seen=rest_of(format).dtype)
-        self.progress(f"{format.name}: {count} replicas")
-        taken = [self._replica(format, policy, scale, not diverged, i, unrounded) for i in range(count)]
         real, unreal = self._real(format, policy, scale)
         real_replayed = real
         if real is not None and not diverged:
             at = real.scale
             real_replayed, _ = self._replayed(real, lambda: self.take(format, policy, at, routing=True, real=True))
-        boundless, rest = None, rest_of(format)
-        if rest.exponent < 8 and (self._boundless(format, policy) is format or _suspect(replayed, taken)):
-            wide = format_named((8, rest.mantissa))
-            with suppress(CannotRun):
-                boundless = self.take(wide, "cast", scale, routing=not diverged, seen=rest.dtype)
-        measured = Measured(
-            format, policy, scale, nearest, replayed, taken, real, real_replayed, unreal, diverged, boundless, unrounded
-        )
-        measured.parts = self._parts(real or nearest, (real_replayed if real else replayed) or nearest)
-        for run in (nearest, replayed, real, real_replayed, boundless, unrounded):
+        parts = self._parts(real or nearest, (real_replayed if real else replayed) or nearest)
+        judged = [run for run in (replayed, real_replayed) if run is not None]
+        for run in (nearest, real, *judged):
             if run is not None:
                 run.grads = {}
-        return measured
+        unrounded = self._unrounded(format, policy, not diverged)
+        count = replicas or next(n for most, n in REPLICAS if nearest.seconds <= most)
+        taken = self._replicas(format, policy, scale, not diverged, unrounded, count, judged)
+        boundless = self._nearest_boundless(format, policy, scale, not diverged, replayed, taken)
+        return Measured(
+            format,
+            policy,
+            scale,
+            nearest,
+            replayed,
+            taken,
+            real,
+            real_replayed,
+            unreal,
+            diverged,
+            boundless,
+            unrounded,
+            parts,
+        )
+
+    def _unrounded(self, format: Format, policy: Policy, routing: bool) -> Taken | None:
+        """The module told that it runs in the format's dtype, and all but unrounded."""
+        dtype = rest_of(format).dtype
+        if policy == "autocast" or dtype not in NARROW or self.specimen.native:
+            return None
+        return self.take(UNROUNDED, policy, 1.0, routing=routing, seen=dtype)
+
+    def _replicas(
+        self,
+        format: Format,
+        policy: Policy,
+        scale: float,
+        routing: bool,
+        unrounded: Taken | None,
+        count: int,
+        judged: Sequence[Taken],
+    ) -> list[Taken]:
+        """`count` stochastically rounded runs; more while one that is judged leaves their band: a kink that one
+        rounding in fifty crosses is noise too."""
+        self.progress(f"{format.name}: {count} replicas")
+        seen, wide = rest_of(format).dtype, self._boundless(format, policy)
+        taken: list[Taken] = []
+        while len(taken) < count or (len(taken) < MORE * count and leave(band_of(format, taken), judged)):
+            seed = 1 + len(taken) + 1000 * self.seed
+            run = self.take(wide, policy, scale, routing=routing, seed=seed, seen=seen, beside=unrounded)
+            run.grads = {}
+            taken.append(run)
+        if unrounded is not None:
+            unrounded.grads = {}
+        return taken
+
+    def _nearest_boundless(
+        self, format: Format, policy: Policy, scale: float, routing: bool, replayed: Taken, taken: list[Taken]
+    ) -> Taken | None:
+        """To nearest with fp32's range, where the format's own may be what is wrong."""
+        rest, same_range = rest_of(format), self._boundless(format, policy) is format
+        if rest.exponent >= 8 or not (same_range or leave(band_of(format, taken), [replayed])):
+            return None
+        with suppress(CannotRun):
+            wide = format_named((8, rest.mantissa))
+            run = self.take(wide, "cast", scale, routing=routing, seen=rest.dtype)
+            run.grads = {}
+            return run
+        return None
 
     def _boundless(self, format: Format, policy: Policy) -> Format:
         """The format with fp32's range, where it has less: what rounding alone does, without over- and underflow."""
         if format.operands or format.exponent >= 8 or policy == "autocast" or self.specimen.native:
             return format
         return format_named((8, format.mantissa))
-
-    def _replica(
-        self, format: Format, policy: Policy, scale: float, routing: bool, number: int, unrounded: Taken | None
-    ) -> Taken:
-        taken = self.take(
-            self._boundless(format, policy),
-            policy,
-            scale,
-            routing=routing,
-            seed=1 + number + 1000 * self.seed,
-            seen=rest_of(format).dtype,
-            beside=unrounded,
-        )
-        taken.grads = {}
-        return taken
 
     def policy(self, format: Format) -> Policy:
         """ "cast" where the module runs in the format's dtype; "autocast" where types then clash, as in modules that
@@ -257,9 +255,8 @@ class Laboratory:
         except (CannotRun, Diverged):
             raise
         except (Exception, SystemExit) as error:
-            raise CannotRun(
-                f"in {format.name} ({'real' if real else 'simulated'}) it raised {one_line(error)}"
-            ) from error
+            how = "real" if real else "simulated"
+            raise CannotRun(f"in {format.name} ({how}) it raised {one_line(error)}") from error
         seconds = time.perf_counter() - started
         # What the reference has a gradient for and this run has not, is a gradient of zero.
         found = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
@@ -331,24 +328,6 @@ class Laboratory:
         return parts
 
 
-def compare(low: Tensor, g: Tensor, scale: float = 1.0, unrounded: Tensor | None = None) -> Compared:
-    """One gradient, `scale` times too large, beside the reference and the unrounded one."""
-    low = low.double() / scale
-    error = low - g
-    size = float(error.norm())
-    return Compared(
-        size=float(g.norm()),
-        error=size,
-        low=float(low.norm()),
-        dot=float((low * g).sum()),
-        lost=float(g[low == 0].norm()),
-        scatter=size if unrounded is None else min(size, float((low - unrounded).norm())),
-        bias=float(error.sum()) / size if size else 0.0,
-        finite=bool(low.isfinite().all()),
-        numel=g.numel(),
-    )
-
-
 def flipped(reference: Watching, run: Watching) -> list[tuple[int, Tensor]]:
     """The decisions that came out otherwise, by number, with their rows; a branch of Python's is numbered from −1
     down."""
@@ -365,12 +344,14 @@ def flipped(reference: Watching, run: Watching) -> list[tuple[int, Tensor]]:
     return rows
 
 
-def _suspect(run: Taken, replicas: list[Taken]) -> bool:
-    """Whether some tensor is further off than any replica."""
-    return any(
-        not c.finite or c.error > max((r.tensors[name].error for r in replicas), default=0.0)
-        for name, c in run.tensors.items()
-    )
+def band_of(format: Format, replicas: Sequence[Taken]) -> Band:
+    """What rounding to the format does, tensor by tensor."""
+    return Band(format, [replica.tensors for replica in replicas])
+
+
+def leave(band: Band, runs: Sequence[Taken]) -> bool:
+    """Whether some tensor of a run is outside of its band."""
+    return any(band.stands(name, c).outside for run in runs for name, c in run.tensors.items())
 
 
 def rest_of(format: Format) -> Format:

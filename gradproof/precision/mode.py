@@ -68,8 +68,8 @@ OPERANDS: dict[Any, tuple[int, ...]] = {
 }
 # Running statistics that these write though their schema does not say so.
 WRITES_SILENTLY: dict[Any, tuple[int, ...]] = {aten.native_batch_norm: (3, 4), aten.cudnn_batch_norm: (3, 4)}
-# Scans keep their partial results in the narrow type on CUDA, unlike reductions.
-SCANS = {aten.cumsum: torch.add, aten.cumprod: torch.mul}
+# These write into the reserve that they are given, so that they can be run only once.
+RUN_ONCE = frozenset({aten._cudnn_rnn, aten._cudnn_rnn_backward})
 # Rows after the last group are never written, so whatever memory held is in them.
 UNDEFINED_ROWS = frozenset({aten._grouped_mm})
 
@@ -145,10 +145,7 @@ class Rounding(Watching):
             wide_args = self._on_grid(packet, wide_args)
         written = _written(func, args, kwargs)
         dtypes = None if written else self._result_dtypes(func, args, kwargs, leaves)
-        if packet in SCANS and args[0].is_cuda and dtypes and dtypes[0] in self.carried:
-            out = self._scanned(packet, wide_args[0], args[1], self.carried[dtypes[0]])
-        else:
-            out = func(*wide_args, **wide_kwargs)
+        out = func(*wide_args, **wide_kwargs)
 
         own = {}
         for old, new in zip(written, _written(func, wide_args, wide_kwargs), strict=True):
@@ -169,14 +166,6 @@ class Rounding(Watching):
             return self._made_inside(outside(0, out))
         results, shape = tree_flatten(out)
         return self._made_inside(tree_unflatten([outside(i, result) for i, result in enumerate(results)], shape))
-
-    def _scanned(self, packet: Any, x: Tensor, dim: int, format: Format) -> Tensor:
-        """A parallel scan whose partial results are in the format: log₂ n rounds of pairs ever further apart."""
-        n, step = x.shape[dim] if x.dim() else 1, 1
-        while step < n:
-            pairs = SCANS[packet](x.narrow(dim, step, n - step), x.narrow(dim, 0, n - step))
-            x, step = torch.cat([x.narrow(dim, 0, step), self.round(pairs, format)], dim), 2 * step
-        return x
 
     def _is_inside(self, leaf: Any) -> bool:
         """Whether it is on its format's grid already."""
@@ -238,6 +227,8 @@ class Rounding(Watching):
         """The types that torch gives the results: the op is run once as it is to find out. None where it cannot, with
         no kernel for this type here, or none for statistics that were kept wide: what goes in comes out."""
         key = (func, *[(leaf.dtype, leaf.dim() == 0) if isinstance(leaf, Tensor) else _kind(leaf) for leaf in leaves])
+        if func.overloadpacket in RUN_ONCE:
+            return None
         if key not in self._dtypes:
             silent = WRITES_SILENTLY.get(func.overloadpacket, ())
             args = [arg.clone() if i in silent and arg is not None else arg for i, arg in enumerate(args)]

@@ -1,14 +1,8 @@
 """Noise or bug: what the runs of one format say of each tensor.
 
-A tensor's error is held against its noise, the largest error among the stochastically rounded replicas. These round
-every result without bias and without over- or underflow, so they show what a unit of this size does to this module at
-this input, cancellation and depth included. Then
-
-    excess = error/noise,    z = (ln excess − μ)/σ    with μ, σ of correct modules, by how many numbers the tensor has.
-
-What leaves the band is explained by what happened: decisions that flipped, values that left the format's range, or
-else neither, which is a bug: rounding to nearest that drifts where unbiased rounding does not (a sum that stagnates),
-or a device that does something else than this module in this format.
+What leaves the band of noise is explained by what happened: decisions that flipped, values that left the format's
+range, or else neither, which is a bug: rounding to nearest that drifts where unbiased rounding does not (a sum that
+stagnates), a dtype in which the module computes something else, a device that does something else in this format.
 """
 
 from __future__ import annotations
@@ -16,23 +10,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Any, Literal
 
 import torch
 
+from gradproof.precision.band import Band, Standing, floor
+from gradproof.precision.compared import Compared, ratio
 from gradproof.precision.formats import Format
-from gradproof.precision.measure import Compared, Measured, Taken, flipped, rest_of
+from gradproof.precision.measure import Measured, Taken, band_of, flipped, rest_of
 from gradproof.precision.specimen import plain
 from gradproof.precision.watching import Place, Watching
 
 Category = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]
 WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", "inconclusive", "noise", "clean")
-# (numbers in the tensor up to, μ, σ): ln(error/noise) of correct modules and the spread of its upper half, measured on
-# the calibration half of tests/zoo. No tensor of it came beyond z = 4.
-BANDS = ((1, -1.6, 0.75), (8, -0.9, 0.47), (64, -0.75, 0.4), (math.inf, -0.6, 0.35))
-FALSE_ALARMS = 1e-6  # family-wise and nominal: the tails of ln(error/noise) are only about normal
-FLOOR = (8.0, 0.1)  # in units, at most: a relative error below this is never called anything but noise
 LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: underflow whatever the noise
 
 
@@ -47,6 +37,7 @@ class Judged:
     rel_error: float
     noise: float
     z: float
+    bias: float  # the mean signed error in its standard deviations: about N(0, 1) for errors of random sign
     note: str = ""
 
 
@@ -91,10 +82,12 @@ def judge_format(
 ) -> FormatVerdict:
     """Every tensor of one format. `wrong` are those that step 1 has refuted: a bug in every format."""
     run, format = measured.real or measured.nearest, measured.format
+    band = band_of(format, measured.replicas)
     routing = judge_routing(reference, run.watch, measured)
     lost = _range(measured.nearest.watch)
     judged = {
-        name: wrong.get(name) or _judge(name, measured, routing, lost, device) for name in measured.nearest.tensors
+        name: wrong.get(name) or _judge(name, measured, band, routing, lost, device)
+        for name in measured.nearest.tensors
     }
     judged = {name: replace(j, name=plain(name)) for name, j in judged.items()}
     worst = overall([j.verdict for j in judged.values()])
@@ -115,63 +108,27 @@ def judge_format(
         routing=routing,
         range=lost,
         first_divergence=divergence,
-        critical_z=critical_z(measured),
+        critical_z=band.critical,
     )
 
 
-def _judge(name: str, measured: Measured, routing: Routing, lost: list[dict[str, Any]], device: str) -> Judged:
-    format, run = measured.format, (measured.real or measured.nearest).tensors[name]
-    noise = noise_of(name, measured)
-    critical = critical_z(measured)
-    simulated = standing(measured.replayed.tensors[name], noise, format, critical)
-    real = simulated
-    if measured.real_replayed:
-        real = standing(measured.real_replayed.tensors[name], noise, format, critical)
-    verdict, note = _category(name, measured, routing, lost, simulated, real, device)
+def _judge(
+    name: str, measured: Measured, band: Band, routing: Routing, lost: list[dict[str, Any]], device: str
+) -> Judged:
+    run = (measured.real or measured.nearest).tensors[name]
+    simulated = band.stands(name, measured.replayed.tensors[name])
+    real = band.stands(name, measured.real_replayed.tensors[name]) if measured.real_replayed else simulated
+    verdict, note = _category(name, measured, band, routing, lost, simulated, real, device)
     z = min(99.0, max(-99.0, simulated.z, real.z))
-    return Judged(name, verdict, run.norm_ratio, run.cosine, run.relative, _ratio(noise, run.size), z, note)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where an error stands in its band of noise."""
-
-    excess: float
-    z: float
-    outside: bool
-
-
-def noise_of(name: str, measured: Measured) -> float:
-    """The largest error of a replica; half a unit of the gradient where these are nearer than that."""
-    found = [r.tensors[name].scatter for r in measured.replicas if r.tensors[name].finite]
-    size = measured.nearest.tensors[name].size
-    return max([0.5 * measured.format.unit * size, *found])
-
-
-def floor(format: Format) -> float:
-    """The relative error that is never called anything but noise."""
-    units, most = FLOOR
-    return min(units * format.unit, most)
-
-
-def critical_z(measured: Measured) -> float:
-    """The z that no tensor of a correct module exceeds, at the family-wise rate of false alarms."""
-    return NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * len(measured.nearest.tensors)))
-
-
-def standing(c: Compared, noise: float, format: Format, critical: float) -> Standing:
-    """An error in its band. What is not finite is outside."""
-    if not c.finite:
-        return Standing(math.inf, math.inf, True)
-    excess = _ratio(c.error, noise)
-    _, mean, spread = next(band for band in BANDS if c.numel <= band[0])
-    z = (math.log(excess) - mean) / spread if excess > 0 else -math.inf
-    return Standing(excess, z, z > critical and c.relative > floor(format))
+    return Judged(
+        name, verdict, run.norm_ratio, run.cosine, run.relative, ratio(band.noise(name), run.size), z, run.bias, note
+    )
 
 
 def _category(
     name: str,
     measured: Measured,
+    band: Band,
     routing: Routing,
     lost: list[dict[str, Any]],
     simulated: Standing,
@@ -187,16 +144,14 @@ def _category(
     if not run.finite:
         return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
     unrounded = measured.unrounded.tensors[name] if measured.unrounded else None
-    if unrounded and unrounded.finite:
-        found = standing(unrounded, noise_of(name, measured), format, critical_z(measured))
-        if found.outside:
-            return "bug", (
-                f"off by {unrounded.relative:.1%} in {format.name} even when nothing is rounded to it: in this dtype "
-                "the module computes something else, or something inside is narrower still"
-            )
+    if unrounded and unrounded.finite and band.stands(name, unrounded).outside:
+        return "bug", (
+            f"off by {unrounded.relative:.1%} in {format.name} even when nothing is rounded to it: in this dtype "
+            "the module computes something else, or something inside is narrower still"
+        )
     boundless = measured.boundless.tensors[name] if measured.boundless else None
     if simulated.outside:
-        if boundless and not standing(boundless, noise_of(name, measured), format, critical_z(measured)).outside:
+        if boundless and not band.stands(name, boundless).outside:
             if overflows:
                 return "overflow", f"off by {near.relative:.1%}: {_overflowed(format, overflows)}"
             return "underflow", _underflowed(near, measured)
@@ -206,18 +161,22 @@ def _category(
         )
     if boundless and near.lost > LOST * near.size > boundless.lost:
         return "underflow", _underflowed(near, measured)
+    if real.outside and boundless and near.error > 1.5 * boundless.error:
+        return "underflow", _underflowed(near, measured)
     if real.outside:
         return "bug", (
             f"the {device} run in {format.name} is off by {run.relative:.1%}, {real.excess:.0f} times what rounding to "
             f"{format.name} does: not rounding"
         )
-    return _routed(name, measured, routing, overflows)
+    return _routed(name, measured, band, routing, overflows)
 
 
-def _routed(name: str, measured: Measured, routing: Routing, overflows: dict[str, Any] | None) -> tuple[Category, str]:
+def _routed(
+    name: str, measured: Measured, band: Band, routing: Routing, overflows: dict[str, Any] | None
+) -> tuple[Category, str]:
     """What is within its band once the reference's decisions are replayed."""
     run, part = (measured.real or measured.nearest).tensors[name], measured.parts.get(name)
-    if part and part.flips > max(part.arithmetic, noise_of(name, measured)):
+    if part and part.flips > max(part.arithmetic, band.noise(name)):
         if overflows:
             return "overflow", f"decisions flipped: {_overflowed(measured.format, overflows)}"
         unexplained = routing.flips * (1 - (routing.margin_explained or 0.0))
@@ -243,9 +202,9 @@ def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Rou
         decisions=rows,
         flips=len(listed),
         margin_explained=sum(f["explained"] for f in listed) / len(listed) if listed else None,
-        error_from_flips=_ratio(flips, size),
-        error_from_arithmetic=_ratio(arithmetic, size),
-        cross=_ratio(sum(p.cross for p in measured.parts.values()), size**2),
+        error_from_flips=ratio(flips, size),
+        error_from_arithmetic=ratio(arithmetic, size),
+        cross=ratio(sum(p.cross for p in measured.parts.values()), size**2),
         flipped=listed[:MOST_LISTED],
         margins=_margins(reference, measured),
     )
@@ -318,13 +277,18 @@ def _leaves_band(reference: Watching, run: Taken, measured: Measured) -> tuple[P
         here = run.watch.samples.get(place)
         if here is None or here.shape != right.shape:
             continue
-        size, error = float(right.norm()), float((here - right).norm())
+        size, error = float(right[right.isfinite()].norm()), _distance(here, right)
         replicas = [r.watch.samples.get(place) for r in measured.replicas]
-        errors = [float((r - right).norm()) for r in replicas if r is not None and r.shape == right.shape]
+        errors = [_distance(r, right) for r in replicas if r is not None and r.shape == right.shape]
         noise = max([unit * size, *(e for e in errors if math.isfinite(e))])
         if not error <= 8 * noise and not error <= floor(measured.format) * size:
-            return place, _ratio(error, size), _ratio(noise, size)
+            return place, ratio(error, size), ratio(noise, size)
     return None
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """‖a − b‖, where two infinities of one sign are the same."""
+    return float(torch.where(a == b, 0.0, a - b).norm())
 
 
 def _range(watch: Watching) -> list[dict[str, Any]]:
@@ -343,7 +307,7 @@ def overall(verdicts: Sequence[Category]) -> Category:
 def together(run: Taken) -> float:
     """The relative error of all tensors as one."""
     error, size = (math.hypot(*(getattr(c, of) for c in run.tensors.values())) for of in ("error", "size"))
-    return _ratio(error, size)
+    return ratio(error, size)
 
 
 def _sentence(format: Format, verdict: Category, judged: Sequence[Judged], divergence: dict[str, Any] | None) -> str:
@@ -376,10 +340,6 @@ def _underflowed(c: Compared, measured: Measured) -> str:
         share = f"the gradient is off by {c.relative:.1%}"
     smallest, scale = rest_of(measured.format).smallest, math.log2(measured.scale)
     return f"{share} below {smallest:.1e}, even at a loss scale of 2^{scale:.0f}"
-
-
-def _ratio(a: float, b: float) -> float:
-    return a / b if b else 0.0 if a == 0 else math.inf
 
 
 def _share(a: float, b: float) -> float:

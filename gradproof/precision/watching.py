@@ -247,7 +247,7 @@ class Watching(TorchDispatchMode):
                 place = Place(*key, self._calls[key])
                 self._calls[key] += 1
                 flat = result.detach().reshape(-1)
-                self.samples[place] = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].double()
+                self.samples[place] = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.float64, copy=True)
                 return
 
 

@@ -20,6 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
+from gradproof.memory import give_back
 from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
@@ -28,6 +29,7 @@ from gradproof.proof.verdict import Report, SubjectVerdict
 from gradproof.streams import seeded
 
 INPUT = "input:"
+LARGE = 1 << 23  # numbers; above this, a run's freed memory is worth giving back before the next
 
 
 class CannotRun(ValueError):
@@ -195,6 +197,7 @@ class Runner:
         self.groups = _groups(module)
         self.values = {name: _extent([p.data for p in group]).clone() for name, group in self.groups.items()}
         self.values |= {name: _real(self.leaves[i]) for name, i in self.inputs.items()}
+        self.large = sum(value.numel() for value in self.values.values()) > LARGE
         self.outputs = 0
         self._current = dict(self.values)
         self._chosen: int | None = None
@@ -229,6 +232,8 @@ class Runner:
     def _prepare(self, values: Mapping[str, Tensor]) -> Any:
         """Puts the values in place and returns the arguments. Inputs are clones of leaves, so that the module may
         write into them."""
+        if self.large:
+            give_back()
         self.state.reset(self.seed)
         for name, group in self.groups.items():
             if values[name] is not self._current[name]:
