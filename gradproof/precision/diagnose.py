@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from gradproof.precision.compared import compare
 from gradproof.precision.factor import factor
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.measure import Laboratory, Taken, rest_of
+from gradproof.precision.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.precision.mode import Policy, autocasts
 from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
-from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together
+from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together, with_rest
 from gradproof.precision.watching import Diverged
 from gradproof.proof.module import CannotRun, torch_device
 from gradproof.proof.state import random_state_kept
@@ -79,7 +79,7 @@ class Diagnosis:
             return f"{self.name} is fine in {formats}: in {worst.format} {worst.summary}."
         others = {p.format: p.verdict for p in self.precisions if p is not worst}
         rest = "; ".join(f"{format}: {verdict}" for format, verdict in others.items())
-        return f"{worst.verdict} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
+        return f"{self.name} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; what is not finite becomes null."""
@@ -185,18 +185,23 @@ def examine(
         notes.append("step 1 was the joint screen alone: each tensor by name would take minutes")
     wrong = _wrong(lab, verification, trusted, seed)
     unclear = _unclear(lab)
-    precisions, measured = [], {}
-    for format in () if unclear else formats:
+    # A format of operands is judged beside that of all the rest.
+    rests = [format_named(format.rest) for format in formats if format.operands]
+    found: dict[str, FormatVerdict] = {}
+    measured: dict[str, Measured] = {}
+    for format in () if unclear else dict.fromkeys((*rests, *formats)):
         progress(f"{format.name}: to nearest")
         try:
-            found = lab.measure(format, policy or lab.policy(format), replicas)
+            runs = lab.measure(format, policy or lab.policy(format), replicas)
         except Diverged as reason:
             unclear = f"{format.name}: {reason}"
             continue
-        measured[format.name] = found
-        precisions.append(judge_format(lab.watch, found, wrong, specimen.inputs, lab.device.type))
-        if found.diverged:
-            notes.append(f"{format.name}: {found.diverged}")
+        if runs.diverged:
+            notes.append(f"{format.name}: {runs.diverged}")
+        judged = judge_format(lab.watch, runs, wrong, specimen.inputs, lab.device.type)
+        found[format.name] = with_rest(judged, found[format.rest]) if format.rest in found else judged
+        measured[format.name] = runs
+    precisions = [found[format.name] for format in formats if format.name in found]
     sweep = lab.sweep(measured) if precisions else []
     return Diagnosis(
         specimen.name,

@@ -23,6 +23,7 @@ from gradproof.precision.watching import Place, Watching
 
 Category = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]
 WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", "inconclusive", "noise", "clean")
+FLIPS = 0.5  # times the error of arithmetic, from where on flips are what a tensor's error is put down to
 LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: underflow whatever the noise
 
 
@@ -112,6 +113,27 @@ def judge_format(
     )
 
 
+def with_rest(judged: FormatVerdict, rest: FormatVerdict) -> FormatVerdict:
+    """A format of operands rounds all that its rest does, and more: what is a bug there is one here, even where the
+    coarser operands' noise covers it."""
+    known = {j.name: j for j in (*rest.parameters, *rest.inputs) if j.verdict == "bug"}
+    if not known or judged.verdict == "bug":
+        return judged
+
+    def inherited(each: list[Judged]) -> list[Judged]:
+        notes = {name: f"as in {rest.format}: {j.note}" for name, j in known.items()}
+        return [replace(j, verdict="bug", note=notes[j.name]) if j.name in known else j for j in each]
+
+    return replace(
+        judged,
+        verdict="bug",
+        summary=f"as in {rest.format}: {rest.summary}",
+        parameters=inherited(judged.parameters),
+        inputs=inherited(judged.inputs),
+        first_divergence=rest.first_divergence,
+    )
+
+
 def _judge(
     name: str, measured: Measured, band: Band, routing: Routing, lost: list[dict[str, Any]], device: str
 ) -> Judged:
@@ -146,17 +168,17 @@ def _category(
     unrounded = measured.unrounded.tensors[name] if measured.unrounded else None
     if unrounded and unrounded.finite and band.stands(name, unrounded).outside:
         return "bug", (
-            f"off by {unrounded.relative:.1%} in {format.name} even when nothing is rounded to it: in this dtype "
+            f"off by {percent(unrounded.relative)} in {format.name} even when nothing is rounded to it: in this dtype "
             "the module computes something else, or something inside is narrower still"
         )
     boundless = measured.boundless.tensors[name] if measured.boundless else None
     if simulated.outside:
         if boundless and not band.stands(name, boundless).outside:
             if overflows:
-                return "overflow", f"off by {near.relative:.1%}: {_overflowed(format, overflows)}"
+                return "overflow", f"off by {percent(near.relative)}: {_overflowed(format, overflows)}"
             return "underflow", _underflowed(near, measured)
         return "bug", (
-            f"rounded to nearest, the gradient is off by {near.relative:.1%}, {simulated.excess:.0f} times what "
+            f"rounded to nearest, the gradient is off by {percent(near.relative)}, {simulated.excess:.0f} times what "
             "unbiased rounding of the same unit does: it drifts, as a sum that stagnates does"
         )
     if boundless and near.lost > LOST * near.size > boundless.lost:
@@ -165,8 +187,8 @@ def _category(
         return "underflow", _underflowed(near, measured)
     if real.outside:
         return "bug", (
-            f"the {device} run in {format.name} is off by {run.relative:.1%}, {real.excess:.0f} times what rounding to "
-            f"{format.name} does: not rounding"
+            f"the {device} run in {format.name} is off by {percent(run.relative)}, {real.excess:.0f} times what "
+            f"rounding to {format.name} does: not rounding"
         )
     return _routed(name, measured, band, routing, overflows)
 
@@ -176,7 +198,7 @@ def _routed(
 ) -> tuple[Category, str]:
     """What is within its band once the reference's decisions are replayed."""
     run, part = (measured.real or measured.nearest).tensors[name], measured.parts.get(name)
-    if part and part.flips > max(part.arithmetic, band.noise(name)):
+    if part and part.flips > FLIPS * part.arithmetic:
         if overflows:
             return "overflow", f"decisions flipped: {_overflowed(measured.format, overflows)}"
         unexplained = routing.flips * (1 - (routing.margin_explained or 0.0))
@@ -316,11 +338,17 @@ def _sentence(format: Format, verdict: Category, judged: Sequence[Judged], diver
     if verdict == "clean":
         return "every gradient is right to one unit of the format"
     if verdict == "noise":
-        far = max(like, key=lambda j: j.rel_error if math.isfinite(j.rel_error) else 0.0)
+        # A gradient that cancels to nothing has no relative error worth telling.
+        far = max(like, key=lambda j: j.rel_error if j.rel_error < 1e3 else 0.0)
         return f"every gradient is within what rounding does; the largest error is {far.rel_error:.1e}, of {far.name}"
     more = f" ({len(like) - 1} more like it)" if len(like) > 1 else ""
     where = f"; first at {where_of(divergence)}" if divergence and verdict != "overflow" else ""
     return f"{like[0].name}: {like[0].note}{more}{where}" if like else "nothing could be judged"
+
+
+def percent(relative: float) -> str:
+    """A relative error; of a gradient that cancels to nothing it is a large multiple."""
+    return f"{relative:.1%}" if relative < 10 else f"{relative:.0e} times its size"
 
 
 def where_of(place: Mapping[str, Any]) -> str:
@@ -337,7 +365,7 @@ def _overflowed(format: Format, place: dict[str, Any] | None) -> str:
 def _underflowed(c: Compared, measured: Measured) -> str:
     share = f"{c.lost / c.size:.0%} of the gradient is lost" if c.size else "the gradient is lost"
     if c.lost < 0.005 * c.size:
-        share = f"the gradient is off by {c.relative:.1%}"
+        share = f"the gradient is off by {percent(c.relative)}"
     smallest, scale = rest_of(measured.format).smallest, math.log2(measured.scale)
     return f"{share} below {smallest:.1e}, even at a loss scale of 2^{scale:.0f}"
 
