@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from statistics import linear_regression
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gradproof.precision.compared import compare
-from gradproof.precision.factor import factor
+from gradproof.precision.factor import Factor, factor
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.precision.mode import Policy, autocasts
@@ -240,19 +241,23 @@ def _wrong(
         **{j.name: j for j in verification.parameters},
         **{name: j for j in verification.inputs for name in lab.specimen.inputs if plain(name) == j.name},
     }
-    refuted = [name for name, j in judged.items() if j.status == "refuted" and name in lab.grads]
+    refuted = [name for name, j in judged.items() if j.status == "refuted"]
     prepared = lab.specimen.reference() if refuted and trusted is None else None
     for name in refuted:
-        g = lab.grads[name]
-        if trusted is not None and name in trusted:
+        g, error = lab.grads.get(name), judged[name].error
+        if g is None:  # none at all, where there should be one
+            found = Factor(0.0, False)
+        elif trusted is not None and name in trusted:
             wrong[name] = _beside(name, g, trusted[name])
-        elif prepared is not None:
-            found = factor(prepared, lab.specimen.cotangents, name, g, seed)
-            error = judged[name].error
-            note = _in_words(found.ratio, error, found.scale)
-            wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
+            continue
+        else:
+            found = factor(prepared or lab.specimen.reference(), lab.specimen.cotangents, name, g, seed)
+        note = _in_words(found.ratio, error, found.scale)
+        wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
+    whole = math.hypot(*(float(g.norm()) for g in lab.grads.values()))
     for name, right in (trusted or {}).items():
-        if name in lab.grads and name not in wrong and compare(lab.grads[name], right).relative > AGREES:
+        c = compare(lab.grads[name], right) if name in lab.grads and name not in wrong else None
+        if c is not None and c.error > AGREES * max(c.size, 1e-3 * whole):
             wrong[name] = _beside(name, lab.grads[name], right)
     return wrong
 
@@ -284,14 +289,7 @@ def _sweep(sweep: Sequence[tuple[Format, Taken]]) -> dict[str, Any]:
         for format, taken in sweep
     ]
     usable = [(math.log(p["unit"]), math.log(p["rel_error"])) for p in points if 0 < p["rel_error"] < 0.5]
-    return dict(points=points, slope=_slope(usable))
-
-
-def _slope(points: Sequence[tuple[float, float]]) -> float | None:
-    if len(points) < 2:
-        return None
-    mean_x, mean_y = (sum(column) / len(points) for column in zip(*points, strict=True))
-    return sum((x - mean_x) * (y - mean_y) for x, y in points) / sum((x - mean_x) ** 2 for x, _ in points)
+    return dict(points=points, slope=linear_regression(*zip(*usable, strict=True)).slope if len(usable) > 1 else None)
 
 
 def _trusted(

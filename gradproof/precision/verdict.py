@@ -90,7 +90,7 @@ def judge_format(
         name: wrong.get(name) or _judge(name, measured, band, routing, lost, device)
         for name in measured.nearest.tensors
     }
-    judged = {name: replace(j, name=plain(name)) for name, j in judged.items()}
+    judged = {name: replace(j, name=plain(name)) for name, j in {**wrong, **judged}.items()}
     worst = overall([j.verdict for j in judged.values()])
     divergence = first_divergence(reference, measured, worst) if worst in ("bug", "overflow", "underflow") else None
     return FormatVerdict(

@@ -64,6 +64,19 @@ def test_a_bug_that_is_no_scale_is_not_called_one():
     assert found.verdict == "bug" and "scale bug" not in found.summary and "0.weight" in found.summary
 
 
+def test_a_gradient_that_is_missing_altogether_is_a_bug():
+    module, inputs = mlp(Module(lambda self, x: torch.tanh(x).detach()))
+    found = diagnosed(module, inputs)
+    wrong = {j.name for j in (*found.precisions[0].parameters, *found.precisions[0].inputs) if j.verdict == "bug"}
+    assert found.verdict == "bug" and wrong == {"0.weight", "0.bias", "input"}
+    assert "gradient is zero at every precision" in found.summary
+
+
+def test_a_module_without_anything_to_judge_is_inconclusive():
+    found = diagnosed(Module(lambda self, x: x.float() * 2), (torch.arange(6),))
+    assert found.verdict == "inconclusive" and json.loads(found.to_json())["parameters"] == []
+
+
 def test_a_trusted_reference_gives_ratio_and_cosine_even_where_the_forward_is_wrong():
     module, inputs = mlp(nn.GELU("tanh"))
     trusted = copy.deepcopy(module)
@@ -73,6 +86,18 @@ def test_a_trusted_reference_gives_ratio_and_cosine_even_where_the_forward_is_wr
     wrong = {j.name: j for j in found.precisions[0].parameters if j.verdict == "bug"}
     assert "2.weight" in wrong and 0.99 < wrong["2.weight"].cosine < 1
     assert diagnosed(module, inputs, reference=copy.deepcopy(module))
+
+
+def test_a_gradient_that_cancels_agrees_with_its_reference():
+    """The bias before a normalisation: its gradient is rounding noise of float64 in both, and not the same."""
+    module, inputs = mlp(nn.LayerNorm(24), nn.Tanh())
+    reference = copy.deepcopy(module)
+    reference[1] = Module(
+        lambda self, x: F.layer_norm(x.flip(-1), (24,)).flip(-1) * self.weight + self.bias,
+        weight=module[1].weight.detach().clone(),
+        bias=module[1].bias.detach().clone(),
+    )
+    assert diagnosed(module, inputs, reference=reference)
 
 
 def test_the_reference_runs_at_the_modules_values():
