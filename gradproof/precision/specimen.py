@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
-from gradproof.precision.watching import Places
+from gradproof.precision.watching import Diverged, Places
 from gradproof.proof.module import INPUT, CannotRun, Runner, draw_cotangent, first_run, judge_module, one_line
 from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
 from gradproof.proof.state import ModuleState
@@ -59,7 +59,7 @@ class ModuleSpecimen:
         self.inputs: frozenset[str] = frozenset()
         self.cotangents: Outputs = ()
         self.notes: list[str] = []
-        self._chosen: int | None = None
+        self.chosen: int | None = None
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1, in float64, whatever is narrower inside promoted."""
@@ -76,7 +76,7 @@ class ModuleSpecimen:
         runner, trial, _, notes, _ = first_run(self.module, self.given, self.state, self.device, self.seed, EVERY_FLOAT)
         self.notes = [note.replace("judged", "the reference runs") for note in notes if note != "judged in float64"]
         self.inputs, self.cotangents = frozenset(runner.inputs), (draw_cotangent(trial, self.seed),)
-        self._chosen = runner._chosen
+        self.chosen = runner.chosen
         default = torch.get_default_dtype()
         torch.set_default_dtype(usual)
 
@@ -86,6 +86,8 @@ class ModuleSpecimen:
             try:
                 with promoting:
                     return runner.run(values, cotangents)
+            except Diverged:
+                raise
             except (Exception, SystemExit) as error:
                 raise CannotRun(f"the module's backward raised {one_line(error)}") from error
             finally:
@@ -97,7 +99,7 @@ class ModuleSpecimen:
         """Parameters, buffers and inputs in `dtype`, as `module.to(dtype)` leaves them."""
         self.state.swap(dtype, self.device, attributes=False)
         runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed)
-        runner._chosen = self._chosen
+        runner.chosen = self.chosen
         return Prepared(runner.values, runner.run)
 
     def close(self) -> None:

@@ -200,7 +200,7 @@ class Runner:
         self.large = sum(value.numel() for value in self.values.values()) > LARGE
         self.outputs = 0
         self._current = dict(self.values)
-        self._chosen: int | None = None
+        self.chosen: int | None = None
 
     def run(self, values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
         """The projected output and, given its cotangent, every gradient: `.backward()` on the module itself."""
@@ -224,10 +224,10 @@ class Runner:
         floating = [leaf for leaf in _output_tensors(output) if _differentiable(leaf)]
         if not floating:
             raise CannotRun("the module's output holds no floating tensor to project")
-        if self._chosen is None:
-            self._chosen = next((i for i, leaf in enumerate(floating) if leaf.requires_grad), 0)
+        if self.chosen is None:
+            self.chosen = next((i for i, leaf in enumerate(floating) if leaf.requires_grad), 0)
             self.outputs = sum(leaf.requires_grad for leaf in floating)
-        return _real(floating[self._chosen])
+        return _real(floating[self.chosen])
 
     def _prepare(self, values: Mapping[str, Tensor]) -> Any:
         """Puts the values in place and returns the arguments. Inputs are clones of leaves, so that the module may
