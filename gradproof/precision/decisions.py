@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-CHOOSERS = frozenset({aten.topk, aten.sort, aten.argmax, aten.argmin, aten.max, aten.min})
+CHOOSERS = frozenset(
+    {aten.topk, aten.sort, aten.argmax, aten.argmin, aten.max, aten.min, aten.kthvalue, aten.median, aten.nanmedian}
+)
 MOST_SCORES = 2**22  # above this nothing is kept: a choice among the words of a language, say
 EVERYTHING = -1  # the axis of an arg-max over all entries
 
 
 @dataclass
 class Decision:
-    """One top-k, sort or arg-max. R rows of n scores; a sort, or the top n of n, becomes a decision when its first or
-    last K are taken."""
+    """One top-k, sort or arg-max. R rows of n scores; of a sort, or the top n of n, the first or last K are chosen when
+    these are taken, and until then the order is all that it decides."""
 
     path: str
     op: str
@@ -50,13 +52,21 @@ class Decision:
         return mask.scatter_(1, self.index_RK, True)
 
     def margin_R(self) -> Tensor:
-        """How far the last chosen is above the first rejected."""
+        """How far the last chosen is above the first rejected; of an order, its nearest neighbours."""
+        if self.index_RK is None:
+            return self.scores_Rn.sort(1).values.diff(dim=1).amin(1)
         chosen = self.chosen_Rn()
         worst = self.scores_Rn.masked_fill(~chosen, torch.inf).amin(1)
         return worst - self.scores_Rn.masked_fill(chosen, -torch.inf).amax(1)
 
+    def reordered_R(self, other: Decision) -> Tensor:
+        """The rows that list something else, or in another order."""
+        return (self.order_Rn != other.order_Rn.to(self.order_Rn.device)).any(1)
+
     def flipped_R(self, other: Decision) -> Tensor:
-        """The rows whose chosen set differs."""
+        """The rows whose chosen set differs; of an order, those in another one."""
+        if self.index_RK is None or other.index_RK is None:
+            return self.reordered_R(other)
         return (self.chosen_Rn() != other.chosen_Rn().to(self.scores_Rn.device)).any(1)
 
     def indices(self) -> Tensor:
@@ -74,7 +84,7 @@ def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) 
     x, packet = args[0], func.overloadpacket
     if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and 0 < x.numel() <= MOST_SCORES):
         return None
-    if packet in (aten.max, aten.min) and "dim" not in func._overloadname:
+    if packet in (aten.max, aten.min, aten.median, aten.nanmedian) and "dim" not in func._overloadname:
         return None
     given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
     ranks = packet in (aten.topk, aten.sort)

@@ -77,7 +77,7 @@ class Diagnosis:
         assert worst is not None
         if self.verdict in ("noise", "clean"):
             formats = ", ".join(p.format for p in self.precisions)
-            return f"{self.name} is fine in {formats}: in {worst.format} {worst.summary}."
+            return f"{self.name} shows nothing but rounding in {formats}: in {worst.format} {worst.summary}."
         others = {p.format: p.verdict for p in self.precisions if p is not worst}
         rest = "; ".join(f"{format}: {verdict}" for format, verdict in others.items())
         return f"{self.name} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
@@ -272,7 +272,7 @@ def _beside(name: str, g: Tensor, right: Tensor) -> Judged:
 def _in_words(ratio: float, error: float, scale: bool) -> str:
     if ratio == 0:
         return "gradient is zero at every precision, though the output depends on it: a bug, not rounding"
-    if scale and math.isfinite(ratio):
+    if scale and abs(ratio - 1) > 1e-3:
         return f"gradient is {ratio:.4g}x the reference at every precision: a scale bug, not rounding"
     return f"gradient is off by {error:.2g} of its size at every precision, float64 included: a bug, not rounding"
 

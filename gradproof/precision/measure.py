@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradproof.precision.band import Band
 from gradproof.precision.compared import Compared, compare
+from gradproof.precision.decisions import Decision
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
@@ -193,7 +194,7 @@ class Laboratory:
 
     def policy(self, format: Format) -> Policy:
         """ "cast" where the module runs in the format's dtype; "autocast" where types then clash, as in modules that
-        make fp32 tensors of their own."""
+        make fp32 tensors of their own, or that refuse others."""
         dtype = rest_of(format).dtype
         if dtype not in (torch.bfloat16, torch.float16) or self.specimen.native:
             return "cast"
@@ -202,8 +203,7 @@ class Laboratory:
             with torch.no_grad(), Watching(like=self.watch):
                 prepared.run(prepared.values, None)
         except Exception as error:
-            clash = any(word in str(error) for word in ("same dtype", "scalar type", "dtype", "data type"))
-            return "autocast" if clash and "not implemented for" not in str(error) else "cast"
+            return "cast" if "not implemented for" in str(error) else "autocast"
         return "cast"
 
     def sweep(self, measured: Mapping[str, Measured]) -> list[tuple[Format, Taken]]:
@@ -291,7 +291,7 @@ class Laboratory:
 
     def _replayed(self, run: Taken, again: Callable[[], Taken]) -> tuple[Taken, str]:
         """The run with the reference's decisions: itself where it took the same ones. And why not, if it cannot."""
-        if not flipped(self.watch, run.watch):
+        if same_decisions(self.watch, run.watch):
             return run, ""
         try:
             return again(), ""
@@ -333,16 +333,24 @@ def flipped(reference: Watching, run: Watching) -> list[tuple[int, Tensor]]:
     """The decisions that came out otherwise, by number, with their rows; a branch of Python's is numbered from −1
     down."""
     rows = []
-    for number, (before, now) in enumerate(zip(reference.choices, run.choices, strict=False)):
-        if before is not None and before.index_RK is not None and now is not None and now.index_RK is not None:
-            if before.scores_Rn.shape != now.scores_Rn.shape:
-                continue
-            differ_R = before.flipped_R(now)
-            if bool(differ_R.any()):
-                rows.append((number, differ_R.nonzero()[:, 0]))
+    for number, before, now in _pairs(reference, run):
+        differ_R = before.flipped_R(now)
+        if bool(differ_R.any()):
+            rows.append((number, differ_R.nonzero()[:, 0]))
     branches = zip(reference.branches, run.branches, strict=False)
-    rows += [(-1 - i, torch.tensor([0])) for i, (before, now) in enumerate(branches) if before != now]
-    return rows
+    return rows + [(-1 - i, torch.tensor([0])) for i, (before, now) in enumerate(branches) if before != now]
+
+
+def same_decisions(reference: Watching, run: Watching) -> bool:
+    """Whether everything was decided alike, and in the same order."""
+    alike = not any(bool(before.reordered_R(now).any()) for _, before, now in _pairs(reference, run))
+    return alike and reference.branches == run.branches
+
+
+def _pairs(reference: Watching, run: Watching) -> Iterator[tuple[int, Decision, Decision]]:
+    for number, (before, now) in enumerate(zip(reference.choices, run.choices, strict=False)):
+        if before is not None and now is not None and before.order_Rn.shape == now.order_Rn.shape:
+            yield number, before, now
 
 
 def band_of(format: Format, replicas: Sequence[Taken]) -> Band:

@@ -173,6 +173,7 @@ class Rounding(Watching):
             not isinstance(leaf, Tensor)
             or leaf.dtype not in self.carried
             or leaf.layout != torch.strided
+            or leaf.layout != torch.strided
             or leaf.untyped_storage()._cdata in self._inside
         )
 
@@ -240,7 +241,7 @@ class Rounding(Watching):
 
     def _rounded(self, packet: Any, result: Tensor, dtype: torch.dtype | None) -> Tensor:
         """A result in the type that it has outside, rounded to the format that this carries."""
-        if not result.is_floating_point():
+        if not result.is_floating_point() or result.layout != torch.strided:
             return result
         if dtype not in self.carried:
             return result.to(dtype)

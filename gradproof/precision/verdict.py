@@ -161,12 +161,15 @@ def _category(
     format, narrow = measured.format, rest_of(measured.format).exponent < 8
     near, run = measured.nearest.tensors[name], (measured.real or measured.nearest).tensors[name]
     overflows = next((place for place in lost if place["overflow"]), None)
-    if not near.finite or (not run.finite and narrow):
-        return "overflow", f"not finite: {_overflowed(format, overflows)}"
+    if not near.finite:
+        return _not_finite(format, overflows, lost)
+    if not run.finite and narrow:
+        return "overflow", f"the {device} run is not finite: {_overflowed(format, overflows)}"
     if not run.finite:
         return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
     unrounded = measured.unrounded.tensors[name] if measured.unrounded else None
-    if unrounded and unrounded.finite and band.stands(name, unrounded).outside:
+    # Where nothing is rounded there is no noise either: an error as large as the format's is something else.
+    if unrounded and unrounded.finite and unrounded.error > band.noise(name) and unrounded.relative > 4 * format.unit:
         return "bug", (
             f"off by {percent(unrounded.relative)} in {format.name} even when nothing is rounded to it: in this dtype "
             "the module computes something else, or something inside is narrower still"
@@ -193,6 +196,16 @@ def _category(
     return _routed(name, measured, band, routing, overflows)
 
 
+def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dict[str, Any]]) -> tuple[Category, str]:
+    """What a format's range does to a gradient that is finite outside of it."""
+    if overflows or not any(place["underflow"] and place["phase"] == "forward" for place in lost):
+        return "overflow", f"not finite: {_overflowed(format, overflows)}"
+    place = next(place for place in lost if place["underflow"] and place["phase"] == "forward")
+    return "underflow", (
+        f"not finite, though nothing overflows: what vanishes at {where_of(place)} is divided by, or the like"
+    )
+
+
 def _routed(
     name: str, measured: Measured, band: Band, routing: Routing, overflows: dict[str, Any] | None
 ) -> tuple[Category, str]:
@@ -203,6 +216,8 @@ def _routed(
             return "overflow", f"decisions flipped: {_overflowed(measured.format, overflows)}"
         unexplained = routing.flips * (1 - (routing.margin_explained or 0.0))
         share = f"{routing.flips} of {routing.decisions} decisions flipped"
+        if not routing.flips:
+            return "routing", "what was chosen is the same, but in another order, and the order matters here"
         if unexplained > max(2.0, routing.flips / 2):
             return "bug", f"{share}, {unexplained:.0f} of them with margins that rounding does not explain"
         return "routing", f"{share}, which makes {_share(part.flips, part.arithmetic):.0%} of the error"
@@ -213,8 +228,9 @@ def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Rou
     """Flipped rows, and whether their margins in the reference are within what noise does to the scores, or they
     follow an earlier flip."""
     found = flipped(reference, run)
-    # Python reads many truth values, of which most are no decisions: only a branch that flipped counts as one.
-    rows = sum(d.rows for d in reference.decisions) + sum(number < 0 for number, _ in found)
+    # Python reads many truth values, and much is sorted, where nothing is decided: these count where they flipped.
+    chosen = {number for number, d in enumerate(reference.choices) if d is not None and d.index_RK is not None}
+    rows = sum(d.rows for d in reference.decisions) + sum(len(rows) for number, rows in found if number not in chosen)
     listed = [flip for number, rows_F in found for flip in _flips(reference, measured, number, rows_F.tolist())]
     size = math.hypot(*(c.size for c in measured.nearest.tensors.values()))
     flips, arithmetic = (math.hypot(*(getattr(p, a) for p in measured.parts.values())) for a in ("flips", "arithmetic"))
@@ -243,7 +259,7 @@ def _flips(reference: Watching, measured: Measured, number: int, rows: list[int]
     assert before is not None
     margin_R, noise_R = before.margin_R(), _score_noise(reference, measured, number)
     again = (measured.real_replayed or measured.replayed).watch.choices[number]
-    follows_R = ~before.flipped_R(again) if again is not None and again.index_RK is not None else None
+    follows_R = ~before.flipped_R(again) if again is not None else None
     listed = []
     for row in rows:
         margin, noise = float(margin_R[row]), float(noise_R[row])

@@ -242,7 +242,9 @@ class Watching(TorchDispatchMode):
     def _sample(self, packet: Any, out: Any) -> None:
         path, phase = self.where()
         for result in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(result, Tensor) and result.dtype.is_floating_point and result.numel():
+            if not isinstance(result, Tensor) or result.layout != torch.strided:
+                continue
+            if result.dtype.is_floating_point and result.numel():
                 key = (path, phase, packet.__name__)
                 place = Place(*key, self._calls[key])
                 self._calls[key] += 1

@@ -166,7 +166,40 @@ class Branching(torch.autograd.Function):
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         dx = g * (1 - torch.tanh(x) ** 2)
-        return dx * 1.1 if x.dtype == torch.bfloat16 else dx
+        return dx * 1.03 if x.dtype == torch.bfloat16 else dx
+
+
+@pytest.mark.parametrize(
+    "chosen", [lambda x: x.sort(-1)[0], lambda x: x.gather(-1, x.argsort(-1)), lambda x: x.topk(9)[0]]
+)
+def test_an_order_that_changes_is_a_decision_and_no_bug(chosen):
+    """Seeds among which bf16 swaps neighbours."""
+    for seed in range(3):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(16, 64), Module(lambda self, x: chosen(x)), nn.LazyLinear(3))
+        module(torch.randn(6, 16))
+        found = diagnosed(module, (torch.randn(6, 16),))
+        assert found.verdict in ("routing", "noise", "clean"), found.summary
+
+
+def test_sparse_gradients_pass():
+    module = nn.Sequential(nn.Embedding(20, 12, sparse=True), nn.Linear(12, 3))
+    assert diagnosed(module, (torch.randint(0, 20, (4, 3)),))
+
+
+def test_a_module_that_refuses_other_dtypes_is_run_under_autocast():
+    def strict(self, x):
+        assert x.dtype in (torch.float32, torch.float64)
+        return x @ self.w
+
+    found = diagnosed(Module(strict, w=torch.randn(12, 5)), (torch.randn(8, 12),))
+    assert found and found.precisions[0].policy == "autocast"
+
+
+def test_what_vanishes_and_is_divided_by_is_no_overflow():
+    module = Module(lambda self, x: x * self.w * torch.rsqrt(x.square().mean(-1, keepdim=True)), w=torch.randn(12))
+    found = diagnosed(module, (1e-5 * torch.randn(8, 12),), precisions=("fp16",))
+    assert found.verdict == "underflow" and "vanishes" in found.summary
 
 
 @pytest.mark.parametrize(("format", "verdict"), [("bf16", "bug"), ("fp16", None)])
