@@ -459,43 +459,125 @@ def _verify_own(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Option(help="What to measure: diagnose.")] = "diagnose",
+    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose", help="What to measure.")] = "diagnose",
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
     size: Annotated[
-        str, typer.Option(help="nano, or 100m: a transformer of 104.7 million parameters, minutes.")
-    ] = "nano",
-    rows: Annotated[int, typer.Option(help="Rows of the batch.", min=1)] = 256,
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="step: nano, tiny, medium, full or dense-0.7b; left out, those that fit the device. "
+            "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
+        ),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch; step: together with --size.", min=1)] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="step, ops: of products and activations; fp32 on a CPU, bf16 on a GPU.")
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="step, ops: fewer rounds; the figures are rough.")] = False,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Measure what Gradproof costs. diagnose: the rounding mode's overhead on each op, and whole diagnoses.
+    """Measure how fast Gradproof is, and what it costs.
+
+    **step**: a whole training step beside the same model as PyTorch users write it: a loop over the experts, all
+    experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Ours and a peer take turns in one
+    process; medians, useful TFLOP/s, share of what a large product reaches, peak of memory. A peer that fails is
+    recorded with its error. The file is written after each size.
+
+    **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
+
+    **diagnose**: the rounding mode's overhead on each op, and whole diagnoses.
 
     Examples:
 
-        gradproof bench --suite diagnose
+        gradproof bench --suite step --json step.json
+
+        gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
+
+        gradproof bench --suite ops --device cuda --precision bf16
 
         gradproof bench --suite diagnose --size 100m
     """
     with errors(debug):
-        from json import dumps
-
         check_outputs(json, None)
         check_device(device)
-        if suite != "diagnose":
-            raise ValueError(f"there is no suite {suite!r}; the suites are diagnose")
-        if size not in ("nano", "100m"):
-            raise ValueError(f"there is no size {size!r} to diagnose; the sizes are nano, 100m")
-        from gradproof.bench.diagnose import large, nano, overheads
-        from gradproof.proof.verdict import environment
+        if suite == "diagnose":
+            if precision or peers is not None or quick:
+                raise ValueError("--precision, --peers and --quick are for the suites step and ops")
+            _bench_diagnose(device, size or "nano", rows or 256, json)
+        elif suite == "step":
+            _bench_step(device, size, rows, precision, peers, quick, json)
+        elif suite == "ops":
+            if size is not None or peers is not None:
+                raise ValueError("--size and --peers are for the suite step; ops has widths and contestants of its own")
+            from gradproof.bench import ops
 
-        record: dict[str, Any] = {"suite": suite, "device": device.value, "environment": environment(device.value)}
-        if size == "nano":
-            record |= {"rows": rows, "overheads": overheads(device.value, rows), "nano": nano(device.value, rows)}
+            with stages() as say:
+                found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
+                _show_rows(found, ops.show, json)
         else:
-            record["large"] = large(device.value)
-        show_diagnose_bench(record, console_for(json))
+            raise ValueError(f"there is no suite {suite!r}; the suites are step, ops, diagnose")
+
+
+def _precision(device: Device, precision: Precision | None) -> str:
+    return precision.value if precision else "bf16" if device is Device.cuda else "fp32"
+
+
+def _bench_step(
+    device: Device,
+    size: str | None,
+    rows: int | None,
+    precision: Precision | None,
+    peers: str | None,
+    quick: bool,
+    json: str | None,
+) -> None:
+    from gradproof.bench import step
+
+    listed = step.cases(device.value, size, rows)
+    names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
+    step.check_peers(names or [], listed, device.value)
+    with stages() as say:
+        found = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
+        record = _show_rows(found, step.show, json)
+    if any("error" in row["contestants"][0] for row in record["rows"]):
+        raise typer.Exit(STOPPED)
+
+
+def _show_rows(found: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
+    """Shows the newest row of each record, and writes the file anew: who is cut off keeps what was measured."""
+    from json import dumps
+
+    record: dict[str, Any] = {}
+    for record in found:
+        show(record["rows"][-1], console_for(json))
+        if json != "-":
+            write(record, dumps(record, indent=1), json)
+    if json == "-":
         write(record, dumps(record, indent=1), json)
+    return record
+
+
+def _bench_diagnose(device: Device, size: str, rows: int, json: str | None) -> None:
+    from json import dumps
+
+    if size not in ("nano", "100m"):
+        raise ValueError(f"there is no size {size!r} to diagnose; the sizes are nano, 100m")
+    from gradproof.bench.diagnose import large, nano, overheads
+    from gradproof.proof.verdict import environment
+
+    record: dict[str, Any] = {"suite": "diagnose", "device": device.value, "environment": environment(device.value)}
+    if size == "nano":
+        record |= {"rows": rows, "overheads": overheads(device.value, rows), "nano": nano(device.value, rows)}
+    else:
+        record["large"] = large(device.value)
+    show_diagnose_bench(record, console_for(json))
+    write(record, dumps(record, indent=1), json)
 
 
 @app.command()
@@ -524,7 +606,7 @@ def sizes(
         from gradproof.models.sizes import costs
 
         check_outputs(json, None)
-        found = costs(rows)
+        found = costs(rows, device.value)
         chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
         for name in chosen:
             if name not in [cost.name for cost in found]:
@@ -547,14 +629,14 @@ def sizes(
 
 def _measured(names: list[str], rows: int, device: Device) -> dict[str, int]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would announce itself
-    from gradproof.train.memory import peak_bytes, training_step
+    from gradproof.train.memory import step_bytes
 
     with progress_of("measuring") as progress:
         peaks = {}
         for done, name in enumerate(names):
             progress(done, len(names))
             model, size = name.split("-") if "-" in name else ("moe", name)
-            peaks[name] = peak_bytes(lambda m=model, s=size: training_step(m, s, rows, device.value), device.value)
+            peaks[name] = step_bytes(model, size, rows, device.value)
     return peaks
 
 

@@ -66,6 +66,8 @@ class Contract:
     options  keyword options of forward (and backward); all are tried
     draw     (sizes, generator, options) to the arguments that are not N(0,1), such as indices
     edges    examples at the edge of the domain: ties, saturation, constant rows
+    parts    how a gradient that holds many parameters is taken apart, (tensor, options) to parts by name
+    same     (module, example) to integers, in which a kernel may not differ from the op at all
     """
 
     shapes: str
@@ -76,6 +78,8 @@ class Contract:
     options: tuple[Mapping[str, Any], ...] = ({},)
     draw: Callable[[Mapping[str, int], Any, Mapping[str, Any]], dict[str, Any]] | None = None
     edges: tuple[Callable[[Any], Example], ...] = ()
+    parts: Mapping[str, Callable[[Tensor, Mapping[str, Any]], dict[str, Tensor]]] = field(default_factory=dict)
+    same: Callable[[Any, Example], Any] | None = None
 
 
 @dataclass(frozen=True)

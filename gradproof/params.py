@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,16 @@ class Entry(NamedTuple):
     kind: Kind
 
 
+class Weights(Protocol):
+    """Parameters as a forward reads them."""
+
+    def __getitem__(self, name: str) -> Tensor: ...
+
+    def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor | None]:
+        """theta_EP: what stands under the prefix, one copy a row; and a narrow copy of it for products, if any."""
+        ...
+
+
 class ParamSpace(Mapping[str, Tensor]):
     """Maps each name to its view of `flat_P`, in declaration order. `grad_P` has the same layout; `grads` are its
     views. `generation` rises with every update: call `touch()` after writing through a raw kernel."""
@@ -47,6 +57,7 @@ class ParamSpace(Mapping[str, Tensor]):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"parameter {twice!r} is declared twice")
         self.spec = tuple(Entry(name, tuple(shape), kind) for name, shape, kind in spec)
+        self.shapes = {entry.name: entry.shape for entry in self.spec}
         self.offsets: dict[str, int] = {}
         end = 0
         for entry in self.spec:
@@ -123,12 +134,46 @@ class ParamSpace(Mapping[str, Tensor]):
                 self[entry.name].fill_(1.0 if entry.kind == "gamma" else 0.0)
         return self
 
+    def shards(self, prefix: str, copies: int) -> tuple[Tensor, None]:
+        """theta_EP: what stands under the prefix, one copy a row, with its padding."""
+        return self.shards_of(self.flat_P, prefix, copies), None
+
+    def shards_of(self, flat_P: Tensor, prefix: str, copies: int) -> Tensor:
+        """The same of any buffer with this layout."""
+        inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
+        end = self.offsets[inside[-1].name] + padded(math.prod(inside[-1].shape))
+        return flat_P[self.offsets[inside[0].name] : end].view(copies, -1)
+
+    def pack(self, values: Mapping[str, Tensor]) -> Packed:
+        """Other values of the same parameters, differentiable with respect to them."""
+        pieces = []
+        for name, shape, _ in self.spec:
+            length = math.prod(shape)
+            pieces.append(torch.nn.functional.pad(values[name].reshape(-1), (0, padded(length) - length)))
+        return Packed(self, values, torch.cat(pieces))
+
     def views(self, flat_P: Tensor) -> dict[str, Tensor]:
         """The named views of any buffer with this layout: values, gradients, moments."""
-        return {
-            name: flat_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
-            for name, shape, _ in self.spec
-        }
+        return {name: self.view_of(flat_P, name) for name in self.offsets}
+
+    def view_of(self, flat_P: Tensor, name: str) -> Tensor:
+        """One of them."""
+        shape, start = self.shapes[name], self.offsets[name]
+        return flat_P[start : start + math.prod(shape)].view(shape)
+
+
+class Packed(NamedTuple):
+    """Values that belong to nobody, in the layout of a ParamSpace."""
+
+    space: ParamSpace
+    values: Mapping[str, Tensor]
+    flat_P: Tensor
+
+    def __getitem__(self, name: str) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.values[name]
+
+    def shards(self, prefix: str, copies: int) -> tuple[Tensor, None]:
+        return self.space.shards_of(self.flat_P, prefix, copies), None
 
 
 def version(tensor: Tensor) -> int:

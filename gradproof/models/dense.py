@@ -5,19 +5,20 @@ Linear(I,H) → LayerNorm;  n × [Linear(H,F) → LayerNorm → GELU → Linear(
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, equivariant
-from gradproof.models import chain
+from gradproof.kernels.registry import REFERENCE, Kernels, Shape
 from gradproof.models.model import SIZES, Model, MoEOutput, draw_rows, spec_count
-from gradproof.ops import wide
+from gradproof.ops import dispatch, experts
+from gradproof.ops.experts import Chain
 from gradproof.ops.route import Whole
-from gradproof.params import Entry
+from gradproof.params import Entry, Weights
 
 MATCHED_BLOCKS = 2  # deep stacks without residuals barely learn, so a matched dense model is wide
 
@@ -36,14 +37,11 @@ class DenseConfig:
         if min(self.inputs, self.outputs, self.hidden, self.feedforward) < 1 or self.blocks < 0:
             raise ValueError("inputs, outputs, hidden and feedforward must be at least 1, blocks at least 0")
 
-    @property
-    def widths(self) -> list[int]:
-        return [self.inputs, self.hidden, *[self.feedforward, self.hidden] * self.blocks, self.outputs]
-
-    @property
-    def active(self) -> list[bool]:
+    @cached_property
+    def chain(self) -> Chain:
         """The first layer has no GELU."""
-        return [False, *[True] * (2 * self.blocks)]
+        widths = (self.inputs, self.hidden, *[self.feedforward, self.hidden] * self.blocks, self.outputs)
+        return Chain(widths, (False, *[True] * (2 * self.blocks)))
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> DenseConfig:
@@ -80,7 +78,7 @@ class DenseConfig:
 
     def spec(self) -> list[Entry]:
         """Layers in order."""
-        return chain.entries("", self.widths)
+        return experts.entries("", self.chain.widths)
 
     def param_count(self) -> int:
         """The exact number of parameters, without allocating one."""
@@ -88,11 +86,11 @@ class DenseConfig:
 
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row."""
-        return chain.saved_per_row(self.widths, self.active)
+        return experts.saved_per_row(self.chain)
 
-    def working_per_row(self) -> int:
+    def working_per_row(self, device: str) -> int:
         """How many numbers more a step holds for each row, at the worst moment of its backward."""
-        return self.inputs + self.outputs + chain.WORKING * max(self.widths[1:-1])
+        return self.inputs + self.outputs + experts.WORKING[device] * max(self.chain.widths[1:-1])
 
 
 class Dense(Model):
@@ -107,24 +105,49 @@ class Dense(Model):
         return cls(DenseConfig.sized(name), **options)
 
     def apply(
-        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: Whole | None = None
-    ) -> tuple[MoEOutput, chain.Saved]:
-        y_TO, saved = chain.forward(params, "", x_TI, self.config.active)
-        return MoEOutput(wide(y_TO), x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), saved
+        self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
+    ) -> tuple[MoEOutput, Any]:
+        theta_EP, narrow_EP = weights.shards("", 1)
+        plan = dispatch.all_rows(x_TI.shape[0], x_TI.device)
+        y_TO, saved = kernels.experts.forward(
+            x_TI, theta_EP, plan, self.config.chain, narrow_EP, workspace=kernels.workspace
+        )
+        return MoEOutput(y_TO, x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), (plan, saved)
 
-    def routed(self, saved: chain.Saved) -> tuple[Tensor, Tensor]:
-        T, device = saved.last_TH.shape[0], saved.last_TH.device
-        return torch.ones(T, 1, device=device), torch.full((1,), T, device=device)
+    def shape(self, rows: int, dtype: torch.dtype) -> Shape:
+        return Shape(self.params.flat_P.device.type, str(dtype)[6:], rows, 1, 1, self.config.chain)
+
+    def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
+        plan, _ = saved
+        return torch.ones_like(plan.index_TK, dtype=torch.float32), plan.offset_F[1:]
 
     def pull_back(
         self,
-        params: Mapping[str, Tensor],
-        grads: Mapping[str, Tensor],
+        weights: Weights,
+        grad_P: Tensor,
         dy: tuple[Tensor, Tensor],
         x_TI: Tensor,
-        saved: chain.Saved,
-    ) -> Tensor:
-        return chain.backward(params, grads, "", dy[0], saved, self.config.active)
+        saved: Any,
+        *,
+        accumulate: bool = False,
+        want_dx: bool = True,
+        kernels: Kernels = REFERENCE,
+    ) -> Tensor | None:
+        theta_EP, narrow_EP = weights.shards("", 1)
+        plan, kept = saved
+        return kernels.experts.backward(
+            dy[0],
+            kept,
+            x_TI,
+            theta_EP,
+            plan,
+            self.config.chain,
+            narrow_EP=narrow_EP,
+            out_EP=grad_P.view(1, -1),
+            accumulate=accumulate,
+            want_dx=want_dx,
+            workspace=kernels.workspace,
+        )[0]
 
 
 CONTRACT = Contract(

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradproof.kernels.registry import REFERENCE, Kernels, Shape
 from gradproof.ops.route import Whole
-from gradproof.params import Entry, ParamSpace, version
+from gradproof.params import Entry, ParamSpace, Weights, version
 
 # What the names of sizes mean for every family: the exact parameter counts of the MoE.
 SIZES = {"nano": 195_540, "tiny": 84_984_276, "medium": 337_740_244, "full": 807_846_356}
@@ -48,7 +49,6 @@ class Model(ABC):
     """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
 
     Config: type[Any]  # of `config`
-    wide: tuple[str, ...] = ()  # parameters whose products stay in fp32 where others are narrower, by prefix
 
     def __init__(
         self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -58,30 +58,41 @@ class Model(ABC):
         self.buffers: dict[str, Tensor] = {}
 
     @abstractmethod
-    def apply(self, params: Mapping[str, Tensor], x_TI: Tensor, whole: Whole | None = None) -> tuple[MoEOutput, Any]:
+    def apply(
+        self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
+    ) -> tuple[MoEOutput, Any]:
         """The forward as a function of parameters and input: (output, saved). `whole` is the batch that these rows are
         a part of, where the gradients of several parts are accumulated."""
 
     @abstractmethod
     def pull_back(
         self,
-        params: Mapping[str, Tensor],
-        grads: Mapping[str, Tensor],
+        weights: Weights,
+        grad_P: Tensor,
         dy: tuple[Tensor, Tensor],
         x_TI: Tensor,
         saved: Any,
-    ) -> Tensor:
-        """The backward: adds the gradients to `grads`, returns dx_TI. `dy` is (d_logits_TO, d_aux)."""
+        *,
+        accumulate: bool = False,
+        want_dx: bool = True,
+        kernels: Kernels = REFERENCE,
+    ) -> Tensor | None:
+        """The backward: writes the gradients to `grad_P`, or adds them to it, and returns dx_TI where that is wanted.
+        `dy` is (d_logits_TO, d_aux)."""
 
     @abstractmethod
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
         """Of what `apply` saved: p_TE, the router's distribution over the experts, and load_E, the rows of each."""
 
+    @abstractmethod
+    def shape(self, rows: int, dtype: torch.dtype) -> Shape:
+        """What a step on so many rows, with products in `dtype`, asks of its kernels."""
+
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
         raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
 
-    def load(self, params: Mapping[str, Tensor], x_TI: Tensor) -> Tensor:
+    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
         """load_E: how many of these rows choose each expert."""
         return torch.full((1,), x_TI.shape[0], device=x_TI.device)
 
@@ -114,9 +125,9 @@ class Model(ABC):
         d_aux = torch.as_tensor(d_aux, dtype=d_logits_TO.dtype, device=d_logits_TO.device)
         if d_aux.dim():
             raise ValueError(f"d_aux is the cotangent of one number, not of {list(d_aux.shape)}")
-        if not accumulate:
-            self.params.grad_P.zero_()
-        dx_TI = self.pull_back(self.params, self.params.grads, (d_logits_TO, d_aux), tape.x_TI, tape.saved)
+        dy, grad_P = (d_logits_TO, d_aux), self.params.grad_P
+        dx_TI = self.pull_back(self.params, grad_P, dy, tape.x_TI, tape.saved, accumulate=accumulate)
+        assert dx_TI is not None
         tape.used, tape.saved = True, None
         return dx_TI
 

@@ -8,20 +8,19 @@ Only routed rows are computed: sorted by expert, worked on in contiguous slices,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
-from gradproof.models import chain
+from gradproof.kernels.registry import REFERENCE, Kernels, Shape
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
-from gradproof.ops import combine, dispatch, linear, route
-from gradproof.params import Entry
-
-BUSIEST = 1.33  # the load of the busiest expert, in means, that memory is planned for
+from gradproof.ops import dispatch, experts, linear, route
+from gradproof.ops.experts import Chain
+from gradproof.params import Entry, Weights
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,11 @@ class MoEConfig:
     def routing(self) -> route.Routing:
         return route.Routing(self.k, self.scores, self.renormalise, self.balance, self.z_loss)
 
-    @property
-    def widths(self) -> list[int]:
-        """The widths through one expert."""
-        return [self.inputs, *[self.hidden] * (1 + self.depth), self.outputs]
-
-    @property
-    def active(self) -> list[bool]:
-        return [True] * (1 + self.depth)
+    @cached_property
+    def chain(self) -> Chain:
+        """The shape of one expert."""
+        layers = 1 + self.depth
+        return Chain((self.inputs, *[self.hidden] * layers, self.outputs), (True,) * layers)
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> MoEConfig:
@@ -84,27 +80,25 @@ class MoEConfig:
 
     def spec(self) -> list[Entry]:
         """Router first, then the experts, each in the order of its layers."""
-        spec = chain.linear_entries("router", self.inputs, self.experts)
+        spec = experts.linear_entries("router", self.inputs, self.experts)
         for e in range(self.experts):
-            spec += chain.entries(f"experts.{e}.", self.widths)
+            spec += experts.entries(f"experts.{e}.", self.chain.widths)
         return spec
 
     def param_count(self) -> int:
         """The exact number of parameters, without allocating one."""
-        expert = spec_count(chain.entries("", self.widths))
-        return self.experts * expert + spec_count(chain.linear_entries("router", self.inputs, self.experts))
+        expert = spec_count(experts.entries("", self.chain.widths))
+        return self.experts * expert + spec_count(experts.linear_entries("router", self.inputs, self.experts))
 
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row (indices not counted)."""
-        routed = self.inputs + chain.saved_per_row(self.widths, self.active) + self.outputs
+        routed = self.inputs + experts.saved_per_row(self.chain) + self.outputs
         return self.k * routed + 3 * self.experts
 
-    def working_per_row(self) -> int:
-        """How many numbers more a step holds for each row, at the worst moment of its backward: the busiest expert's
-        layer, and the gradients of all routed rows."""
-        busiest = self.k * min(1.0, BUSIEST / self.experts)
-        routed = self.k * (self.inputs + 2 * self.outputs)
-        return self.inputs + self.outputs + routed + round(busiest * chain.WORKING * self.hidden)
+    def working_per_row(self, device: str) -> int:
+        """How many numbers more a step holds for each row, at the worst moment of its backward."""
+        routed = self.k * (self.inputs + 2 * self.outputs + experts.WORKING[device] * self.hidden)
+        return self.inputs + self.outputs + routed
 
 
 def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth: int) -> int:
@@ -126,7 +120,8 @@ def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth:
 class Saved(NamedTuple):
     routed: route.Saved
     plan: dispatch.Plan
-    experts: list[chain.Saved]
+    rows_NI: Tensor
+    experts: Any
     rows_NO: Tensor
 
 
@@ -135,7 +130,6 @@ class MoE(Model):
 
     Config = MoEConfig
     config: MoEConfig
-    wide = ("router.",)
 
     def __init__(self, config: MoEConfig, **options: Any):
         super().__init__(config, **options)
@@ -147,61 +141,88 @@ class MoE(Model):
         """`MoE.sized("nano", seed=0, device="cpu")`."""
         return cls(MoEConfig.sized(name), **options)
 
+    def shape(self, rows: int, dtype: torch.dtype) -> Shape:
+        c = self.config
+        return Shape(self.params.flat_P.device.type, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing)
+
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""
         if not self.buffers:
             super().rebalance(load_E)
         c_E = self.buffers["router.correction"]
-        self.buffers["router.correction"] = route.rebalance(c_E, load_E, self.config.correction)
+        c_E.copy_(route.rebalance(c_E, load_E, self.config.correction))
 
-    def load(self, params: Mapping[str, Tensor], x_TI: Tensor) -> Tensor:
-        _, saved = self._route(params, x_TI, None)
+    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        _, saved = self._route(weights, x_TI, None, REFERENCE)
         return route.load(saved.index_TK, self.config.experts)
 
     def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
-        return saved.routed.q_TE, route.load(saved.routed.index_TK, self.config.experts)
+        return saved.routed.q_TE, saved.plan.offset_F.diff()
 
     def apply(
-        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: route.Whole | None = None
+        self, weights: Weights, x_TI: Tensor, whole: route.Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Saved]:
-        routed, saved = self._route(params, x_TI, whole)
-        plan = dispatch.plan(saved.index_TK, self.config.experts)
-        rows_NI, _ = dispatch.forward(x_TI, plan)
-        outputs, experts = [], []
-        for e in range(self.config.experts):
-            rows_eI = rows_NI[plan.bounds[e] : plan.bounds[e + 1]]
-            y_eO, kept = chain.forward(params, f"experts.{e}.", rows_eI, self.config.active)
-            outputs.append(y_eO)
-            experts.append(kept)
-        rows_NO = torch.cat(outputs)
-        y_TO, _ = combine.forward(rows_NO, routed.gates_TE, plan)
+        routed, saved = self._route(weights, x_TI, whole, kernels)
+        plan = kernels.dispatch.plan(saved.index_TK, self.config.experts)
+        rows_NI, _ = kernels.dispatch.forward(x_TI, plan)
+        theta_EP, narrow_EP = weights.shards("experts.", self.config.experts)
+        rows_NO, kept = kernels.experts.forward(
+            rows_NI, theta_EP, plan, self.config.chain, narrow_EP, workspace=kernels.workspace
+        )
+        y_TO, _ = kernels.combine.forward(rows_NO, routed.gates_TE, plan)
         # The caller owns the output, the tape keeps its own gates.
-        return MoEOutput(y_TO, routed.gates_TE.clone(), routed.aux), Saved(saved, plan, experts, rows_NO)
+        output = MoEOutput(y_TO, routed.gates_TE.clone(), routed.aux)
+        return output, Saved(saved, plan, rows_NI, kept, rows_NO)
 
     def _route(
-        self, params: Mapping[str, Tensor], x_TI: Tensor, whole: route.Whole | None
+        self, weights: Weights, x_TI: Tensor, whole: route.Whole | None, kernels: Kernels
     ) -> tuple[route.Routed, route.Saved]:
-        z_TE, _ = linear.forward(x_TI, params["router.weight"], params["router.bias"])
-        return route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
+        z_TE, _ = linear.forward(x_TI, weights["router.weight"], weights["router.bias"])
+        return kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
 
     def pull_back(
         self,
-        params: Mapping[str, Tensor],
-        grads: Mapping[str, Tensor],
+        weights: Weights,
+        grad_P: Tensor,
         dy: tuple[Tensor, Tensor],
         x_TI: Tensor,
         saved: Saved,
-    ) -> Tensor:
+        *,
+        accumulate: bool = False,
+        want_dx: bool = True,
+        kernels: Kernels = REFERENCE,
+    ) -> Tensor | None:
         dy_TO, d_aux = dy
         plan = saved.plan
-        drows_NO, dgates_TE = combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
-        drows = []
-        for e in range(self.config.experts):
-            drows_eO = drows_NO[plan.bounds[e] : plan.bounds[e + 1]]
-            drows.append(chain.backward(params, grads, f"experts.{e}.", drows_eO, saved.experts[e], self.config.active))
-        dz_TE = route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
-        dx_TI = chain.linear_backward(params, grads, "router", dz_TE, x_TI)
-        return dx_TI + dispatch.backward(torch.cat(drows), None, plan)
+        drows_NO, dgates_TE = kernels.combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
+        theta_EP, narrow_EP = weights.shards("experts.", self.config.experts)
+        out_EP = self.params.shards_of(grad_P, "experts.", self.config.experts)
+        drows_NI, _ = kernels.experts.backward(
+            drows_NO,
+            saved.experts,
+            saved.rows_NI,
+            theta_EP,
+            plan,
+            self.config.chain,
+            narrow_EP=narrow_EP,
+            out_EP=out_EP,
+            accumulate=accumulate,
+            want_dx=want_dx,
+            workspace=kernels.workspace,
+        )
+        dz_TE = kernels.route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
+        dx_TI = self._router_backward(weights, grad_P, dz_TE, x_TI, accumulate)
+        return dx_TI + kernels.dispatch.backward(drows_NI, None, plan) if want_dx else None
+
+    def _router_backward(
+        self, weights: Weights, grad_P: Tensor, dz_TE: Tensor, x_TI: Tensor, accumulate: bool
+    ) -> Tensor:
+        """The router's two gradients, written or added under their names; returns its part of dx_TI."""
+        dx_TI, *found = linear.backward(dz_TE, None, x_TI, weights["router.weight"])
+        for name, grad in zip(("router.weight", "router.bias"), found, strict=True):
+            own = self.params.view_of(grad_P, name)
+            own.add_(grad) if accumulate else own.copy_(grad)
+        return dx_TI
 
 
 def _small(**options: Any) -> MoEConfig:

@@ -28,14 +28,16 @@ class Cost(NamedTuple):
         return self.weights + self.gradients + self.moments + self.activations + self.working
 
 
-def cost(name: str, config: Any, rows: int) -> Cost:
-    """The cost of one training step of `config` on `rows` rows."""
+def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
+    """The cost of one training step of `config` on `rows` rows, with the kernels of the device."""
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
-    tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row()))
+    tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row(device)))
+    if device == "cpu":  # an expert whose rows are shared by threads has a second copy of its gradients
+        working += 4 * config.chain.length
     return Cost(name, config.param_count(), flat, flat, 2 * flat, tape, working)
 
 
-def costs(rows: int) -> list[Cost]:
+def costs(rows: int, device: str = "cpu") -> list[Cost]:
     """Every named size."""
     named = [(name, MoEConfig.sized(name)) for name in SIZES]
-    return [cost(name, config, rows) for name, config in [*named, ("dense-0.7b", DenseConfig.sized("0.7b"))]]
+    return [cost(name, config, rows, device) for name, config in [*named, ("dense-0.7b", DenseConfig.sized("0.7b"))]]

@@ -45,7 +45,7 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
 
     def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
         if cotangents is None:
-            output, _ = model.apply(values, values["x"], whole)
+            output, _ = model.apply(model.params.pack(values), values["x"], whole)
             return (output.logits_TO, output.aux), {}
         for parameter, view in model.params.items():
             view.copy_(values[parameter])

@@ -5,6 +5,8 @@ Each takes the right function first and then its arguments.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from gradproof.proof.mutants import Mutant, registering
@@ -13,25 +15,31 @@ from gradproof.proof.wrong_backwards import but_last
 MUTANTS: list[Mutant] = []
 wrong = registering(MUTANTS)
 
-CHAIN = "gradproof.models.chain:backward"
+EXPERTS = "gradproof.ops.experts:backward"
 
 
-def redirected(grads, rename):
-    """The same gradients under other names."""
-    return {name: grads[rename(name)] for name in grads}
+def changed(found, chain, change):
+    """The experts' gradients changed in place, expert by expert: `change(views, e)`."""
+    dx, dtheta = found
+    for e, theta in enumerate(dtheta):
+        change(chain.views(theta), e)
+    return dx, dtheta
 
 
-@wrong("moe", "a norm's weight and bias swapped", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    swap = {f"{prefix}norm.0.weight": f"{prefix}norm.0.bias", f"{prefix}norm.0.bias": f"{prefix}norm.0.weight"}
-    return right(params, redirected(grads, lambda name: swap.get(name, name)), prefix, dy, saved, active)
+@wrong("moe", "a norm's weight and bias swapped", target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    def swap(views, e):
+        kept = views["norm.0.weight"].clone()
+        views["norm.0.weight"].copy_(views["norm.0.bias"])
+        views["norm.0.bias"].copy_(kept)
+
+    return changed(right(dy, saved, x, theta, plan, chain, *rest), chain, swap)
 
 
-@wrong("moe", "the experts' gradients in reverse order", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    experts = 1 + max(int(name.split(".")[1]) for name in grads if name.startswith("experts."))
-    mirror = f"experts.{experts - 1 - int(prefix.split('.')[1])}."
-    return right(params, redirected(grads, lambda n: n.replace(prefix, mirror)), prefix, dy, saved, active)
+@wrong("moe", "the experts' gradients in reverse order", target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    dx, dtheta = right(dy, saved, x, theta, plan, chain, *rest)
+    return dx, dtheta.copy_(dtheta.flip(0))
 
 
 @wrong("moe", "the gate applied twice", target="gradproof.ops.combine:backward")
@@ -40,15 +48,14 @@ def _(right, dy, saved, rows, gates, plan):
     return right(dy, saved, rows, gates.square(), plan)[0], dgates
 
 
-@wrong("moe", "the router sends no gradient to the input", target="gradproof.models.chain:linear_backward")
-def _(right, params, grads, name, dy, x):
-    dx = right(params, grads, name, dy, x)
-    return torch.zeros_like(dx) if name == "router" else dx
+@wrong("moe", "the router sends no gradient to the input", target="gradproof.models.moe:MoE._router_backward")
+def _(right, self, *arguments):
+    return torch.zeros_like(right(self, *arguments))
 
 
 @wrong("moe", "the auxiliary loss has no gradient", target="gradproof.models.moe:MoE.pull_back")
-def _(right, self, params, grads, dy, x, saved):
-    return right(self, params, grads, (dy[0], torch.zeros_like(dy[1])), x, saved)
+def _(right, self, weights, grad, dy, x, saved, **options):
+    return right(self, weights, grad, (dy[0], torch.zeros_like(dy[1])), x, saved, **options)
 
 
 @wrong("moe", "adds to stale gradients", target="gradproof.models.model:Model.backward")
@@ -56,32 +63,37 @@ def _(right, self, d_logits, tape, d_aux=0.0, accumulate=False):
     return right(self, d_logits, tape, d_aux, True)
 
 
-@wrong("moe", "expert 1's first bias 1% too small", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    dx = right(params, grads, prefix, dy, saved, active)
-    if prefix == "experts.1.":
-        grads["experts.1.linear.0.bias"].mul_(0.99)
-    return dx
+@wrong("moe", "expert 1's first bias 1% too small", subtle=True, target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    def shrink(views, e):
+        views["linear.0.bias"].mul_(0.99 if e == 1 else 1.0)
+
+    return changed(right(dy, saved, x, theta, plan, chain, *rest), chain, shrink)
 
 
-@wrong("moe", "the last routed row of expert 0 is left out", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    return right(params, grads, prefix, but_last(dy) if prefix == "experts.0." and len(dy) else dy, saved, active)
+@wrong("moe", "the last routed row of expert 0 is left out", subtle=True, target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    end = saved.bounds[1]
+    kept = torch.cat([but_last(dy[:end]), dy[end:]]) if end else dy
+    return right(kept, saved, x, theta, plan, chain, *rest)
 
 
-@wrong("dense", "the first layer passes through GELU", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    return right(params, grads, prefix, dy, saved, [True, *active[1:]])
+@wrong("dense", "the first layer passes through GELU", target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    return right(dy, saved, x, theta, plan, replace(chain, active=(True, *chain.active[1:])), *rest)
 
 
-@wrong("dense", "the last bias is never added", target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    last = f"linear.{len(active)}.bias"
-    return right(params, {**grads, last: torch.zeros_like(grads[last])}, prefix, dy, saved, active)
+@wrong("dense", "the last bias is never added", target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    def drop(views, e):
+        views[f"linear.{chain.layers}.bias"].zero_()
+
+    return changed(right(dy, saved, x, theta, plan, chain, *rest), chain, drop)
 
 
-@wrong("dense", "one norm's bias 4% too large", subtle=True, target=CHAIN)
-def _(right, params, grads, prefix, dy, saved, active):
-    dx = right(params, grads, prefix, dy, saved, active)
-    grads["norm.0.bias"].mul_(1.04)
-    return dx
+@wrong("dense", "one norm's bias 4% too large", subtle=True, target=EXPERTS)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    def stretch(views, e):
+        views["norm.0.bias"].mul_(1.04)
+
+    return changed(right(dy, saved, x, theta, plan, chain, *rest), chain, stretch)

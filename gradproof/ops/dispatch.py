@@ -5,13 +5,12 @@
 Only routed rows exist, so an expert without rows has an empty slice.
 """
 
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradproof.contract import Contract
+from gradproof.contract import Contract, Example
 from gradproof.ops import route
 
 
@@ -21,15 +20,25 @@ class Plan(NamedTuple):
     slot_N: Tensor  # the slot that stands at row n
     row_TK: Tensor  # the row where slot (t, k) stands: the inverse of slot_N
     index_TK: Tensor  # the expert of slot (t, k)
-    bounds: list[int]  # expert e has rows bounds[e] : bounds[e + 1]
+    offset_F: Tensor  # F = E + 1: expert e has rows offset[e] : offset[e + 1]
+
+    def bounds(self) -> list[int]:
+        """The offsets on the host: the one wait for the device."""
+        return self.offset_F.tolist()
 
 
 def plan(index_TK: Tensor, experts: int) -> Plan:
-    """Sorts the choices by expert. Reading the row counts is the one wait for the device."""
+    """Sorts the choices by expert."""
     slot_N = torch.sort(index_TK.flatten(), stable=True).indices
     row_TK = torch.empty_like(slot_N).scatter_(0, slot_N, torch.arange(slot_N.numel(), device=slot_N.device))
-    bounds = [0, *accumulate(route.load(index_TK, experts).tolist())]
-    return Plan(slot_N, row_TK.view_as(index_TK), index_TK, bounds)
+    offset_F = torch.nn.functional.pad(route.load(index_TK, experts).cumsum(0), (1, 0))
+    return Plan(slot_N, row_TK.view_as(index_TK), index_TK, offset_F)
+
+
+def all_rows(rows: int, device: torch.device | str = "cpu") -> Plan:
+    """One expert that has every row, in its own place."""
+    slot_N = torch.arange(rows, device=device)
+    return Plan(slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], slot_N.new_tensor([0, rows]))
 
 
 def forward(x_TI: Tensor, plan: Plan) -> tuple[Tensor, None]:
@@ -48,9 +57,14 @@ def draw_plan(sizes: Any, generator: torch.Generator, options: Any) -> dict[str,
     return dict(plan=plan(score_TE.argsort(1)[:, : sizes["K"]].contiguous(), sizes["E"]))
 
 
+def _experts(example: Example) -> int:
+    return example.arguments["plan"].offset_F.numel() - 1
+
+
 CONTRACT = Contract(
     shapes="x[T,I] plan -> rows[N,I]",
     sizes=dict(T=(1, 2, 7, 33), I=(1, 3, 8), E=(4, 5), K=(1, 2, 4)),
     grads=("x",),
     draw=draw_plan,
+    same=lambda module, example: module.plan(example.arguments["plan"].index_TK, _experts(example)),
 )

@@ -20,10 +20,10 @@ def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
 
 def backward(dy_TO: Tensor, saved: None, x_TI: Tensor, w_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dx_TI, dw_OI, db_O; those of the parameters in fp32 where the operands are narrower."""
-    return dy_TO @ w_OI, _wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+    return dy_TO @ w_OI, wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
 
 
-def _wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
+def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
     """a b, never rounded to a narrow format."""
     if a_OT.dtype in NARROW and a_OT.is_cuda:
         return torch.mm(a_OT, b_TI, out_dtype=torch.float32)

@@ -151,14 +151,14 @@ def deterministic(trial: Trial) -> Iterator[Evidence]:
     """The same bits twice, and the same outputs with and without a backward."""
     again = trial.run(trial.subject, trial.cotangents)
     alone, _ = trial.subject.run(trial.subject.values, None)
-    yield trial.evidence("deterministic", _differing(trial.accused, again) + _differing(trial.accused[0], alone), 0.0)
+    yield trial.evidence("deterministic", differing(trial.accused, again) + differing(trial.accused[0], alone), 0.0)
 
 
 def writes_all(trial: Trial) -> Iterator[Evidence]:
     """With fresh memory full of NaN, nothing changes."""
     with Poison():
         poisoned = trial.run(trial.subject, trial.cotangents)
-    yield trial.evidence("writes_all", _differing(trial.accused, poisoned), 0.0)
+    yield trial.evidence("writes_all", differing(trial.accused, poisoned), 0.0)
 
 
 def no_alias(trial: Trial) -> Iterator[Evidence]:
@@ -167,7 +167,7 @@ def no_alias(trial: Trial) -> Iterator[Evidence]:
     given = [leaf for leaf in tree_leaves(held) if isinstance(leaf, Tensor)]
     before = [leaf.clone() for leaf in given]
     trial.run(trial.subject, trial.cotangents)
-    yield trial.evidence("no_alias", _differing(before, given), 0.0)
+    yield trial.evidence("no_alias", differing(before, given), 0.0)
 
 
 def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
@@ -233,7 +233,7 @@ def _norm(tensor: Tensor) -> float:
     return float(tensor.double().norm())
 
 
-def _differing(a: Any, b: Any) -> float:
+def differing(a: Any, b: Any) -> float:
     """How many entries differ; NaN differs from itself, and so does another shape."""
     pairs = zip(tree_leaves(a), tree_leaves(b), strict=True)
     return float(sum(int((x != y).sum()) if x.shape == y.shape else 1 + x.numel() for x, y in pairs))

@@ -41,7 +41,8 @@ class Mutant:
 
         @functools.wraps(right)
         def called(*args: Any, **kwargs: Any) -> Any:
-            return self.wrong(right, *signature.bind(*args, **kwargs).arguments.values())
+            bound = signature.bind(*args, **kwargs)
+            return self.wrong(right, *bound.args, **bound.kwargs)
 
         setattr(owner, attribute, called)
         try:

@@ -18,30 +18,31 @@ from gradproof.contract import Example, Gradients, Outputs, Subject
 
 def subject(op: ModuleType, name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:
     """Runs `op.forward` and `op.backward`; they are looked up at each run, as the models do."""
-    arguments, options = tree_map(lambda leaf: _moved(leaf, dtype, device), (example.arguments, example.options))
+    arguments, options = tree_map(lambda leaf: moved(leaf, dtype, device), (example.arguments, example.options))
     grads = op.CONTRACT.grads
 
     def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
         given = {**arguments, **options, **values}
-        y, saved = op.forward(**_wanted(op.forward, given))
+        y, saved = op.forward(**wanted(op.forward, given))
         outputs = tuple(y) if isinstance(y, tuple) else (y,)
         if cotangents is None:
             return outputs, {}
         dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
-        found = op.backward(dy, saved, **_wanted(op.backward, given))
+        found = op.backward(dy, saved, **wanted(op.backward, given))
         return outputs, dict(zip(grads, found if isinstance(found, tuple) else (found,), strict=True))
 
     values = {argument: arguments[argument] for argument in grads}
     return Subject(name, values, run, frozenset(grads) - frozenset(op.CONTRACT.parameters))
 
 
-def _moved(leaf: Any, dtype: torch.dtype, device: str) -> Any:
+def moved(leaf: Any, dtype: torch.dtype, device: str) -> Any:
+    """A tensor on the device, in `dtype` if it is floating; anything else as it is."""
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.to(device=device, dtype=dtype if leaf.dtype.is_floating_point else leaf.dtype)
 
 
-def _wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What `function` asks for by name; a shape suffix (`x_TI`) is not part of the name."""
     names = {name: re.sub(r"_[A-Z0-9]+$", "", name) for name in argument_names(function)}
     return {name: given[plain] for name, plain in names.items() if plain in given}

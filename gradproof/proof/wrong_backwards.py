@@ -404,3 +404,54 @@ def _(right, dloss, saved, y, outcome, weight=1.0):
 @wrong("quality", "the metrics 1% too heavy", subtle=True)
 def _(right, dloss, saved, y, outcome, weight=1.0):
     return right(dloss, saved, y, outcome, 1.01 * weight)
+
+
+# Bias, LayerNorm and GELU: returns dh, db, dgamma, dbeta.
+
+
+@wrong("norm_gelu", "the bias is not in the recomputed norm")
+def _(right, dy, saved, h, b, gamma, beta, activate=True):
+    return right(dy, saved, h, torch.zeros_like(b), gamma, beta, activate)
+
+
+@wrong("norm_gelu", "GELU taken for the identity")
+def _(right, dy, saved, h, b, gamma, beta, activate=True):
+    return right(dy, saved, h, b, gamma, beta, False)
+
+
+@wrong("norm_gelu", "db is dbeta")
+def _(right, dy, saved, h, b, gamma, beta, activate=True):
+    found = right(dy, saved, h, b, gamma, beta, activate)
+    return found._replace(db_H=found.dbeta_H)
+
+
+@wrong("norm_gelu", "the sums miss the last row", subtle=True)
+def _(right, dy, saved, h, b, gamma, beta, activate=True):
+    return right(but_last(dy), saved, h, b, gamma, beta, activate)._replace(
+        dh_TH=right(dy, saved, h, b, gamma, beta, activate).dh_TH
+    )
+
+
+# Experts: returns dx, dtheta.
+
+
+@wrong("experts", "each expert takes its neighbour's rows")
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    return right(dy.roll(1, 0), saved, x, theta, plan, chain, *rest)
+
+
+@wrong("experts", "the input of a layer is its h, not its activation")
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    dx, dtheta = right(dy, saved, x, theta, plan, chain, *rest)
+    for e, h in enumerate(saved.h):
+        if h:
+            start, end = saved.bounds[e], saved.bounds[e + 1]
+            chain.views(dtheta[e])[f"linear.{chain.layers}.weight"].copy_(dy[start:end].T @ h[-1])
+    return dx, dtheta
+
+
+@wrong("experts", "one matrix of expert 0 2% too large", subtle=True)
+def _(right, dy, saved, x, theta, plan, chain, *rest):
+    dx, dtheta = right(dy, saved, x, theta, plan, chain, *rest)
+    chain.views(dtheta[0])["linear.0.weight"].mul_(1.02)
+    return dx, dtheta

@@ -10,12 +10,14 @@ a step waits for nothing; a skipped step moves neither parameters, moments nor c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gradproof.params import ParamSpace
+from gradproof.ops import adamw as reference
+from gradproof.params import ALIGNMENT, ParamSpace, padded
 
 
 class AdamW:
@@ -49,6 +51,11 @@ class AdamW:
         self.rate = torch.full((), self.lr, device=flat_P.device)
         chosen = [entry.name for entry in params.spec if self.decay == "all" or entry.kind == "matrix"]
         self._decayed = [params[name] for name in chosen]
+        decayed_B = torch.zeros(flat_P.numel() // ALIGNMENT, dtype=torch.bool)
+        for name in chosen:
+            start = params.offsets[name] // ALIGNMENT
+            decayed_B[start : start + padded(params[name].numel()) // ALIGNMENT] = True
+        self._decayed_B = decayed_B.to(flat_P.device)
         return self
 
     def set_rate(self, lr: float) -> None:
@@ -56,25 +63,45 @@ class AdamW:
         self.lr = lr
         self.rate.fill_(lr)
 
-    def step(self, divisor: Tensor | None = None, skip: Tensor | None = None) -> None:
-        """One update by `params.grad_P`/`divisor`, or nothing at all where `skip` is 1."""
+    def step(
+        self,
+        divisor: Tensor | None = None,
+        skip: Tensor | None = None,
+        narrow_P: Tensor | None = None,
+        kernel: ModuleType = reference,
+    ) -> None:
+        """One update by `params.grad_P`/`divisor`, or nothing at all where `skip` is 1. `narrow_P` is a bf16 or fp16
+        copy of the parameters that follows them."""
         if self.params is None:
             raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
+        self.count += 1
+        if kernel is reference:
+            self._fused(self.params, divisor, skip)
+            if narrow_P is not None:
+                narrow_P.copy_(self.params.flat_P)
+        else:
+            flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
+            options = dict(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+            kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow_P, **options)
+        if skip is not None:
+            self.count -= skip
+        self.params.touch()
+
+    def _fused(self, params: ParamSpace, divisor: Tensor | None, skip: Tensor | None) -> None:
+        """By torch's own kernel."""
         # float32 is what the kernel takes rate and divisor in; float64 must not lose its digits there.
         exact = self.m_P.dtype == torch.float64
-        rate = self.lr if exact else self.rate
+        rate, grad_P = self.lr if exact else self.rate, params.grad_P
         if exact and divisor is not None:
-            self.params.grad_P.div_(divisor)
-            divisor = None
+            grad_P, divisor = grad_P / divisor, None
         if self.weight_decay:
             keep = torch.as_tensor(1 - rate * self.weight_decay, dtype=self.m_P.dtype, device=self.m_P.device)
             torch._foreach_mul_(  # pyright: ignore[reportPrivateImportUsage]
                 self._decayed, keep if skip is None else torch.where(skip > 0, 1.0, keep)
             )
-        self.count += 1
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-            [self.params.flat_P],
-            [self.params.grad_P],
+            [params.flat_P],
+            [grad_P],
             [self.m_P],
             [self.v_P],
             [],
@@ -89,9 +116,6 @@ class AdamW:
             grad_scale=divisor,
             found_inf=skip,
         )
-        if skip is not None:
-            self.count -= skip
-        self.params.touch()
 
     def state(self) -> dict[str, Tensor]:
         """The moments by parameter name, without padding, and the count: what resuming needs."""

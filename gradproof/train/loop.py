@@ -13,7 +13,7 @@ import platform
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,6 +95,11 @@ class Trainer:
             )
         self.validated = spaced(held, VALIDATED_ROWS)
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
+
+    def kernels(self) -> dict[str, str]:
+        """Which way each op of this run is run."""
+        rows = min(self.config.batch, self.config.micro_rows or self.config.batch)
+        return dict(self.step.choose(rows).chosen)
 
     def resume(self) -> None:
         """Goes back to the newest whole checkpoint, or to step 0."""
@@ -229,7 +234,7 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of this moment; the one before survives a disk that is full."""
-        state = {"progress": asdict(self.at), "environment": environment(self.config)}
+        state = {"progress": asdict(self.at), "environment": environment(self.config, self.kernels())}
         tensors = {**self.model.params, **self.model.buffers}
         try:
             self.metrics.sync()
@@ -243,7 +248,12 @@ class Trainer:
         return Stopped(f"{path} could not be written ({error}); {self._last_good()}; {again}")
 
     def _check_environment(self, then: dict[str, Any]) -> None:
-        now = environment(self.config)
+        before = then.pop("kernels", {})
+        if isinstance(before, dict):
+            self.step.ask(before)
+        now = environment(self.config, self.kernels())
+        then |= {f"kernel of {op}": kernel for op, kernel in before.items()} if isinstance(before, dict) else {}
+        now |= {f"kernel of {op}": kernel for op, kernel in now.pop("kernels").items()}
         changed = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
         if changed:
             self.watch.say(f"the environment changed ({', '.join(changed)}): the result will not be bit-exact")
@@ -287,12 +297,12 @@ def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
     )
 
 
-def environment(config: TrainConfig) -> dict[str, Any]:
+def environment(config: TrainConfig, kernels: Mapping[str, str]) -> dict[str, Any]:
     """What the bits of a result depend on beside config and data."""
     device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
     versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     cpu = f"{torch.backends.cpu.get_cpu_capability()} {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}".strip()
-    return {**versions, "device": device, "cpu": cpu, "threads": torch.get_num_threads(), "kernels": "reference"}
+    return {**versions, "device": device, "cpu": cpu, "threads": torch.get_num_threads(), "kernels": dict(kernels)}
 
 
 def read_evidence(file: Path) -> list[dict[str, Any]]:

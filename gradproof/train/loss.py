@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gradproof.kernels.registry import REFERENCE, Kernels
 from gradproof.ops import bce, load
 from gradproof.proof.operation import argument_names
 
@@ -25,6 +26,7 @@ class Loss:
         if isinstance(op, str) and op not in LOSSES:
             raise ValueError(f"there is no loss {op!r}; the losses are {', '.join(LOSSES)}, or an op of your own")
         self.op = load(op) if isinstance(op, str) else op
+        self.name = op if isinstance(op, str) else ""
         self.options = options
         defaults = signature(self.op.forward).parameters.values()
         known = [each.name for each in defaults if each.default is not each.empty and not each.name.endswith("total")]
@@ -45,16 +47,20 @@ class Loss:
                 total[name] = total[name] + part
         return total
 
-    def forward(self, y_TO: Tensor, target: Target, total: Mapping[str, Any]) -> tuple[Tensor, Any]:
+    def forward(
+        self, y_TO: Tensor, target: Target, total: Mapping[str, Any], kernels: Kernels = REFERENCE
+    ) -> tuple[Tensor, Any]:
         """The loss of these rows as a part of the whole."""
-        return self.op.forward(self._shaped(y_TO, target), *_tuple(target), **self.options, **total)
+        op = getattr(kernels, self.name, self.op)
+        return op.forward(self._shaped(y_TO, target), *_tuple(target), **self.options, **total)
 
-    def backward(self, dloss: Tensor, saved: Any, y_TO: Tensor, target: Target) -> Tensor:
+    def backward(self, dloss: Tensor, saved: Any, y_TO: Tensor, target: Target, kernels: Kernels = REFERENCE) -> Tensor:
         """Returns dy_TO."""
-        first, *rest = argument_names(self.op.forward)
+        op = getattr(kernels, self.name, self.op)
+        first, *rest = argument_names(op.forward)
         given = {first: self._shaped(y_TO, target), **dict(zip(rest, _tuple(target), strict=False)), **self.options}
-        asked = {name: given[name] for name in argument_names(self.op.backward) if name in given}
-        return self.op.backward(dloss, saved, **asked).view_as(y_TO)
+        asked = {name: given[name] for name in argument_names(op.backward) if name in given}
+        return op.backward(dloss, saved, **asked).view_as(y_TO)
 
     def _shaped(self, y_TO: Tensor, target: Target) -> Tensor:
         """A binary decision has one output a row, and its labels may come without that axis."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from gradproof.kernels.registry import choose
 from gradproof.models.subject import family
 from gradproof.streams import seeded
 from gradproof.train.adamw import AdamW
@@ -34,6 +35,13 @@ def peak_bytes(work: Callable[[], Any], device: str) -> int:
         held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
         most = max(most, held)
     return most
+
+
+def step_bytes(model: str, size: str, rows: int, device: str) -> int:
+    """The peak of training steps on random rows; kernels are admitted before, since that is done once for all."""
+    kind = family(model)
+    choose(kind(kind.Config.sized(size), device=device).shape(rows, torch.float32))
+    return peak_bytes(lambda: training_step(model, size, rows, device), device)
 
 
 def training_step(model: str, size: str, rows: int, device: str) -> None:

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 import torch
 from torch import Tensor
 
-from gradproof.models.model import Model
+from gradproof.params import ParamSpace
 
 
-class NarrowWeights(Mapping[str, Tensor]):
-    """Matrices and biases in `dtype`, refreshed from the masters; norms and what the model keeps wide as they are."""
+class NarrowWeights:
+    """The masters by name; beside the shards of the masters those of a copy in `dtype`, refreshed from them."""
 
-    def __init__(self, model: Model, dtype: torch.dtype):
-        self.masters = model.params
-        self.flat_P = torch.empty_like(model.params.flat_P, dtype=dtype)
-        narrow = {
-            e.name for e in model.params.spec if e.kind in ("matrix", "bias") and not e.name.startswith(model.wide)
-        }
-        views = model.params.views(self.flat_P)
-        self._views = {name: views[name] if name in narrow else model.params[name] for name in model.params}
+    def __init__(self, masters: ParamSpace, dtype: torch.dtype):
+        self.masters = masters
+        self.flat_P = torch.empty_like(masters.flat_P, dtype=dtype)
         self.refresh()
 
     def refresh(self) -> None:
@@ -28,10 +21,9 @@ class NarrowWeights(Mapping[str, Tensor]):
         self.flat_P.copy_(self.masters.flat_P)
 
     def __getitem__(self, name: str) -> Tensor:
-        return self._views[name]
+        return self.masters[name]
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._views)
-
-    def __len__(self) -> int:
-        return len(self._views)
+    def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor]:
+        """theta_EP of the masters and of the copy."""
+        theta_EP, _ = self.masters.shards(prefix, copies)
+        return theta_EP, self.masters.shards_of(self.flat_P, prefix, copies)

@@ -64,7 +64,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
         },
         "notes": source.notes,
         "evidence": _evidence(trainer.run.path / "evidence.jsonl"),
-        "environment": environment(config),
+        "environment": environment(config, trainer.kernels()),
     }
 
 

@@ -95,7 +95,7 @@ class ModelSpecimen:
     ) -> tuple[Outputs, Gradients]:
         for name, view in model.params.items():
             view.copy_(values[name])
-        weights = NarrowWeights(model, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
+        weights = NarrowWeights(model.params, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
         x_TI, target = values[X], _like(self.target, values[X].dtype)
         output, saved = model.apply(weights, x_TI)
         loss, kept = self.loss.forward(output.logits_TO, target, self.loss.total([target]))
@@ -103,8 +103,7 @@ class ModelSpecimen:
             return (loss + output.aux,), {}
         scale = cotangents[0].to(x_TI.dtype)
         d_logits_TO = self.loss.backward(scale, kept, output.logits_TO, target)
-        model.params.grad_P.zero_()
-        dx_TI = model.pull_back(weights, model.params.grads, (d_logits_TO, scale), x_TI, saved)
+        dx_TI = model.pull_back(weights, model.params.grad_P, (d_logits_TO, scale), x_TI, saved)
         return (loss + output.aux,), {**{name: g.clone() for name, g in model.params.grads.items()}, X: dx_TI}
 
 

@@ -8,16 +8,21 @@ buffers stay as they were.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gradproof.kernels.registry import REFERENCE, Kernels, Shape, choose
+from gradproof.kernels.workspace import Workspace
 from gradproof.models.model import Model
 from gradproof.ops.route import Whole
+from gradproof.params import Weights
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.train.adamw import AdamW
+from gradproof.train.graph import Graph
 from gradproof.train.loss import Loss, Target
 from gradproof.train.narrow import NarrowWeights
 from gradproof.train.schedule import Schedule
@@ -67,6 +72,7 @@ class TrainStep:
         clip: float | None = None,
         schedule: Schedule | None = None,
         micro_rows: int | None = None,
+        kernels: Mapping[str, str] | None = None,
     ):
         masters = torch.float64 if compute_dtype == "fp64" else torch.float32
         if compute_dtype not in DTYPES:
@@ -83,8 +89,11 @@ class TrainStep:
         self.model, self.optimizer, self.clip, self.schedule = model, optimizer.bind(model.params), clip, schedule
         self.micro_rows, self.steps, self.peak = micro_rows, 0, optimizer.lr
         narrow = compute_dtype in ("bf16", "fp16")
-        self.weights: Mapping[str, Tensor] = NarrowWeights(model, DTYPES[compute_dtype]) if narrow else model.params
-        self.scaling = compute_dtype == "fp16"
+        self.weights: Weights = NarrowWeights(model.params, DTYPES[compute_dtype]) if narrow else model.params
+        self.scaling, self.dtype = compute_dtype == "fp16", DTYPES[compute_dtype]
+        self.kernels, self.workspace, self._asked = REFERENCE, Workspace(), kernels
+        self._chosen: dict[Shape, Kernels] = {}
+        self._graphs: dict[Any, Graph | None] = {}
         flat_P = model.params.flat_P
         self.scale = flat_P.new_full((), FIRST_SCALE if self.scaling else 1.0)
         self.good = flat_P.new_zeros(())  # steps since the scale last changed
@@ -107,16 +116,56 @@ class TrainStep:
         """One update by the micro-batches in `parts`, of any sizes: the same as by their rows in one batch."""
         for x_TI, _ in parts:
             self.model.check_input(x_TI)
+        self.choose(max(x_TI.shape[0] for x_TI, _ in parts))
+        if self.schedule is not None:
+            self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
+        if self.kernels.capturable and len(parts) == 1:
+            result = self._captured(*parts[0])
+        else:
+            result = self._take(parts)
+        self.steps += 1
+        return result
+
+    def _captured(self, x_TI: Tensor, target: Target) -> StepResult:
+        """The step as one CUDA graph for each shape: its first call runs as it is, the second is captured."""
+        key = tuple((tensor.shape, tensor.dtype) for tensor in (x_TI, *_tensors(target)))
+        if key not in self._graphs:
+            self._graphs[key] = None
+            return self._take([(x_TI, target)])
+        graph = self._graphs[key]
+        if graph is None:
+            own = replace(self.kernels, workspace=Workspace())
+            graph = self._graphs[key] = Graph(lambda x, t: self._take([(x, t)], own), x_TI, target)
+        self.model.params.touch()
+        return StepResult(*graph(x_TI, target))
+
+    def _take(self, parts: Sequence[tuple[Tensor, Target]], kernels: Kernels | None = None) -> StepResult:
+        """All that happens on the device."""
+        kernels = kernels or self.kernels
         total = self.loss.total([target for _, target in parts])
         whole = self._whole(parts)
-        self.model.params.grad_P.zero_()
-        results = [self._part(x_TI, target, total, whole) for x_TI, target in parts]
-        loss = torch.stack([each.loss for each in results]).sum()
-        load_E = torch.stack([each.load for each in results]).sum(0)
+        results = [self._part(x_TI, target, total, whole, i > 0, kernels) for i, (x_TI, target) in enumerate(parts)]
+        loss = torch.stack([each.loss for each in results]).sum() if len(parts) > 1 else results[0].loss
+        load_E = torch.stack([each.load for each in results]).sum(0) if len(parts) > 1 else results[0].load
         entropy = torch.stack([each.entropy for each in results]).sum() / sum(x_TI.shape[0] for x_TI, _ in parts)
+        gates_TE = torch.cat([each.gates for each in results]) if len(parts) > 1 else results[0].gates
         scale = self.scale.clone()
-        norm, skipped = self._update(loss, load_E)
-        return StepResult(loss, torch.cat([each.gates for each in results]), norm, load_E, entropy, skipped, scale)
+        norm, skipped = self._update(loss, load_E, kernels)
+        return StepResult(loss, gates_TE, norm, load_E, entropy, skipped, scale)
+
+    def choose(self, rows: int) -> Kernels:
+        """The kernels for so many rows: admitted when a class of shapes is first met."""
+        shape = self.model.shape(rows, self.dtype)
+        of = shape.of("experts")
+        if of not in self._chosen:
+            self._chosen[of] = choose(shape, self.workspace, self._asked)
+        self.kernels = self._chosen[of]
+        return self.kernels
+
+    def ask(self, kernels: Mapping[str, str]) -> None:
+        """Particular kernels by op, those of a run that goes on; one that is not admitted here is not used."""
+        self._asked = kernels
+        self._chosen.clear()
 
     def _whole(self, parts: Sequence[tuple[Tensor, Target]]) -> Whole | None:
         """The load of the whole batch, which each part's balance term needs before its own backward."""
@@ -125,43 +174,50 @@ class TrainStep:
         load_E = torch.stack([self.model.load(self.weights, x_TI) for x_TI, _ in parts]).sum(0)
         return Whole(sum(x_TI.shape[0] for x_TI, _ in parts), load_E)
 
-    def _part(self, x_TI: Tensor, target: Target, total: Mapping[str, Any], whole: Whole | None) -> _Part:
-        """Adds the gradients of one micro-batch, times the loss scale."""
-        output, saved = self.model.apply(self.weights, x_TI, whole)
-        loss, kept = self.loss.forward(output.logits_TO, target, total)
-        d_logits_TO = self.loss.backward(self.scale, kept, output.logits_TO, target)
+    def _part(
+        self,
+        x_TI: Tensor,
+        target: Target,
+        total: Mapping[str, Any],
+        whole: Whole | None,
+        accumulate: bool,
+        kernels: Kernels,
+    ) -> _Part:
+        """Writes or adds the gradients of one micro-batch, times the loss scale."""
+        output, saved = self.model.apply(self.weights, x_TI, whole, kernels)
+        loss, kept = self.loss.forward(output.logits_TO, target, total, kernels)
+        d_logits_TO = self.loss.backward(self.scale, kept, output.logits_TO, target, kernels)
         p_TE, load_E = self.model.routed(saved)
-        self.model.pull_back(self.weights, self.model.params.grads, (d_logits_TO, self.scale), x_TI, saved)
+        dy, grad_P = (d_logits_TO, self.scale), self.model.params.grad_P
+        self.model.pull_back(
+            self.weights, grad_P, dy, x_TI, saved, accumulate=accumulate, want_dx=False, kernels=kernels
+        )
         return _Part(loss + output.aux, output.gates_TE, load_E, torch.special.entr(p_TE).sum())
 
-    def _update(self, loss: Tensor, load_E: Tensor) -> tuple[Tensor, Tensor]:
+    def _update(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""
         params = self.model.params
-        norm = torch.linalg.vector_norm(params.grad_P) / self.scale
+        norm = kernels.adamw.norm(params.grad_P) / self.scale
         skipped = (~(norm.isfinite() & loss.isfinite())).float()
         divisor = self.scale
         if self.clip is not None:
             divisor = self.scale * ((norm + 1e-6) / self.clip).clamp(min=1.0)
-        if self.schedule is not None:
-            self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
         unscaled = self.scaling or self.clip is not None
-        self.optimizer.step(divisor if unscaled else None, skipped)
-        if isinstance(self.weights, NarrowWeights):
-            self.weights.refresh()
+        narrow_P = self.weights.flat_P if isinstance(self.weights, NarrowWeights) else None
+        self.optimizer.step(divisor if unscaled else None, skipped, narrow_P, kernels.adamw)
         self._rebalance(load_E, skipped)
         if self.scaling:
             self._rescale(skipped)
         self.skipped += skipped
-        self.steps += 1
         return norm, skipped
 
     def _rebalance(self, load_E: Tensor, skipped: Tensor) -> None:
         if not self.model.buffers:
             return
-        before = dict(self.model.buffers)
+        before = {name: buffer.clone() for name, buffer in self.model.buffers.items()}
         self.model.rebalance(load_E)
-        for name, buffer in before.items():
-            self.model.buffers[name] = torch.where(skipped > 0, buffer, self.model.buffers[name])
+        for name, buffer in self.model.buffers.items():
+            buffer.copy_(torch.where(skipped > 0, before[name], buffer))
 
     def _rescale(self, skipped: Tensor) -> None:
         """Half the scale after a skipped step, twice after many good ones in a row."""
@@ -183,3 +239,7 @@ class TrainStep:
         self.steps = steps
         if isinstance(self.weights, NarrowWeights):
             self.weights.refresh()
+
+
+def _tensors(target: Target) -> tuple[Tensor, ...]:
+    return target if isinstance(target, tuple) else (target,)

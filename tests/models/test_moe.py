@@ -8,6 +8,7 @@ from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.ops.route import Whole
 from gradproof.params import ParamSpace
+from gradproof.train.narrow import NarrowWeights
 
 SMALL = dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1)
 
@@ -468,13 +469,9 @@ def test_narrow_weights_leave_the_routing_as_it_is(normal, dtype):
     """Gates and aux come from fp32 products: the same bits; the outputs are those of narrow experts, summed in fp32."""
     model = MoE(MoEConfig(**SMALL, balance=0.1), seed=1)
     x_TI = normal(24, (33, 5))[0].float()
-    weights = {
-        name: view.to(dtype) if ".linear." in name else view  # norms and router stay
-        for name, view in model.params.items()
-    }
-    found, saved = model.apply(weights, x_TI)
+    found, saved = model.apply(NarrowWeights(model.params, dtype), x_TI)
     right, _ = model.apply(model.params, x_TI)
     assert torch.equal(found.gates_TE, right.gates_TE) and torch.equal(found.aux, right.aux)
-    assert found.logits_TO.dtype == torch.float32 and saved.rows_NO.dtype == dtype
+    assert found.logits_TO.dtype == torch.float32 and saved.experts.h[0][0].dtype == dtype
     error = float((found.logits_TO - right.logits_TO).norm() / right.logits_TO.norm())
     assert torch.finfo(dtype).eps / 16 < error < 8 * torch.finfo(dtype).eps

@@ -15,7 +15,7 @@ def slow(rows_NO, gates_TE, plan):
     """y_t = Σ gate·row, one row of one expert at a time."""
     y = [0.0] * gates_TE.shape[0]
     for e in range(gates_TE.shape[1]):
-        for n in range(plan.bounds[e], plan.bounds[e + 1]):
+        for n in range(*plan.bounds()[e : e + 2]):
             t = int(plan.slot_N[n]) // plan.index_TK.shape[1]
             y[t] = y[t] + gates_TE[t, e] * rows_NO[n]
     return torch.stack(y)
@@ -28,7 +28,7 @@ def slow(rows_NO, gates_TE, plan):
     seed=st.integers(0, 9999),
     data=st.data(),
 )
-def test_agrees_with_a_loop(normal, agree, T, E, O, seed, data):  # noqa: E741
+def test_agrees_with_a_loop(normal, agree, T, E, O, seed, data):
     """A gate of another expert, a gate applied twice or rows in the wrong order would fail."""
     K = data.draw(st.integers(1, E))
     plan = random_plan(T, E, K, seed)

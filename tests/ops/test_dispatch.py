@@ -21,13 +21,14 @@ def test_plan_sorts_by_expert_and_keeps_the_order_of_rows(chosen):
     plan = dispatch.plan(index_TK, E)
     flat = index_TK.flatten().tolist()
     expected = [[slot for slot, expert in enumerate(flat) if expert == e] for e in range(E)]
-    assert [plan.slot_N[plan.bounds[e] : plan.bounds[e + 1]].tolist() for e in range(E)] == expected
-    assert plan.bounds[0] == 0 and plan.bounds[E] == len(flat) and len(plan.bounds) == E + 1
+    bounds = plan.bounds()
+    assert [plan.slot_N[bounds[e] : bounds[e + 1]].tolist() for e in range(E)] == expected
+    assert bounds[0] == 0 and bounds[E] == len(flat) and len(bounds) == E + 1
     assert plan.slot_N[plan.row_TK.flatten()].tolist() == list(range(len(flat)))
 
 
 @given(choices(), st.sampled_from([1, 3, 8]), st.integers(0, 9999))
-def test_rows_and_gradient(normal, agree, chosen, I, seed):  # noqa: E741
+def test_rows_and_gradient(normal, agree, chosen, I, seed):
     """A row taken by slot and not by token, or a gradient that keeps one of the K copies only, would fail."""
     index_TK, E = chosen
     T, K = index_TK.shape
@@ -44,7 +45,7 @@ def test_rows_and_gradient(normal, agree, chosen, I, seed):  # noqa: E741
 def test_an_expert_without_rows_has_an_empty_slice():
     """Counts without a minimum length would shift the slices of the experts after it."""
     plan = dispatch.plan(torch.tensor([[0, 3], [3, 0], [0, 3]]), 5)
-    assert plan.bounds == [0, 3, 3, 3, 6, 6]
+    assert plan.bounds() == [0, 3, 3, 3, 6, 6]
 
 
 def test_round_trip_sums_the_copies(normal, agree):
@@ -62,3 +63,11 @@ def test_same_bits_twice(normal):
     plan = dispatch.plan(index_TK, 9)
     (drows_NI,) = normal(1, (512, 33))
     assert torch.equal(dispatch.backward(drows_NI, None, plan), dispatch.backward(drows_NI, None, plan))
+
+
+def test_all_rows_is_one_expert_in_place():
+    """A dense model's plan: a permutation of its rows would still train, on other rows' targets."""
+    plan = dispatch.all_rows(7)
+    x_TI = torch.arange(14.0).view(7, 2)
+    assert plan.bounds() == [0, 7] and torch.equal(dispatch.forward(x_TI, plan)[0], x_TI)
+    assert torch.equal(dispatch.backward(x_TI, None, plan), x_TI)

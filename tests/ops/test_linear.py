@@ -10,7 +10,7 @@ WIDTHS = st.sampled_from([1, 2, 3, 7, 20])
 
 
 @given(T=WIDTHS, I=WIDTHS, O=WIDTHS, seed=st.integers(0, 9999))
-def test_agrees_with_torch(normal, agree, T, I, O, seed):  # noqa: E741
+def test_agrees_with_torch(normal, agree, T, I, O, seed):
     """A transposed product, a bias that is not summed over rows or a mixed-up order of gradients would fail."""
     x_TI, w_OI, b_O, dy_TO = normal(seed, (T, I), (O, I), (O,), (T, O))
     inputs = [tensor.requires_grad_() for tensor in (x_TI, w_OI, b_O)]

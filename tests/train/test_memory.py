@@ -5,7 +5,7 @@ import torch
 
 from gradproof.models import sizes
 from gradproof.models.subject import family
-from gradproof.train.memory import peak_bytes, training_step
+from gradproof.train.memory import peak_bytes, step_bytes
 
 
 def test_peak_counts_what_is_held_at_once():
@@ -26,11 +26,11 @@ def test_peak_counts_what_is_held_at_once():
 def test_a_step_of_nano_takes_what_is_predicted(model, rows):
     """A buffer that is forgotten in the prediction, or a tape that outlives its backward, is off by more than 15%."""
     predicted = sizes.cost("nano", family(model).Config.sized("nano"), rows).total
-    measured = peak_bytes(lambda: training_step(model, "nano", rows, "cpu"), "cpu")
+    measured = step_bytes(model, "nano", rows, "cpu")
     assert measured == pytest.approx(predicted, rel=0.15)
 
 
 @pytest.mark.slow
 def test_a_step_of_tiny_takes_what_is_predicted():
     predicted = sizes.cost("tiny", family("moe").Config.sized("tiny"), 64).total
-    assert peak_bytes(lambda: training_step("moe", "tiny", 64, "cpu"), "cpu") == pytest.approx(predicted, rel=0.15)
+    assert step_bytes("moe", "tiny", 64, "cpu") == pytest.approx(predicted, rel=0.15)

@@ -15,39 +15,36 @@ def models():
 
 @DTYPES
 def test_what_is_narrow_and_what_is_not(dtype):
-    """A narrow router would flip decisions, narrow norms would round their gradient's scale."""
+    """A narrow router would flip decisions, narrow norms and biases would round their gradient's scale."""
     for model in models():
-        weights = NarrowWeights(model, dtype)
-        assert list(weights) == list(model.params) and len(weights) == len(model.params)
-        for name, _, kind in model.params.spec:
-            wide = kind in ("gamma", "beta") or name.startswith("router.")
-            assert weights[name].dtype == (torch.float32 if wide else dtype), name
-            assert weights[name].shape == model.params[name].shape
-            if wide:
-                assert weights[name].data_ptr() == model.params[name].data_ptr()
-            else:
-                assert torch.equal(weights[name], model.params[name].to(dtype))
+        weights, (prefix, copies) = NarrowWeights(model.params, dtype), shape(model)
+        assert all(weights[name].data_ptr() == model.params[name].data_ptr() for name in model.params)
+        theta_EP, narrow_EP = weights.shards(prefix, copies)
+        assert torch.equal(theta_EP, model.params.shards(prefix, copies)[0])
+        assert narrow_EP.dtype == dtype and torch.equal(narrow_EP, theta_EP.to(dtype))
+
+
+def shape(model):
+    return ("experts.", model.config.experts) if isinstance(model, MoE) else ("", 1)
 
 
 @DTYPES
 def test_refresh_follows_the_masters(dtype):
     """A copy made once would train on the first weights for ever."""
     for model in models():
-        weights = NarrowWeights(model, dtype)
-        views = {name: weights[name] for name in weights}
+        weights = NarrowWeights(model.params, dtype)
+        theta_EP, narrow_EP = weights.shards(*shape(model))
         model.params.flat_P.mul_(1.25).add_(0.03125)
-        stale = [name for name in weights if not torch.equal(weights[name].float(), model.params[name])]
-        assert stale  # narrow ones do not follow by themselves
+        assert not torch.equal(narrow_EP, theta_EP.to(dtype))  # the copy does not follow by itself
         weights.refresh()
-        for name, view in views.items():
-            assert weights[name] is view and torch.equal(view, model.params[name].to(view.dtype)), name
+        assert torch.equal(narrow_EP, theta_EP.to(dtype))
 
 
 def test_masters_are_left_alone():
     """Rounding them in place would cost every digit that the next updates need."""
     for model in models():
         before = model.params.flat_P.clone()
-        NarrowWeights(model, torch.bfloat16).refresh()
+        NarrowWeights(model.params, torch.bfloat16).refresh()
         assert torch.equal(model.params.flat_P, before) and model.params.flat_P.dtype == torch.float32
 
 
@@ -56,5 +53,5 @@ def test_rounds_to_nearest():
     for model in models():
         wanted = 1 + 2.0**-8 + 2.0**-12  # just above the middle between two bf16 numbers
         model.params.flat_P.fill_(wanted)
-        weights = NarrowWeights(model, torch.bfloat16)
+        weights = NarrowWeights(model.params, torch.bfloat16)
         assert float(weights.flat_P.float()[0]) == 1 + 2.0**-7

@@ -17,7 +17,7 @@ from gradproof.train.loss import Loss
 from gradproof.train.schedule import Schedule
 from gradproof.train.step import StepResult, TrainStep
 
-I, O, C = 5, 6, 4  # noqa: E741  inputs, outputs, of which outcomes
+I, O, C = 5, 6, 4  # inputs, outputs, of which outcomes
 WEIGHT_C = torch.tensor([0.5, 2.0, 1.25, 0.75, 3.0, 0.1]).double()
 
 
@@ -174,10 +174,12 @@ def test_share_counted_part_by_part_would_be_seen(normal, monkeypatch):
     """As above, for a balance term whose f_e is that of each micro-batch."""
     right = trained(normal, MODELS["balance, z-loss, correction"](), "weighted quality", WHOLE)
 
-    def own_share(self, params, x_TI, whole=None, apply=MoE.apply):
+    apply = MoE.apply
+
+    def own_share(self, weights, x_TI, whole=None, *kernels):
         if whole is not None:
-            whole = Whole(whole.rows, self.load(params, x_TI) * whole.rows / x_TI.shape[0])
-        return apply(self, params, x_TI, whole)
+            whole = Whole(whole.rows, self.load(weights, x_TI) * whole.rows / x_TI.shape[0])
+        return apply(self, weights, x_TI, whole, *kernels)
 
     monkeypatch.setattr(MoE, "apply", own_share)
     wrong = trained(normal, MODELS["balance, z-loss, correction"](), "weighted quality", CUTS)
@@ -230,7 +232,9 @@ class TorchMoE(nn.Module):
         super().__init__()
         self.config = config
         self.router = nn.Linear(config.inputs, config.experts)
-        self.experts = nn.ModuleList(TorchChain(config.widths, config.active) for _ in range(config.experts))
+        self.experts = nn.ModuleList(
+            TorchChain(config.chain.widths, config.chain.active) for _ in range(config.experts)
+        )
 
     def forward(self, x):
         c = self.config
@@ -247,7 +251,7 @@ class TorchMoE(nn.Module):
 class TorchDense(nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.chain = TorchChain(config.widths, config.active)
+        self.chain = TorchChain(config.chain.widths, config.chain.active)
 
     def forward(self, x):
         return self.chain(x), 0.0

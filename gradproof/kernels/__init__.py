@@ -1,0 +1,1 @@
+"""Fast ways to run an op, each admitted by the op's contract before it runs."""

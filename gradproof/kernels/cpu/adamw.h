@@ -1,0 +1,64 @@
+// AdamW in one pass over the flat buffers: ops/adamw.py, where the equations are.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "crew.h"
+
+constexpr long BLOCK = 64;               // parameters that decay, or not, together
+constexpr long FEWEST_BLOCKS = 1 << 8;  // that are worth another thread
+
+struct AdamW {
+    float keep, new1, old2, new2, eps, inverse_divisor, step, inverse_root;  // 1 − β in double: in float it loses digits
+
+    AdamW(double count, double rate, double divisor, double beta1, double beta2, double eps, double decay)
+        : keep(1 - rate * decay),
+          new1(1 - beta1),
+          old2(beta2),
+          new2(1 - beta2),
+          eps(eps),
+          inverse_divisor(1 / divisor),
+          step(rate / (1 - std::pow(beta1, count))),
+          inverse_root(1 / std::sqrt(1 - std::pow(beta2, count))) {}
+
+    void block(float* p, const float* g, float* m, float* v, bool decayed) const {
+        const float kept = decayed ? keep : 1.0f;
+#pragma omp simd
+        for (long i = 0; i < BLOCK; i++) {
+            const float grad = g[i] * inverse_divisor;
+            m[i] += new1 * (grad - m[i]);
+            v[i] = old2 * v[i] + new2 * grad * grad;
+            p[i] = kept * p[i] - step * m[i] / (std::sqrt(v[i]) * inverse_root + eps);
+        }
+    }
+};
+
+static void adamw_step(float* p_P, const float* g_P, float* m_P, float* v_P, const bool* decayed_B, long blocks,
+                       const AdamW& adamw, long threads) {
+    in_parallel(crew_size(blocks, FEWEST_BLOCKS, threads), [&](Crew crew) {
+        const Range own = crew.share(blocks);
+        for (long b = own.begin; b < own.end; b++)
+            adamw.block(p_P + b * BLOCK, g_P + b * BLOCK, m_P + b * BLOCK, v_P + b * BLOCK, decayed_B[b]);
+    });
+}
+
+static double squares(const float* g, long count) {
+    double total = 0;
+#pragma omp simd reduction(+ : total)
+    for (long i = 0; i < count; i++) total += static_cast<double>(g[i]) * g[i];
+    return total;
+}
+
+// Σ g², in double: no overflow, and the same bits for the same number of threads.
+static double sum_of_squares(const float* g_P, long P, long threads) {
+    threads = crew_size(P, FEWEST_BLOCKS * BLOCK, threads);
+    std::vector<double> each(threads);
+    in_parallel(threads, [&](Crew crew) {
+        const Range own = crew.share(P, BLOCK);
+        each[crew.rank] = squares(g_P + own.begin, own.size());
+    });
+    double all = 0;
+    for (double one : each) all += one;
+    return all;
+}

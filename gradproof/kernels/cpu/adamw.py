@@ -1,0 +1,79 @@
+"""AdamW on flat buffers, in one pass. See ops/adamw.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gradproof.kernels.cpu.build import library
+from gradproof.kernels.cpu.memory import ready
+from gradproof.ops.adamw import Updated
+from gradproof.params import ALIGNMENT
+
+
+def step(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    divisor: Tensor | None = None,
+    skip: Tensor | None = None,
+    narrow_P: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> None:
+    """Step number `count`, in place; g_P is only read. `narrow_P` is a copy of the parameters that follows them."""
+    for each in (p_P, g_P, m_P, v_P):
+        if ready(each) is not each or each.shape != (decayed_B.numel() * ALIGNMENT,):
+            raise ValueError(f"AdamW's buffers are contiguous and flat, of {ALIGNMENT} elements for each of decayed_B")
+    count, rate = ready(count), ready(rate)
+    divisor, skip = (None if each is None else ready(each) for each in (divisor, skip))
+    library().adamw_step(
+        p_P.data_ptr(),
+        g_P.data_ptr(),
+        m_P.data_ptr(),
+        v_P.data_ptr(),
+        decayed_B.data_ptr(),
+        decayed_B.numel(),
+        count.data_ptr(),
+        rate.data_ptr(),
+        None if divisor is None else divisor.data_ptr(),
+        None if skip is None else skip.data_ptr(),
+        *betas,
+        eps,
+        weight_decay,
+        torch.get_num_threads(),
+    )
+    if narrow_P is not None:
+        narrow_P.copy_(p_P)
+
+
+def forward(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    divisor: Tensor | None = None,
+    skip: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Updated, None]:
+    """The parameters and moments after step number `count`, in new memory."""
+    after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
+    options = dict(betas=betas, eps=eps, weight_decay=weight_decay)
+    step(after.p_P, g_P, after.m_P, after.v_P, decayed_B, count, rate, divisor, skip, **options)
+    return after, None
+
+
+def norm(g_P: Tensor) -> Tensor:
+    """‖g‖, summed in float64."""
+    g_P = ready(g_P)
+    return g_P.new_tensor(library().adamw_norm(g_P.data_ptr(), g_P.numel(), torch.get_num_threads()))

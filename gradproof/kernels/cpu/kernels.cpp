@@ -1,0 +1,110 @@
+// The kernels as plain C functions, which Python calls through ctypes.
+#include "adamw.h"
+#include "cross_entropy.h"
+#include "dispatch.h"
+#include "experts.h"
+#include "norm_gelu.h"
+#include "route.h"
+
+extern "C" {
+
+int64_t gradproof_experts_scratch(const int64_t* chain, int64_t threads) {
+    return experts_scratch(Chain(chain), threads);
+}
+
+void gradproof_experts_forward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,
+                               const int64_t* offset_F, int64_t experts, float* h, float* stats, float* scratch,
+                               float* y_NO, int64_t threads) {
+    const Chain shape(chain);
+    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, h, reinterpret_cast<Stats*>(stats)};
+    experts_forward(batch, scratch, y_NO, threads);
+}
+
+void gradproof_experts_backward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,
+                                const int64_t* offset_F, int64_t experts, float* h, float* stats, float* scratch,
+                                const float* dy_NO, float* out_EP, int64_t out_row, int64_t accumulate, float* dx_NI,
+                                int64_t threads) {
+    const Chain shape(chain);
+    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, h, reinterpret_cast<Stats*>(stats)};
+    experts_backward(batch, dy_NO, scratch, {out_EP, out_row, accumulate != 0}, dx_NI, threads);
+}
+
+void gradproof_norm_gelu_forward(const float* h_TH, const float* b_H, const float* gamma_H, const float* beta_H,
+                                 int64_t active, int64_t T, int64_t H, float* y_TH, int64_t threads) {
+    norm_gelu_forward(h_TH, {b_H, gamma_H, beta_H, H, active != 0}, T, y_TH, threads);
+}
+
+void gradproof_norm_gelu_backward(const float* dy_TH, const float* h_TH, const float* b_H, const float* gamma_H,
+                                  const float* beta_H, int64_t active, int64_t T, int64_t H, float* dh_TH, float* db_H,
+                                  float* dgamma_H, float* dbeta_H, int64_t threads) {
+    const Norm norm{b_H, gamma_H, beta_H, H, active != 0};
+    norm_gelu_backward(dy_TH, h_TH, norm, T, dh_TH, {db_H, dgamma_H, dbeta_H}, threads);
+}
+
+void gradproof_route_forward(const float* z_TE, const float* c_E, int64_t T, int64_t E, int64_t K, int64_t sigmoid,
+                             int64_t renormalise, double balance, double z_loss, int64_t rows,
+                             const int64_t* whole_load_E, float* q_TE, float* gates_TE, int64_t* index_TK,
+                             float* share_E, float* aux, int64_t threads) {
+    const Routing routing{K, sigmoid != 0, renormalise != 0, balance, z_loss};
+    route_forward(z_TE, c_E, T, E, routing, rows, whole_load_E, {q_TE, gates_TE, index_TK}, share_E, aux, threads);
+}
+
+void gradproof_route_backward(const float* dgates_TE, const float* daux, const float* z_TE, float* q_TE,
+                              float* gates_TE, int64_t* index_TK, const float* share_E, int64_t T, int64_t E,
+                              int64_t K, int64_t sigmoid, int64_t renormalise, double balance, double z_loss,
+                              int64_t rows, float* dz_TE, int64_t threads) {
+    const Routing routing{K, sigmoid != 0, renormalise != 0, balance, z_loss};
+    const Routed saved{q_TE, gates_TE, index_TK};
+    route_backward(dgates_TE, *daux, z_TE, saved, share_E, T, E, routing, rows, dz_TE, threads);
+}
+
+int64_t gradproof_dispatch_plan(const int64_t* index_N, int64_t N, int64_t E, int64_t* slot_N, int64_t* row_N,
+                                int64_t* offset_F) {
+    return dispatch_plan(index_N, N, E, slot_N, row_N, offset_F);
+}
+
+void gradproof_dispatch_forward(const float* x_TI, const int64_t* slot_N, int64_t N, int64_t K, int64_t I,
+                                float* rows_NI, int64_t threads) {
+    dispatch_forward(x_TI, slot_N, N, K, I, rows_NI, threads);
+}
+
+void gradproof_dispatch_backward(const float* drows_NI, const int64_t* row_TK, int64_t T, int64_t K, int64_t I,
+                                 float* dx_TI, int64_t threads) {
+    dispatch_backward(drows_NI, row_TK, T, K, I, dx_TI, threads);
+}
+
+void gradproof_combine_forward(const float* rows_NO, const float* gates_TE, const int64_t* index_TK,
+                               const int64_t* row_TK, int64_t T, int64_t E, int64_t K, int64_t O, float* y_TO,
+                               int64_t threads) {
+    combine_forward(rows_NO, gates_TE, index_TK, row_TK, T, E, K, O, y_TO, threads);
+}
+
+void gradproof_combine_backward(const float* dy_TO, const float* rows_NO, const float* gates_TE,
+                                const int64_t* index_TK, const int64_t* row_TK, int64_t T, int64_t E, int64_t K,
+                                int64_t O, float* drows_NO, float* dgates_TE, int64_t threads) {
+    combine_backward(dy_TO, rows_NO, gates_TE, index_TK, row_TK, T, E, K, O, drows_NO, dgates_TE, threads);
+}
+
+int64_t gradproof_cross_entropy_forward(const float* z_TC, const int64_t* target_T, const float* weight_C,
+                                        int64_t given, double total, int64_t T, int64_t C, float* scale_T,
+                                        float* loss, int64_t threads) {
+    return cross_entropy_forward(z_TC, target_T, weight_C, given ? &total : nullptr, T, C, scale_T, loss, threads);
+}
+
+void gradproof_cross_entropy_backward(const float* dloss, const float* scale_T, const float* z_TC,
+                                      const int64_t* target_T, int64_t T, int64_t C, float* dz_TC, int64_t threads) {
+    cross_entropy_backward(*dloss, scale_T, z_TC, target_T, T, C, dz_TC, threads);
+}
+
+void gradproof_adamw_step(float* p_P, const float* g_P, float* m_P, float* v_P, const bool* decayed_B, int64_t blocks,
+                          const float* count, const float* rate, const float* divisor, const float* skip, double beta1,
+                          double beta2, double eps, double decay, int64_t threads) {
+    if (skip && *skip > 0) return;
+    const AdamW adamw(*count, *rate, divisor ? *divisor : 1.0, beta1, beta2, eps, decay);
+    adamw_step(p_P, g_P, m_P, v_P, decayed_B, blocks, adamw, threads);
+}
+
+double gradproof_adamw_norm(const float* g_P, int64_t P, int64_t threads) {
+    return std::sqrt(sum_of_squares(g_P, P, threads));
+}
+}

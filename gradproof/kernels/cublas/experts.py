@@ -1,0 +1,179 @@
+"""The experts' chains: a loop of cuBLAS products over contiguous slices, bias + LayerNorm + GELU in one kernel a layer.
+
+The forward keeps h alone. The backward of layer i turns dx into dh in place, and h into the layer's output, which is
+what dW of the layer above it needs:
+
+    dx = dh_i W_i;   dh_{i−1}, x_i = norm_gelu backward of (dx, h_{i−1});   dW_i = dh_iᵀ x_i
+
+so that it holds two arrays as wide as a layer besides the tape, which it uses up.
+
+Each expert's slice is rounded up to a multiple of STEP rows (R rows in all): cuBLAS chooses its kernel anew for every
+shape that it has not seen, which takes longer than a product of 2,000 rows, and routing changes at every step. The rows
+that fill up are zero going in and have a zero gradient coming back, so they add nothing to any sum.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate as running
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.kernels.triton import norm_gelu
+from gradproof.kernels.workspace import Workspace
+from gradproof.ops import NARROW
+from gradproof.ops.dispatch import Plan
+from gradproof.ops.experts import Chain
+
+STEP = 128
+
+
+class Padded(NamedTuple):
+    """Where the rows stand when each expert's slice is rounded up."""
+
+    slices: list[tuple[int, int]]  # of each expert, on the host
+    offset_F: Tensor
+    place_N: Tensor  # of each row
+
+    @property
+    def rows(self) -> int:
+        return self.slices[-1][1]
+
+
+class Saved(NamedTuple):
+    padded: Padded
+    x_RI: Tensor
+    h: list[Tensor]
+
+
+def _padded(plan: Plan, rows: int) -> Padded:
+    """Reading the row counts is the one wait for the device."""
+    counts = [end - start for start, end in pairwise(plan.bounds())]
+    ends = list(running(-(-count // STEP) * STEP for count in counts))
+    offset_F = torch.tensor([0, *ends]).to(plan.offset_F.device, non_blocking=True)
+    n_N = torch.arange(rows, device=plan.offset_F.device)
+    shift_E = (offset_F - plan.offset_F)[:-1]
+    expert_N = torch.searchsorted(plan.offset_F[1:], n_N, right=True)
+    return Padded(list(pairwise([0, *ends])), offset_F, n_N + shift_E[expert_N])
+
+
+def _filled(x_NI: Tensor, padded: Padded, dtype: torch.dtype) -> Tensor:
+    """The rows in their places, zeros between."""
+    x_RI = x_NI.new_zeros(padded.rows, x_NI.shape[1], dtype=dtype)
+    return x_RI.index_copy_(0, padded.place_N, x_NI.to(dtype))
+
+
+def forward(
+    x_NI: Tensor,
+    theta_EP: Tensor,
+    plan: Plan,
+    chain: Chain,
+    narrow_EP: Tensor | None = None,
+    workspace: Workspace | None = None,
+) -> tuple[Tensor, Saved]:
+    """y_NO in fp32; h in the format of the products."""
+    take = (workspace or Workspace()).take
+    matrices_EP = theta_EP if narrow_EP is None else narrow_EP
+    padded = _padded(plan, x_NI.shape[0])
+    R, most = padded.rows, x_NI.shape[0] + STEP * theta_EP.shape[0]
+    x_RI = input_RI = _filled(x_NI, padded, matrices_EP.dtype)
+    kept = []
+    for i, width in enumerate(chain.widths[1:-1]):
+        h_RH = take(f"h.{i}", (most, width), matrices_EP)[:R]
+        for (start, end), w_HI in zip(padded.slices, _matrices(matrices_EP, chain, i), strict=True):
+            torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
+        input_RI = take(f"x.{i % 2}", (most, width), matrices_EP)[:R]
+        norm_gelu.ragged_forward(h_RH, padded.offset_F, *_vectors(theta_EP, chain, i), chain.active[i], input_RI)
+        kept.append(h_RH)
+    y_RO = theta_EP.new_empty(R, chain.widths[-1])
+    bias_EO = _vector(theta_EP, chain, f"linear.{chain.layers}.bias")
+    last = _matrices(matrices_EP, chain, chain.layers)
+    for (start, end), w_OH, b_O in zip(padded.slices, last, bias_EO, strict=True):
+        torch.add(_wide(input_RI[start:end], w_OH.T), b_O, out=y_RO[start:end])
+    return y_RO[padded.place_N], Saved(padded, x_RI, kept)
+
+
+def backward(
+    dy_NO: Tensor,
+    saved: Saved,
+    x_NI: Tensor,
+    theta_EP: Tensor,
+    plan: Plan,
+    chain: Chain,
+    narrow_EP: Tensor | None = None,
+    out_EP: Tensor | None = None,
+    accumulate: bool = False,
+    want_dx: bool = True,
+    workspace: Workspace | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """Returns dx_NI, dtheta_EP; uses `saved` up."""
+    take = (workspace or Workspace()).take
+    matrices_EP = theta_EP if narrow_EP is None else narrow_EP
+    dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
+    padded = saved.padded
+    slices, R, most = padded.slices, padded.rows, x_NI.shape[0] + STEP * theta_EP.shape[0]
+    dy_RO = _filled(dy_NO, padded, dy_NO.dtype)
+    for (start, end), db_O in zip(slices, _vector(dtheta_EP, chain, f"linear.{chain.layers}.bias"), strict=True):
+        total_O = dy_RO[start:end].sum(0)
+        db_O.add_(total_O) if accumulate else db_O.copy_(total_O)
+    dh_RO = dy_RO.to(matrices_EP.dtype)
+    for i in reversed(range(1, chain.layers + 1)):
+        dx_RH = take(f"x.{i % 2}", (most, chain.widths[i]), matrices_EP)[:R]
+        for (start, end), w_OH in zip(slices, _matrices(matrices_EP, chain, i), strict=True):
+            torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
+        h_RH, own, grads = saved.h[i - 1], _vectors(theta_EP, chain, i - 1), _vectors(dtheta_EP, chain, i - 1)
+        norm_gelu.ragged_backward(
+            dx_RH, h_RH, padded.offset_F, *own, chain.active[i - 1], dx_RH, h_RH, *grads, accumulate
+        )
+        _weight_gradients(dh_RO, h_RH, slices, _matrices(dtheta_EP, chain, i), accumulate)
+        dh_RO = dx_RH
+    _weight_gradients(dh_RO, saved.x_RI, slices, _matrices(dtheta_EP, chain, 0), accumulate)
+    if not want_dx:
+        return None, dtheta_EP
+    dx_RI = torch.empty_like(saved.x_RI)
+    for (start, end), w_HI in zip(slices, _matrices(matrices_EP, chain, 0), strict=True):
+        torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
+    return dx_RI[padded.place_N].to(theta_EP.dtype), dtheta_EP
+
+
+def _weight_gradients(
+    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out: list[Tensor], accumulate: bool
+) -> None:
+    """dW = dyᵀx of each expert, accumulated in fp32 and never rounded to the narrow format."""
+    for (start, end), dw_OI in zip(slices, out, strict=True):
+        dy_On, x_nI = dy_RO[start:end].T, x_RI[start:end]
+        if start == end:
+            if not accumulate:
+                dw_OI.zero_()
+        elif dy_On.dtype not in NARROW:
+            torch.addmm(dw_OI, dy_On, x_nI, beta=float(accumulate), out=dw_OI)
+        elif accumulate:
+            dw_OI.add_(torch.mm(dy_On, x_nI, out_dtype=torch.float32))
+        else:
+            torch.mm(dy_On, x_nI, out_dtype=torch.float32, out=dw_OI)
+
+
+def _wide(x_nI: Tensor, w_IO: Tensor) -> Tensor:
+    return (
+        torch.mm(x_nI, w_IO, out_dtype=torch.float32) if x_nI.dtype in NARROW and len(x_nI) else (x_nI @ w_IO).float()
+    )
+
+
+def _matrices(theta_EP: Tensor, chain: Chain, i: int) -> list[Tensor]:
+    """W_i of each expert."""
+    start, shape = chain.offsets[f"linear.{i}.weight"], (chain.widths[i + 1], chain.widths[i])
+    return [theta_P[start : start + shape[0] * shape[1]].view(shape) for theta_P in theta_EP]
+
+
+def _vector(theta_EP: Tensor, chain: Chain, name: str) -> Tensor:
+    layer = int(name.split(".")[1])
+    return theta_EP[:, chain.offsets[name] : chain.offsets[name] + chain.widths[layer + 1]]
+
+
+def _vectors(theta_EP: Tensor, chain: Chain, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """b, γ, β of layer i, [E, H] each."""
+    names = (f"linear.{i}.bias", f"norm.{i}.weight", f"norm.{i}.bias")
+    bias_EH, gamma_EH, beta_EH = (_vector(theta_EP, chain, name) for name in names)
+    return bias_EH, gamma_EH, beta_EH

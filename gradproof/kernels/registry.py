@@ -1,0 +1,304 @@
+"""Which way each op is run: a variant that its contract has admitted, or the reference.
+
+A variant is admitted for (op, device, dtype, shape class) by running the op's contract there, at the widths that it
+will meet. Among admitted ones the order of `VARIANTS` decides, or what `gradproof bench --tune` measured. Admissions
+are kept in the user's cache; a refused variant is logged with the claim that failed, and never runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from gradproof import ops
+from gradproof.contract import Evidence, Example
+from gradproof.files import write_atomically
+from gradproof.kernels.workspace import Workspace
+from gradproof.ops.experts import Chain
+from gradproof.ops.route import Routing
+from gradproof.proof.admission import admit
+from gradproof.proof.examples import examples
+from gradproof.proof.verdict import environment, versions
+
+OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")
+LOG = logging.getLogger("gradproof.kernels")
+NARROW = ("bfloat16", "float16")
+MOST_ROWS = 1031  # that an admission runs; prime, so that no tile divides it
+MOST_LAYERS = 3  # of a deep chain: the others are repetitions
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to run an op: `gradproof.kernels.{kernel}.{op}`. `host` says that it reads row counts on the host, so it
+    cannot be captured in a graph."""
+
+    op: str
+    kernel: str
+    device: str
+    dtypes: tuple[str, ...] = ("float32",)
+    host: bool = False
+
+    @property
+    def module(self) -> ModuleType:
+        return import_module(f"gradproof.kernels.{self.kernel}.{self.op}")
+
+    def serves(self, chain: Chain) -> bool:
+        """Some variants of `experts` are made for some chains only."""
+        return self.op != "experts" or getattr(self.module, "serves", lambda chain: True)(chain)
+
+    def missing(self) -> str | None:
+        """Why it cannot run on this machine, or None."""
+        return import_module(f"gradproof.kernels.{self.kernel}").missing()
+
+
+# The first admitted one of an op is taken; after them all comes the reference.
+VARIANTS = (
+    *(Variant(op, "cpu", "cpu") for op in OPS),
+    *(Variant(op, "triton", "cuda") for op in OPS if op != "experts"),
+    Variant("experts", "triton", "cuda", NARROW),
+    Variant("experts", "cublas", "cuda", ("float32", *NARROW), host=True),
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model asks of its kernels. Rows count by powers of four."""
+
+    device: str
+    dtype: str
+    rows: int
+    experts: int
+    k: int
+    chain: Chain
+    routing: Routing | None = None
+
+    def of(self, op: str) -> Shape:
+        """The class that an admission of `op` holds for: what the op does not see, or repeats, is left out."""
+        widths, active = self.chain.widths, self.chain.active
+        if len(active) > MOST_LAYERS:
+            widths = (*widths[: MOST_LAYERS + 1], widths[-1])
+            active = active[:MOST_LAYERS]
+        if op != "experts":
+            widths, active = (widths[0], widths[-1]), ()
+        return replace(
+            self,
+            dtype=self.dtype if op == "experts" else "float32",
+            rows=4 ** max(1, (self.rows - 1).bit_length() + 1 >> 1),
+            chain=Chain(widths, active),
+            routing=self.routing if op == "route" else None,
+        )
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The modules that a model runs its ops with, and their names."""
+
+    route: ModuleType
+    dispatch: ModuleType
+    experts: ModuleType
+    combine: ModuleType
+    cross_entropy: ModuleType
+    adamw: ModuleType
+    chosen: Mapping[str, str]
+    workspace: Workspace | None = None
+    capturable: bool = False
+
+    @classmethod
+    def of(cls, chosen: Mapping[str, str], workspace: Workspace | None = None) -> Kernels:
+        """Kernels by name; what is not named is the reference."""
+        named = {op: chosen.get(op, "reference") for op in OPS}
+        return cls(**{op: _module(op, kernel) for op, kernel in named.items()}, chosen=named, workspace=workspace)
+
+
+def _module(op: str, kernel: str) -> ModuleType:
+    return import_module(f"gradproof.ops.{op}" if kernel == "reference" else f"gradproof.kernels.{kernel}.{op}")
+
+
+REFERENCE = Kernels.of({})
+
+
+def choose(shape: Shape, workspace: Workspace | None = None, only: Mapping[str, str] | None = None) -> Kernels:
+    """The kernels for a shape; `only` asks for particular ones (a run that resumes), each still by admission."""
+    if os.environ.get("GRADPROOF_KERNELS") == "reference":
+        return REFERENCE
+    chosen = {}
+    for op in OPS:
+        wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
+        chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
+    # What has neither a host read nor a reference in it can be captured in a graph.
+    whole = shape.device == "cuda" and all(v is not None and not v.host for v in chosen.values())
+    names = {op: v.kernel for op, v in chosen.items() if v is not None}
+    return replace(Kernels.of(names, workspace), capturable=whole)
+
+
+def variants(op: str, shape: Shape) -> list[Variant]:
+    """Those that could serve, best first."""
+    dtype = shape.of(op).dtype
+    found = [v for v in VARIANTS if v.op == op and v.device == shape.device and dtype in v.dtypes]
+    found = [v for v in found if v.missing() is None and v.serves(shape.chain)]
+    order = _tuned().get(_key_text(op, "", shape), [])
+    return sorted(found, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A variant in one shape class, judged. `reason` is the failed claim, or why it cannot run."""
+
+    op: str
+    kernel: str
+    admitted: bool
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+_judged: dict[str, Admission] = {}
+
+
+def admission(variant: Variant, shape: Shape) -> Admission:
+    """Judged once a process, and once for all where the cache can be written."""
+    key = _key_text(variant.op, variant.kernel, shape)
+    if key not in _judged:
+        _judged[key] = _cached(key) or _judge(variant, shape, key)
+        if not _judged[key].admitted:
+            LOG.warning("%s of %s does not run: %s", variant.kernel, variant.op, _judged[key].reason)
+    return _judged[key]
+
+
+def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
+    missing = variant.missing()
+    if missing is not None:
+        return Admission(variant.op, variant.kernel, False, missing)
+    of = shape.of(variant.op)
+    tried = [e for e in _tried(variant.op, of, shape.rows) if variant.serves(e.options.get("chain", of.chain))]
+    try:
+        found = tuple(
+            admit(
+                ops.load(variant.op),
+                variant.module,
+                tried,
+                dtype=getattr(torch, of.dtype),
+                device=shape.device,
+                kernel=variant.kernel,
+            )
+        )
+    except Exception as error:
+        return Admission(variant.op, variant.kernel, False, f"it stopped with {type(error).__name__}: {error}")
+    failed = next((e for e in found if e.status == "refuted"), None)
+    reason = "" if failed is None else _sentence(failed)
+    judged = Admission(variant.op, variant.kernel, failed is None, reason, _worst(found))
+    _keep(key, judged)
+    return judged
+
+
+def _sentence(e: Evidence) -> str:
+    about = f" of {e.value}" if e.value else ""
+    return f"{e.claim}{about} on {e.example} ({e.dtype}, {e.device}): {e.measured:.2g} is above {e.bound:.2g}"
+
+
+def _worst(found: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+    """The record nearest to its bound, or furthest past it, for each claim."""
+    worst: dict[str, Evidence] = {}
+    for e in found:
+        if e.claim not in worst or _ratio(e) > _ratio(worst[e.claim]):
+            worst[e.claim] = e
+    return tuple(worst.values())
+
+
+def _ratio(e: Evidence) -> float:
+    return e.measured / e.bound if e.bound else e.measured
+
+
+def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
+    """The contract's own examples, and calls at the widths of this class: as many rows as asked for, and few."""
+    contract = ops.load(op).CONTRACT
+    yield from examples(op, contract, 0)
+    chain, E, K = shape.chain, shape.experts, shape.k
+    sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=chain.widths[-1], P=64 * 129)
+    options = dict(experts=(dict(chain=chain),), route=(dict(routing=shape.routing),)).get(op, contract.options)
+    if (op == "route" and shape.routing is None) or (op == "cross_entropy" and sizes["C"] < 2):
+        return
+    for count in {min(rows, MOST_ROWS), min(rows, 3)}:
+        of_width = {axis: (dict(sizes, T=count)[axis],) for axis in contract.sizes}
+        yield from examples(f"{op} {count}", replace(contract, sizes=of_width, options=options, edges=()), 1)
+
+
+def folder() -> Path:
+    """Where admissions are kept: GRADPROOF_CACHE, or `gradproof` in the user's cache directory."""
+    own = os.environ.get("GRADPROOF_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) if own else Path(base) / "gradproof"
+
+
+def _key_text(op: str, kernel: str, shape: Shape) -> str:
+    """Everything that an admission depends on."""
+    facts = {
+        "op": op,
+        "kernel": kernel,
+        "shape": asdict(shape.of(op)),
+        "device": environment(shape.device).get("device", shape.device),
+        "versions": versions(),
+        "source": _source(op, kernel),
+    }
+    return json.dumps(facts, sort_keys=True, default=str)
+
+
+@cache
+def _source(op: str, kernel: str) -> str:
+    """A digest of the code that is judged, and of the op that judges it."""
+    package = Path(__file__).parent
+    files = [package.parent / "ops" / f"{op}.py", package.parent / "proof" / "admission.py"]
+    files += sorted(path for path in (package / kernel).glob("*.*") if kernel)
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()
+
+
+def _file(key: str) -> Path:
+    return folder() / "admissions" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _cached(key: str) -> Admission | None:
+    """What was judged before; anything unreadable counts as nothing."""
+    try:
+        record = json.loads(_file(key).read_text())
+        if record.pop("key") != key:
+            return None
+        evidence = tuple(Evidence(**{**e, "shape": tuple(map(tuple, e["shape"]))}) for e in record.pop("evidence"))
+        return Admission(**record, evidence=evidence)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def _keep(key: str, judged: Admission) -> None:
+    try:
+        _file(key).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_file(key), json.dumps({"key": key, **asdict(judged)}))
+    except OSError:
+        LOG.info("the admission of %s is not kept: %s cannot be written", judged.op, folder())
+
+
+@cache
+def _tuned() -> dict[str, Any]:
+    """The orders that `gradproof bench --tune` measured."""
+    try:
+        found = json.loads((folder() / "tuned.json").read_text())
+        return found if isinstance(found, dict) else {}
+    except (OSError, ValueError):
+        return {}
+
+
+def tune(op: str, shape: Shape, order: list[str]) -> None:
+    """Keeps a measured order, fastest first."""
+    kept = {**_tuned(), _key_text(op, "", shape): order}
+    folder().mkdir(parents=True, exist_ok=True)
+    write_atomically(folder() / "tuned.json", json.dumps(kept))
+    _tuned.cache_clear()

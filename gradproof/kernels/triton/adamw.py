@@ -1,0 +1,201 @@
+"""AdamW over the flat buffers in one pass. The reference is `ops/adamw.py`.
+
+    g ← g/divisor;  p ← p(1 − lr·wd) where decayed;  m ← m + (1 − β₁)(g − m),  v ← v + (1 − β₂)(g² − v)
+    p ← p − lr/(1 − β₁ᵗ)·m/(√v/√(1 − β₂ᵗ) + eps)
+
+Learning rate, step count, divisor and the flag to skip are read from the device. The narrow copy of the parameters is
+written with them.
+"""
+
+# Triton's annotations are those of Python, not of its own language.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from gradproof.kernels.triton import MULTIPROCESSORS, check
+from gradproof.ops.adamw import Updated
+from gradproof.params import ALIGNMENT
+
+LINES = 32  # of ALIGNMENT elements, for a program of the update
+BLOCK = 4096  # elements that a program adds up at a time
+PROGRAMS = 8 * MULTIPROCESSORS
+
+
+def step(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    divisor: Tensor | None = None,
+    skip: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+    narrow_P: Tensor | None = None,
+) -> None:
+    """Step number `count`, in place, or nothing where `skip` > 0. `decayed_B` has a flag for every 64 elements; g_P is
+    only read. `narrow_P` is a copy of the parameters that follows them."""
+    check(p_P, g_P, m_P, v_P, count, rate)
+    P = p_P.numel()
+    if decayed_B.numel() * ALIGNMENT < P:
+        raise ValueError(f"{P} parameters need a flag for every {ALIGNMENT}; decayed_B has {decayed_B.numel()}")
+    _step[(triton.cdiv(P, LINES * ALIGNMENT),)](
+        p_P,
+        g_P,
+        m_P,
+        v_P,
+        narrow_P,
+        decayed_B,
+        count,
+        rate,
+        divisor,
+        skip,
+        P,
+        LOG_1=math.log(betas[0]) if betas[0] else None,
+        LOG_2=math.log(betas[1]) if betas[1] else None,
+        REST_1=1 - betas[0],
+        REST_2=1 - betas[1],
+        EPS=eps,
+        DECAY=weight_decay,
+        LINES=LINES,
+        ALIGNMENT=ALIGNMENT,
+        num_warps=4,
+    )
+
+
+def forward(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    divisor: Tensor | None = None,
+    skip: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Updated, None]:
+    """The parameters and moments after step number `count`, in new memory."""
+    after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
+    step(after.p_P, g_P, after.m_P, after.v_P, decayed_B, count, rate, divisor, skip, betas, eps, weight_decay)
+    return after, None
+
+
+def sum_of_squares(g_P: Tensor) -> Tensor:
+    """Σ g², in fp32; its parts are added in float64."""
+    return _sum(g_P, root=False)
+
+
+def norm(g_P: Tensor) -> Tensor:
+    """‖g‖."""
+    return _sum(g_P, root=True)
+
+
+def _sum(g_P: Tensor, root: bool) -> Tensor:
+    check(g_P)
+    P = g_P.numel()
+    chunk = max(1, triton.cdiv(P, BLOCK * PROGRAMS)) * BLOCK
+    programs = max(1, triton.cdiv(P, chunk))
+    part_C = torch.empty(programs, dtype=torch.float32, device=g_P.device)
+    total = torch.empty((), dtype=torch.float32, device=g_P.device)
+    _squares[(programs,)](g_P, part_C, P, chunk, BLOCK=BLOCK, num_warps=8)
+    _total[(1,)](part_C, total, programs, DEEP=triton.next_power_of_2(PROGRAMS), ROOT=root, num_warps=4)
+    return total
+
+
+@triton.jit
+def _correction(count, LOG: tl.constexpr):
+    """1 − βᵗ, in float64: at the first steps little is left of 1."""
+    if LOG is None:
+        rest = tl.full((), 1.0, tl.float64)
+    else:
+        rest = 1.0 - tl.exp(count.to(tl.float64) * LOG)
+    return rest
+
+
+# p, m, v of a block, after the step
+@triton.jit
+def _step(
+    p,
+    g,
+    m,
+    v,
+    narrow,
+    decayed,
+    count,
+    rate,
+    divisor,
+    skip,
+    P,
+    LOG_1: tl.constexpr,
+    LOG_2: tl.constexpr,
+    REST_1: tl.constexpr,
+    REST_2: tl.constexpr,
+    EPS: tl.constexpr,
+    DECAY: tl.constexpr,
+    LINES: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):
+    line_L1 = (tl.program_id(0).to(tl.int64) * LINES + tl.arange(0, LINES))[:, None]
+    # Four at a time for all, or the narrow store would want eight and the others a way through shared memory.
+    at_LA = tl.max_contiguous(line_L1 * ALIGNMENT + tl.arange(0, ALIGNMENT)[None, :], [1, 4])
+    inside_LA = at_LA < P
+    g_LA = tl.load(g + at_LA, mask=inside_LA, other=0.0).to(tl.float32)
+    m_LA = tl.load(m + at_LA, mask=inside_LA, other=0.0)
+    v_LA = tl.load(v + at_LA, mask=inside_LA, other=0.0)
+    p_LA = tl.load(p + at_LA, mask=inside_LA, other=0.0)
+    lr = tl.load(rate).to(tl.float32)
+    steps = tl.load(count)
+    size = (lr.to(tl.float64) / _correction(steps, LOG_1)).to(tl.float32)
+    root = tl.sqrt(_correction(steps, LOG_2)).to(tl.float32)
+    if divisor is not None:
+        g_LA = g_LA / tl.load(divisor).to(tl.float32)
+    if DECAY != 0:
+        flag_L1 = tl.load(decayed + line_L1, mask=line_L1 * ALIGNMENT < P, other=0)
+        p_LA = tl.where(flag_L1 != 0, p_LA * (1.0 - lr * DECAY), p_LA)
+    m_LA += REST_1 * (g_LA - m_LA)
+    v_LA += REST_2 * (g_LA * g_LA - v_LA)
+    p_LA -= size * m_LA / (tl.sqrt(v_LA) / root + EPS)
+    if skip is not None:
+        inside_LA = at_LA < tl.where(tl.load(skip) > 0, 0, P)
+    tl.store(m + at_LA, m_LA, mask=inside_LA)
+    tl.store(v + at_LA, v_LA, mask=inside_LA)
+    tl.store(p + at_LA, p_LA, mask=inside_LA)
+    if narrow is not None:
+        tl.store(narrow + at_LA, p_LA, mask=inside_LA)
+
+
+# Σ g² of a chunk
+@triton.jit(do_not_specialize=["chunk"])
+def _squares(g, part, P, chunk, BLOCK: tl.constexpr):
+    pid = tl.program_id(0)
+    first = pid.to(tl.int64) * chunk
+    end = tl.minimum(first + chunk, P)
+    sum_B = tl.zeros((BLOCK,), tl.float32)
+    for start in range(first, end, BLOCK):
+        at_B = start + tl.arange(0, BLOCK)
+        g_B = tl.load(g + at_B, mask=at_B < end, other=0.0).to(tl.float32)
+        sum_B += g_B * g_B
+    tl.store(part + pid, tl.sum(sum_B, 0))
+
+
+# Σ over the chunks, or its root
+@triton.jit(do_not_specialize=["chunks"])
+def _total(part, total, chunks, DEEP: tl.constexpr, ROOT: tl.constexpr):
+    chunk_D = tl.arange(0, DEEP)
+    part_D = tl.load(part + chunk_D, mask=chunk_D < chunks, other=0.0).to(tl.float64)
+    sum_ = tl.sum(part_D, 0)
+    if ROOT:
+        sum_ = tl.sqrt(sum_)
+    tl.store(total, sum_.to(tl.float32))

@@ -1,0 +1,27 @@
+"""Buffers that a step uses again and again, so that it allocates nothing once it has run."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+class Workspace:
+    """Named buffers that grow to the largest shape asked for. What one step takes is overwritten by the next."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """A contiguous buffer in the dtype and on the device of `like`, unwritten or full of what was there."""
+        key, length = (name, like.dtype, like.device), math.prod(shape)
+        held = self._buffers.get(key)
+        if held is None or held.numel() < length:
+            held = self._buffers[key] = torch.empty(length, dtype=like.dtype, device=like.device)
+        return held[:length].view(shape)
+
+    def bytes(self) -> int:
+        """What is held."""
+        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())

@@ -1,0 +1,93 @@
+"""AdamW on flat buffers, as a function: what the fused kernels are held against.
+
+    g ← g/divisor;  p ← p(1 − lr·wd) where decayed;  m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²
+    p ← p − lr·m̂/(√v̂ + eps),  m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ);   nothing at all where skip is 1
+
+Decay is a property of blocks of 64 elements, since every parameter starts at such a multiple.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Contract, Example
+from gradproof.params import ALIGNMENT
+
+
+class Updated(NamedTuple):
+    p_P: Tensor
+    m_P: Tensor
+    v_P: Tensor
+
+
+def forward(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    rate: Tensor,
+    divisor: Tensor | None = None,
+    skip: Tensor | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Updated, None]:
+    """The parameters and moments after step number `count`."""
+    before = Updated(p_P, m_P, v_P)
+    g_P = g_P if divisor is None else g_P / divisor
+    decayed_P = decayed_B.repeat_interleave(ALIGNMENT)
+    p_P = torch.where(decayed_P, p_P * (1 - rate * weight_decay), p_P)
+    m_P = m_P + (1 - betas[0]) * (g_P - m_P)
+    v_P = betas[1] * v_P + (1 - betas[1]) * g_P * g_P
+    correction1, correction2 = (1 - torch.pow(torch.as_tensor(beta, dtype=count.dtype), count) for beta in betas)
+    p_P = p_P - rate / correction1 * m_P / ((v_P / correction2).sqrt() + eps)
+    after = Updated(p_P, m_P, v_P)
+    if skip is None:
+        return after, None
+    return Updated(*(torch.where(skip > 0, b, a) for b, a in zip(before, after, strict=True))), None
+
+
+def norm(g_P: Tensor) -> Tensor:
+    """‖g‖."""
+    return torch.linalg.vector_norm(g_P)
+
+
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    P = sizes["P"]
+    p_P, g_P, m_P, v_P = torch.randn(4, P, generator=generator, dtype=torch.float64)
+    decayed_B = torch.rand(P // ALIGNMENT, generator=generator) < 0.5
+    scalars = dict(count=torch.tensor(7.0).double(), rate=torch.tensor(0.01).double())
+    return dict(p=p_P, g=g_P, m=0.1 * m_P, v=0.01 * v_P.square(), decayed=decayed_B, **scalars)
+
+
+def _varied(label: str, generator: torch.Generator, **more: Any) -> Example:
+    return Example(label, {**_draw(dict(P=4 * ALIGNMENT), generator, {}), **more})
+
+
+def _first(generator: torch.Generator) -> Example:
+    zeros_P = torch.zeros(4 * ALIGNMENT).double()
+    return _varied("first step", generator, count=torch.tensor(1.0).double(), m=zeros_P, v=zeros_P.clone())
+
+
+def _skipped(generator: torch.Generator) -> Example:
+    """A gradient that is not finite leaves no trace."""
+    g_P = torch.full((4 * ALIGNMENT,), torch.nan).double()
+    return _varied("skipped", generator, g=g_P, skip=torch.ones(()).double(), divisor=torch.tensor(torch.nan).double())
+
+
+def _scaled(generator: torch.Generator) -> Example:
+    return _varied("scaled", generator, divisor=torch.tensor(1024.0).double(), skip=torch.zeros(()).double())
+
+
+CONTRACT = Contract(
+    shapes="p[P] g[P] m[P] v[P] decayed count rate -> p[P] m[P] v[P]",
+    sizes=dict(P=(64, 192, 64 * 37)),
+    grads=(),
+    draw=_draw,
+    options=({}, dict(weight_decay=0.3, betas=(0.5, 0.9), eps=1e-3)),
+    claims=(),
+    edges=(_first, _skipped, _scaled),
+)

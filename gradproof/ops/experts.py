@@ -1,0 +1,267 @@
+"""Experts: each one's chain on its own rows.
+
+    rows of expert e:  (Linear → LayerNorm → GELU where active) × layers, then Linear
+
+`theta_EP` holds one expert a row: the parameters of its layers in order, each starting at a multiple of the alignment.
+A dense model is one expert that has all rows. Only h, the products of the layers, is kept for the backward: the
+layers' inputs are recomputed from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
+from gradproof.ops import dispatch, linear, norm_gelu, wide
+from gradproof.ops.dispatch import Plan
+from gradproof.params import Entry, padded
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The shape of one expert: its widths from input to output, and which layers have a GELU."""
+
+    widths: tuple[int, ...]
+    active: tuple[bool, ...]
+
+    @property
+    def layers(self) -> int:
+        """Those with a norm; the last linear is not counted."""
+        return len(self.active)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each parameter starts in an expert's row of theta."""
+        offsets, end = {}, 0
+        for name, shape, _ in entries("", self.widths):
+            offsets[name] = end
+            end += padded(math.prod(shape))
+        return {**offsets, "": end}
+
+    @property
+    def length(self) -> int:
+        """P: an expert's parameters with their padding."""
+        return self.offsets[""]
+
+    def views(self, theta_P: Tensor) -> dict[str, Tensor]:
+        """One expert's parameters by name."""
+        return {
+            name: theta_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
+            for name, shape, _ in entries("", self.widths)
+        }
+
+
+def linear_entries(name: str, inputs: int, outputs: int) -> list[Entry]:
+    """A linear layer's parameters, weight first."""
+    return [Entry(f"{name}.weight", (outputs, inputs), "matrix"), Entry(f"{name}.bias", (outputs,), "bias")]
+
+
+def entries(prefix: str, widths: tuple[int, ...]) -> list[Entry]:
+    """The parameters of a chain through `widths`: input, each layer's output, output."""
+    spec: list[Entry] = []
+    for i, (inputs, outputs) in enumerate(pairwise(widths[:-1])):
+        spec += linear_entries(f"{prefix}linear.{i}", inputs, outputs)
+        spec.append(Entry(f"{prefix}norm.{i}.weight", (outputs,), "gamma"))
+        spec.append(Entry(f"{prefix}norm.{i}.bias", (outputs,), "beta"))
+    return spec + linear_entries(f"{prefix}linear.{len(widths) - 2}", widths[-2], widths[-1])
+
+
+class Saved(NamedTuple):
+    bounds: list[int]
+    h: list[list[Tensor]]  # h_nH of each layer, for each expert
+
+
+def forward(
+    x_NI: Tensor,
+    theta_EP: Tensor,
+    plan: Plan,
+    chain: Chain,
+    narrow_EP: Tensor | None = None,
+    workspace: object | None = None,
+) -> tuple[Tensor, Saved]:
+    """y_NO. Where `narrow_EP` holds a bf16 or fp16 copy of theta, products read it and h is stored in its format.
+    A kernel may keep its buffers in `workspace`; this reference makes its own."""
+    bounds = plan.bounds()
+    outputs, kept = [], []
+    for e, (start, end) in enumerate(pairwise(bounds)):
+        y_nO, h = _forward(x_NI[start:end], *_parameters(theta_EP, narrow_EP, chain, e), chain)
+        outputs.append(y_nO)
+        kept.append(h)
+    return torch.cat(outputs), Saved(bounds, kept)
+
+
+def backward(
+    dy_NO: Tensor,
+    saved: Saved,
+    x_NI: Tensor,
+    theta_EP: Tensor,
+    plan: Plan,
+    chain: Chain,
+    narrow_EP: Tensor | None = None,
+    out_EP: Tensor | None = None,
+    accumulate: bool = False,
+    want_dx: bool = True,
+    workspace: object | None = None,
+) -> tuple[Tensor | None, Tensor]:
+    """Returns dx_NI, dtheta_EP. The latter is written to `out_EP` where given, or added to it; `want_dx` false leaves
+    the former out."""
+    dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
+    if not accumulate:
+        dtheta_EP.zero_()
+    dx = []
+    for e, (start, end) in enumerate(pairwise(saved.bounds)):
+        vectors, matrices = _parameters(theta_EP, narrow_EP, chain, e)
+        grads = chain.views(dtheta_EP[e])
+        dx.append(_backward(dy_NO[start:end], saved.h[e], x_NI[start:end], vectors, matrices, grads, chain, want_dx))
+    return torch.cat(dx) if want_dx else None, dtheta_EP
+
+
+def _parameters(
+    theta_EP: Tensor, narrow_EP: Tensor | None, chain: Chain, e: int
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Expert e's biases and norms, and the matrices that its products read."""
+    vectors = chain.views(theta_EP[e])
+    return vectors, vectors if narrow_EP is None else chain.views(narrow_EP[e])
+
+
+def _forward(
+    x_nI: Tensor, vectors: dict[str, Tensor], matrices: dict[str, Tensor], chain: Chain
+) -> tuple[Tensor, list[Tensor]]:
+    """One expert's chain."""
+    x_nI = x_nI.to(matrices["linear.0.weight"].dtype)
+    kept = []
+    for i in range(chain.layers):
+        h_nH = x_nI @ matrices[f"linear.{i}.weight"].T
+        x_nI = _activation(h_nH, vectors, i, chain)
+        kept.append(h_nH)
+    last = f"linear.{chain.layers}"
+    return wide(x_nI @ matrices[f"{last}.weight"].T) + vectors[f"{last}.bias"], kept
+
+
+def _activation(h_nH: Tensor, vectors: dict[str, Tensor], i: int, chain: Chain) -> Tensor:
+    return norm_gelu.forward(h_nH, *_norm(vectors, i), chain.active[i])[0]
+
+
+def _norm(vectors: dict[str, Tensor], i: int) -> tuple[Tensor, Tensor, Tensor]:
+    """b, γ, β of layer i."""
+    return vectors[f"linear.{i}.bias"], vectors[f"norm.{i}.weight"], vectors[f"norm.{i}.bias"]
+
+
+def _backward(
+    dy_nO: Tensor,
+    kept: list[Tensor],
+    x_nI: Tensor,
+    vectors: dict[str, Tensor],
+    matrices: dict[str, Tensor],
+    grads: dict[str, Tensor],
+    chain: Chain,
+    want_dx: bool,
+) -> Tensor | None:
+    """One expert's chain, last layer first; gradients are added to `grads`."""
+    grads[f"linear.{chain.layers}.bias"].add_(dy_nO.sum(0))
+    dh_nO = dy_nO.to(matrices["linear.0.weight"].dtype)
+    for i in reversed(range(1 + chain.layers)):
+        input_nI = _activation(kept[i - 1], vectors, i - 1, chain) if i else x_nI.to(dh_nO.dtype)
+        grads[f"linear.{i}.weight"].add_(linear.wide_product(dh_nO.T, input_nI))
+        if not i:
+            return dh_nO @ matrices["linear.0.weight"] if want_dx else None
+        dx_nH = dh_nO @ matrices[f"linear.{i}.weight"]
+        found = norm_gelu.backward(dx_nH, None, kept[i - 1], *_norm(vectors, i - 1), chain.active[i - 1])
+        for name, grad in zip(_NORMED, found[1:], strict=True):
+            grads[name.format(i - 1)].add_(grad)
+        dh_nO = found.dh_TH
+
+
+_NORMED = ("linear.{}.bias", "norm.{}.weight", "norm.{}.bias")
+
+
+# Arrays of all rows and as wide as a layer that the kernels' backward holds beside the tape: on the CPU they work in
+# chunks of rows. The reference holds about 12, of the busiest expert's rows.
+WORKING = {"cpu": 0, "cuda": 2}
+
+
+def saved_per_row(chain: Chain) -> int:
+    """How many numbers a forward keeps for each row, its input not counted."""
+    return sum(chain.widths[1:-1])
+
+
+def _theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
+    """Parameters of the usual size, γ near 1, the padding zero."""
+    theta_EP = torch.zeros(experts, chain.length, dtype=torch.float64)
+    for theta_P in theta_EP:
+        views = chain.views(theta_P)
+        for name, shape, kind in entries("", chain.widths):
+            scale = 1 / math.sqrt(shape[-1]) if kind == "matrix" else 0.3
+            views[name].copy_(scale * torch.randn(shape, generator=generator) + (kind == "gamma"))
+    return theta_EP
+
+
+def _arguments(plan: Plan, chain: Chain, generator: torch.Generator) -> dict[str, Any]:
+    x_NI = torch.randn(plan.slot_N.numel(), chain.widths[0], generator=generator, dtype=torch.float64)
+    return dict(x=x_NI, theta=_theta(chain, plan.offset_F.numel() - 1, generator), plan=plan)
+
+
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    plan = dispatch.draw_plan(sizes, generator, options)["plan"]
+    return _arguments(plan, options["chain"], generator)
+
+
+def _by_name(theta_EP: Tensor, chain: Chain) -> dict[str, Tensor]:
+    """The copies of each parameter in all experts; a vector is one row an expert."""
+    found = [chain.views(theta_P) for theta_P in theta_EP]
+    return {name: torch.stack([views[name] for views in found]) for name in found[0]}
+
+
+def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """A call in bf16 or fp16: the products read a narrow copy of theta."""
+    return {**arguments, "narrow": arguments["theta"].to(dtype)}
+
+
+def _one_expert(generator: torch.Generator) -> Example:
+    """A dense model: every row, in its own place."""
+    chain = Chain((4, 6, 5, 2), (False, True))
+    return Example("one expert", _arguments(dispatch.all_rows(9), chain, generator), dict(chain=chain))
+
+
+def _starved(generator: torch.Generator) -> Example:
+    """Experts 1 and 3 have no rows."""
+    chain = Chain((5, 6, 3), (True,))
+    plan = dispatch.plan(torch.tensor([[0, 2], [2, 0], [0, 2]]), 4)
+    return Example("experts without rows", _arguments(plan, chain, generator), dict(chain=chain))
+
+
+def _no_gradient(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """An expert without rows has a gradient of exactly zero, and so has the padding; nothing is NaN."""
+    wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
+    dtheta_EP, bounds = grads["theta"], example.arguments["plan"].bounds()
+    assert dtheta_EP is not None
+    wrong += sum(int((dtheta_EP[e] != 0).sum()) for e, (a, b) in enumerate(pairwise(bounds)) if a == b)
+    for grad_P in dtheta_EP.clone():
+        for view in example.options["chain"].views(grad_P).values():
+            view.zero_()
+        wrong += int((grad_P != 0).sum())
+    return float(wrong), 0.0
+
+
+CONTRACT = Contract(
+    shapes="x[N,I] theta[E,P] plan -> y[N,O]",
+    sizes=dict(T=(1, 2, 7, 33), E=(4, 5), K=(1, 2, 4)),
+    grads=("x", "theta"),
+    parameters=("theta",),
+    draw=_draw,
+    options=(
+        dict(chain=Chain((5, 6, 6, 3), (True, True))),
+        dict(chain=Chain((3, 8, 1), (False,))),
+        dict(chain=Chain((4, 2), ())),
+    ),
+    claims=(*EVERY_OP, Claim("zero_rows_safe", check=_no_gradient)),
+    edges=(_one_expert, _starved),
+    parts={"theta": lambda theta_EP, options: _by_name(theta_EP, options["chain"])},
+)

@@ -1,0 +1,204 @@
+"""May a fast kernel run instead of an op? The op's contract, in the kernel's own dtype and on its device.
+
+The witness is the op itself, in float64, on the same rounded arguments. A kernel may be as wrong as the op is when it
+runs in the kernel's dtype, times a small factor, in every row of every output and gradient: a whole tensor's norm would
+hide one unwritten row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from gradproof.contract import Evidence, Example, Outputs
+from gradproof.proof.claims import Poison, differing
+from gradproof.proof.operation import argument_names, moved, wanted
+from gradproof.proof.verdict import versions
+from gradproof.streams import seeded
+
+FACTOR = 4.0  # of the op's own error in the same dtype
+UNITS = 8.0  # of the dtype, relative to the row
+FAINT = 1e-3  # rows below this part of the largest are judged as if they were that large
+
+
+class Found(NamedTuple):
+    """What one run gave."""
+
+    outputs: Outputs
+    grads: dict[str, Tensor]
+
+
+def admit(
+    op: ModuleType, variant: ModuleType, tried: Iterable[Example], *, dtype: torch.dtype, device: str, kernel: str
+) -> Iterator[Evidence]:
+    """All evidence for `variant` as a way to run `op`; it is admitted if nothing is refuted."""
+    for example in tried:
+        for claim, value, measured, bound in _checks(op, variant, example, dtype, device):
+            yield Evidence(
+                claim,
+                op.__name__.rpartition(".")[2],
+                "proven" if measured <= bound else "refuted",  # NaN refutes
+                measured,
+                bound,
+                value=value,
+                example=example.label,
+                kernel=kernel,
+                device=device,
+                dtype=str(dtype).removeprefix("torch."),
+                shape=tuple(tuple(leaf.shape) for leaf in tree_leaves(example.arguments) if isinstance(leaf, Tensor)),
+                versions=versions(),
+            )
+
+
+Check = tuple[str, str | None, float, float]
+
+
+def _checks(op: ModuleType, variant: ModuleType, example: Example, dtype: torch.dtype, device: str) -> Iterator[Check]:
+    given = _given(op, example, dtype, device)
+    exact_given = tree_map(_double, given)
+    cotangents = _cotangents(op, example, exact_given)
+    exact = _run(op, op, exact_given, tree_map(_double, cotangents))
+    own = [_run(op, op, moved_by, cotangents) for moved_by in _perturbed(given, example.smooth, dtype)]
+    before = [leaf.clone() for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
+    found = _run(op, variant, given, cotangents)
+    after = [leaf for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
+    changed = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in zip(before, after, strict=True))
+    yield "no_alias", None, float(changed), 0.0
+    yield from _errors("matches_reference", op, example, found, own, exact, dtype)
+    yield "deterministic", None, differing(found, _run(op, variant, given, cotangents)), 0.0
+    with Poison():
+        yield "writes_all", None, differing(found, _run(op, variant, given, cotangents)), 0.0
+    for claim in op.CONTRACT.claims:
+        if claim.check is not None and claim.dtype == "float64":
+            measured, bound = claim.check(_placed(example, given), found.outputs, dict(found.grads))
+            yield claim.name, None, measured, bound
+    if op.CONTRACT.same is not None:
+        placed = _placed(example, given)
+        right, same = op.CONTRACT.same(op, placed), op.CONTRACT.same(variant, placed)
+        yield "same_integers", None, differing(right, same), 0.0
+    if op.CONTRACT.grads and "out_EP" in argument_names(op.backward):
+        yield from _into_out(op, variant, example, given, cotangents, (found, own, exact), dtype)
+
+
+def _into_out(
+    op: ModuleType,
+    variant: ModuleType,
+    example: Example,
+    given: Mapping[str, Any],
+    cotangents: Outputs,
+    runs: tuple[Found, list[Found], Found],
+    dtype: torch.dtype,
+) -> Iterator[Check]:
+    """Gradients that are written over, or added to, what is there; and without the input's."""
+    found, own, exact = runs
+    poisoned = torch.full_like(given["theta"], torch.nan)
+    written = _run(op, variant, {**given, "out": poisoned, "want_dx": False}, cotangents)
+    for label, part, right in _parts(op, example, "theta", written.grads["theta"], found.grads["theta"]):
+        yield "writes_all", label, differing(part, right), 0.0
+    yield "writes_all", "x", float("x" in written.grads), 0.0
+    generator = seeded("admission", example.label, "out")
+    there = torch.randn(poisoned.shape, generator=generator).to(poisoned)
+    added = _run(op, variant, {**given, "out": there.clone(), "accumulate": True}, cotangents)
+    sums = (
+        Found((), {"theta": added.grads["theta"]}),
+        [Found((), {"theta": each.grads["theta"] + there}) for each in own],
+        Found((), {"theta": exact.grads["theta"] + there.double()}),
+    )
+    yield from _errors("accumulates", op, example, *sums, dtype)
+
+
+def _errors(
+    claim: str, op: ModuleType, example: Example, found: Found, own: list[Found], exact: Found, dtype: torch.dtype
+) -> Iterator[Check]:
+    unit = torch.finfo(dtype).eps / 2
+    runs = (found, exact, *own)
+    named = {f"output {i}": tensors for i, tensors in enumerate(zip(*(run.outputs for run in runs), strict=True))}
+    named |= {name: tuple(run.grads[name] for run in runs) for name in exact.grads}
+    for name, tensors in named.items():
+        for label, of_found, of_exact, *of_own in _parts(op, example, name, *tensors):
+            allowed = FACTOR * max(row_error(each, of_exact) for each in of_own) + UNITS * unit
+            yield claim, label, row_error(of_found, of_exact), allowed
+
+
+def row_error(found: Tensor, exact: Tensor) -> float:
+    """The largest relative error of a row; infinite for another shape or what is not finite."""
+    if found.shape != exact.shape:
+        return math.inf
+    if not exact.numel():
+        return 0.0
+    width = exact.shape[-1] if exact.dim() else 1
+    error_R = (found.double() - exact).reshape(-1, width).norm(dim=1)
+    size_R = exact.reshape(-1, width).norm(dim=1)
+    size_R = size_R.clamp(min=FAINT * float(size_R.max()))
+    worst = float(torch.where(error_R == 0, error_R, error_R / size_R).max())
+    return worst if math.isfinite(worst) else math.inf
+
+
+def _parts(op: ModuleType, example: Example, name: str, *tensors: Tensor) -> Iterator[tuple[str, *tuple[Tensor, ...]]]:
+    """A tensor that holds many parameters is judged parameter by parameter."""
+    split: Callable[[Tensor, Mapping[str, Any]], dict[str, Tensor]] | None = op.CONTRACT.parts.get(name)
+    if split is None:
+        yield name, *tensors
+        return
+    named = [split(tensor, example.options) for tensor in tensors]
+    for part in named[0]:
+        yield f"{name}: {part}", *(each[part] for each in named)
+
+
+def _given(op: ModuleType, example: Example, dtype: torch.dtype, device: str) -> dict[str, Any]:
+    """Arguments and options in float32 on the device, and in the narrow format where the op says so."""
+    to = {"dtype": torch.float32, "device": device}
+    given = tree_map(lambda leaf: moved(leaf, **to), {**example.arguments, **example.options})
+    return op.narrowed(given, dtype) if dtype != torch.float32 else given
+
+
+def _perturbed(given: dict[str, Any], smooth: bool, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
+    """The arguments, and twice with each number moved by up to half a unit, unless that breaks a tie: the error of one
+    run alone may be small by luck."""
+    yield given
+    for i in range(2 if smooth else 0):
+        generator = seeded("admission", "perturbed", i)
+
+        def nudged(leaf: Any, generator: torch.Generator = generator) -> Any:
+            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+                return leaf
+            noise = 2 * torch.rand(leaf.shape, generator=generator).to(leaf.device) - 1
+            return (leaf.double() * (1 + noise * torch.finfo(dtype).eps / 2)).to(leaf.dtype)
+
+        yield tree_map(nudged, given)
+
+
+def _placed(example: Example, given: Mapping[str, Any]) -> Example:
+    arguments = {name: given[name] for name in example.arguments}
+    return Example(example.label, arguments, {name: given[name] for name in example.options}, example.smooth)
+
+
+def _cotangents(op: ModuleType, example: Example, exact_given: Mapping[str, Any]) -> Outputs:
+    generator = seeded("admission", op.__name__, example.label)
+    y, _ = op.forward(**wanted(op.forward, exact_given))
+    outputs = tuple(y) if isinstance(y, tuple) else (y,)
+    return tuple(torch.randn(each.shape, generator=generator).to(each.device) for each in outputs)
+
+
+def _run(op: ModuleType, module: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -> Found:
+    """Forward and backward of `module`, called as `op` is."""
+    y, saved = module.forward(**wanted(module.forward, given))
+    outputs = tuple(y) if isinstance(y, tuple) else (y,)
+    if not op.CONTRACT.grads:
+        return Found(outputs, {})
+    # The output is the caller's: a backward may not rely on it, nor a forward on its own earlier ones.
+    outputs = tuple(each.clone() for each in outputs)
+    dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
+    grads = module.backward(dy, saved, **wanted(module.backward, given))
+    named = zip(op.CONTRACT.grads, grads if isinstance(grads, tuple) else (grads,), strict=True)
+    return Found(outputs, {name: grad for name, grad in named if grad is not None})
+
+
+def _double(leaf: Any) -> Any:
+    return leaf.double() if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf

@@ -1,0 +1,226 @@
+"""The suites `step` and `ops`: turns, records, peers that fail, the README's table."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import gradproof
+from gradproof.bench import ops, step, timing
+from gradproof.bench.peers import Peer, Way
+from gradproof.cli import app
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/readme_table.py"
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch):
+    """A small product for the peak; the reference kernels, which need neither a compiler nor an admission."""
+    monkeypatch.setitem(timing.PRODUCTS, "cpu", (64, torch.float32))
+    monkeypatch.setenv("GRADPROOF_KERNELS", "reference")
+
+
+def call(*args):
+    return CliRunner().invoke(app, ["bench", *args])
+
+
+class Failing(nn.Module):
+    def __init__(self, config, device, dtype):
+        super().__init__()
+        raise RuntimeError("no kernel image\nis available")
+
+
+def test_everybody_gets_the_same_number_of_turns(monkeypatch):
+    """Broken by a block that counts its warm-up, or by contestants that run one after the other."""
+    monkeypatch.setattr(timing, "BLOCK_MS", 1e-9)  # one step a block
+    monkeypatch.setattr(timing, "WARM_SECONDS", 0.0)
+    calls = []
+    found = timing.interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, "cpu", 6, 60.0)
+    assert calls[-12:] == ["a", "b"] * 6
+    assert calls.count("a") == calls.count("b")
+    for each in found.values():
+        assert len(each.blocks) == 6 and each.steps == 1
+        assert each.quartiles[0] <= each.ms <= each.quartiles[1]
+    assert found["a"].ms == torch.tensor(found["a"].blocks, dtype=torch.float64).quantile(0.5)
+
+
+def test_time_ends_the_rounds(monkeypatch):
+    monkeypatch.setattr(timing, "BLOCK_MS", 1e-9)
+    found = timing.interleaved({"a": lambda: None}, "cpu", 1000, 0.0)
+    assert len(found["a"].blocks) == timing.LEAST_ROUNDS
+
+
+def test_the_peak_of_products():
+    assert timing.product_peak("cpu") > 0
+
+
+def test_the_command_writes_the_record(tmp_path):
+    file = tmp_path / "step_cpu.json"
+    args = ("--suite", "step", "--size", "nano", "--rows", "4", "--peers", "loop", "--quick", "--json", str(file))
+    result = call(*args)
+    assert result.exit_code == 0, result.output
+    record = json.loads(file.read_text())
+    assert record["suite"] == "step" and record["peak_tflops"] > 0 and record["environment"]["torch"]
+    (row,) = record["rows"]
+    assert (row["size"], row["rows"], row["precision"]) == ("nano", 4, "fp32")
+    ours, loop = row["contestants"]
+    assert (ours["name"], loop["name"]) == ("gradproof", "loop")
+    figures = {"name", "ms", "quartiles", "ratio", "useful_tflops", "share_of_peak", "peak_bytes", "memory_ratio"}
+    assert figures <= set(ours) and figures <= set(loop)
+    assert row["best_uncaptured"]["name"] == "loop" and row["best_captured"] is None
+    assert row["speedup"] == loop["ratio"] == pytest.approx(loop["ms"] / loop["ours_ms"])
+    assert row["memory_against_best"] == pytest.approx(ours["peak_bytes"] / loop["peak_bytes"])
+    # parameters, gradients and two moments are the least that anybody can hold
+    assert min(ours["peak_bytes"], loop["peak_bytes"]) > 16 * 195_540
+
+
+def test_a_peer_that_fails_is_recorded():
+    case = step.Case("nano", 4)
+    row = step.measure(case, "cpu", "fp32", {"broken": Way(Failing)}, quick=True)
+    ours, broken = row["contestants"]
+    assert broken == {"name": "broken", "error": "RuntimeError: no kernel image"}
+    assert ours["ms"] > 0 and row["speedup"] is None and row["best_uncaptured"] is None
+
+
+def test_ours_failing_is_recorded(monkeypatch):
+    def broken(*args, **options):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(gradproof.MoE, "sized", broken)
+    row = step.measure(step.Case("nano", 4), "cpu", "fp32", {}, quick=True)
+    assert row["contestants"] == [{"name": "gradproof", "error": "RuntimeError: out of memory"}]
+    result = call("--suite", "step", "--size", "nano", "--rows", "4", "--peers", "none", "--quick")
+    assert result.exit_code == 1 and "out of memory" in result.output
+
+
+def test_each_size_is_written_as_it_is_done(monkeypatch, tmp_path):
+    """A session may be cut off: what was measured until then is in the file."""
+    seen, file = [], tmp_path / "step.json"
+
+    def measured(case, *args):
+        seen.append(json.loads(file.read_text())["rows"] if file.exists() else [])
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+        return {"size": case.size, "rows": case.rows, "precision": "fp32", "contestants": [{"name": "gradproof"}]}
+
+    monkeypatch.setattr(step, "measure", measured)
+    monkeypatch.setattr(step, "product_peak", lambda device: 1.0)
+    monkeypatch.setattr(step, "show", lambda row, console: None)
+    assert call("--suite", "step", "--json", str(file)).exit_code == 130
+    assert [len(rows) for rows in seen] == [0, 1, 2]
+    assert len(json.loads(file.read_text())["rows"]) == 2
+
+
+def test_the_fastest_is_found_by_ratio():
+    def entry(name, graphs, ratio):
+        return dict(name=name, graphs=graphs, ms=ratio, ratio=ratio, ours_ms=1.0, peak_bytes=10, memory_ratio=2.0)
+
+    found = [entry("a", "none", 3.0), entry("b", "parts", 2.0), entry("c", "whole", 1.5), dict(name="d", error="no")]
+    best = step._best(found)
+    assert (best["best_uncaptured"]["name"], best["best_captured"]["name"]) == ("b", "c")
+    assert (best["speedup"], best["memory_against_best"]) == (1.5, 0.5)
+
+
+def test_useful_work():
+    assert step.useful_flops(step.Case("nano", 256)) == 6 * 2 * 256 * (96 * 128 + 2 * 128**2 + 128 * 20)
+    blocks = 84 * 2 * 1024 * 4096
+    assert step.useful_flops(step.Case("dense-0.7b", 8)) == 6 * 8 * (96 * 1024 + blocks + 1024 * 20)
+
+
+def test_peak_memory_of_a_peer_does_not_count_gradients_twice():
+    """Gradients from before the measurement are freed unseen in it; counted, they would make a peer look worse."""
+    model = gradproof.MoE.sized("nano", seed=0)
+    rows = step.batches(step.Case("nano", 1), "cpu")
+    peer = Peer(step.peers_of(False, "cpu")["loop"], model, "cpu", "fp32")
+    held = 4 * 4 * model.params.count
+    assert held < step._peak(peer, rows, 0, "cpu") < 1.2 * held
+
+
+@pytest.mark.parametrize(
+    "args, sentence",
+    [
+        (("--suite", "step", "--size", "huge"), "no size 'huge'"),
+        (("--suite", "step", "--rows", "8"), "needs a --size"),
+        (("--suite", "step", "--peers", "nobody"), "no peer 'nobody'"),
+        (("--suite", "step", "--peers", "dense-all-captured"), "needs --device cuda"),
+        (("--suite", "step", "--size", "nano", "--peers", "eager"), "no size of this run has it"),
+        (("--suite", "ops", "--size", "nano"), "for the suite step"),
+        (("--suite", "diagnose", "--quick"), "for the suites step and ops"),
+        (("--suite", "speed"), "no suite 'speed'"),
+    ],
+)
+def test_bad_values_are_one_sentence(args, sentence):
+    result = call(*args)
+    assert result.exit_code == 2
+    assert sentence in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_ops_agree_and_are_recorded():
+    """Every pair gives the op's own output and gradients; one that fails is recorded."""
+    dy_TH, *given = ops.inputs("cpu", "fp32", 6, 16)
+    made = {name: make for name, make in ops.pairs().items() if name != "compiled"}
+    leaves = [tensor.clone().requires_grad_() for tensor in given]
+    found = [ops._both(make(), dy_TH, leaves if make().autograd else given) for make in made.values()]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs.detach(), rtol=1e-4, atol=1e-5)
+
+    def broken():
+        raise ImportError("not here yet")
+
+    row = ops.norm_gelu("cpu", "fp32", 6, 16, {**made, "broken": broken}, quick=True)
+    by_name = {entry["name"]: entry for entry in row["contestants"]}
+    assert by_name["broken"]["error"] == "ImportError: not here yet"
+    assert by_name["reference"]["ratio"] == 1.0 and by_name["eager"]["forward_ms"] > 0
+    row = ops.adamw("cpu", "nano", {}, quick=True)
+    assert row["contestants"][0]["name"] == "reference" and len(row["contestants"]) == 3
+
+
+def figures(ratio, name):
+    return dict(name=name, ms=2.5 * ratio, ratio=ratio, ours_ms=2.5, peak_bytes=1, memory_ratio=1.25)
+
+
+RECORD = {
+    "environment": {"device": "NVIDIA H200", "threads": 16},
+    "rows": [
+        {
+            "size": "nano",
+            "rows": 8192,
+            "precision": "bf16",
+            "contestants": [{"name": "gradproof", "ms": 2.5, "share_of_peak": 0.421}],
+            "best_uncaptured": figures(8.125, "grouped_mm-compiled"),
+            "best_captured": figures(1.5, "grouped_mm-captured"),
+            "speedup": 1.5,
+            "memory_against_best": 0.8,
+        },
+        {"size": "full", "rows": 1, "precision": "bf16", "contestants": [{"name": "gradproof", "error": "no"}]},
+    ],
+}
+
+
+def test_the_readme_is_written_and_checked(tmp_path):
+    readme, results = tmp_path / "README.md", tmp_path / "results"
+    results.mkdir()
+    readme.write_text("# Title\n<!-- speed -->\nold\n<!-- /speed -->\nrest\n")
+
+    def script(*args):
+        command = [sys.executable, SCRIPT, "--readme", readme, "--results", results, *args]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    assert script().returncode == 2  # no results
+    (results / "step_h200.json").write_text(json.dumps(RECORD))
+    (results / "diagnose.json").write_text("{}")
+    assert script("--check").returncode == 1 and "old" in readme.read_text()
+    assert script().returncode == 0 and script("--check").returncode == 0
+    before, table, after = readme.read_text().partition("| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms |")
+    assert table and before.startswith("# Title\n<!-- speed -->\n| hardware |") and after.endswith("-->\nrest\n")
+    for cell in ("grouped_mm-captured, 3.75 ms", "grouped_mm-compiled, 20.3 ms, 8.1x", "**1.50x**", "42%", "0.80x"):
+        assert cell in after
+    assert "full" not in after  # ours did not run there
+    readme.write_text("# Title\n")
+    lost = script()
+    assert lost.returncode == 2 and "<!-- speed -->" in lost.stderr and readme.read_text() == "# Title\n"

@@ -1,0 +1,68 @@
+"""Where the Triton kernels run in the tests: on the GPU if there is one, otherwise in Triton's interpreter."""
+
+import importlib
+import os
+import pkgutil
+import sys
+
+import pytest
+import torch
+
+from gradproof.kernels import triton
+
+
+def _import() -> str:
+    """Imports Triton and the kernels; a sentence where they cannot run. Interpreting is decided when a kernel is
+    decorated. The variable does not outlast the imports, so that it reaches no other test."""
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu and "triton" in sys.modules:
+        return "triton was imported before TRITON_INTERPRET could be set, and there is no GPU"
+    before = os.environ.get("TRITON_INTERPRET")
+    try:
+        if not on_gpu:
+            os.environ["TRITON_INTERPRET"] = "1"
+        for module in pkgutil.iter_modules(triton.__path__):
+            importlib.import_module(f"{triton.__name__}.{module.name}")
+    except ModuleNotFoundError as missing:
+        if missing.name != "triton":
+            raise
+        return "triton is not installed: its kernels cannot be tested"
+    finally:
+        if before is None:
+            os.environ.pop("TRITON_INTERPRET", None)
+        else:
+            os.environ["TRITON_INTERPRET"] = before
+    return ""
+
+
+_CANNOT = _import()
+
+
+@pytest.fixture
+def triton_device(monkeypatch):
+    """Where to put the tensors. Fresh memory is NaN, so that what a kernel leaves unwritten shows."""
+    if _CANNOT:
+        pytest.skip(_CANNOT)
+    on_gpu = torch.cuda.is_available()
+    if not on_gpu:
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield "cuda" if on_gpu else "cpu"
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="session")
+def near():
+    """near(found, ordinary, right, scale): as near to the float64 result as the reference in the same format is, to a
+    factor of 2 and a few roundings of `scale`, by default the result itself."""
+
+    def check(found, ordinary, right, scale=None, roundings=4):
+        assert (found.shape, found.dtype) == (ordinary.shape, ordinary.dtype)
+        right = right.double().cpu()
+        error, usual = (float((each.double().cpu() - right).norm()) for each in (found, ordinary))
+        size = float((right if scale is None else scale.double().cpu()).norm())
+        bound = 2 * usual + roundings * torch.finfo(found.dtype).eps * size
+        assert error <= bound, f"off by {error:.3g} of {size:.3g}, the reference by {usual:.3g}"
+
+    return check
