@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,14 +42,15 @@ MOST_LAYERS = 3  # of a deep chain: the others are repetitions
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to run an op: `gradproof.kernels.{kernel}.{op}`. `host` says that it reads row counts on the host, so it
-    cannot be captured in a graph."""
+    """A way to run an op: `gradproof.kernels.{kernel}.{op}`. `host` says that it reads the row counts of several
+    experts on the host, so it cannot be captured in a graph."""
 
     op: str
     kernel: str
     device: str
     dtypes: tuple[str, ...] = ("float32",)
     host: bool = False
+    most: float = math.inf  # multiply-adds of the largest product, beyond which the next one is faster
 
     @property
     def module(self) -> ModuleType:
@@ -56,6 +59,11 @@ class Variant:
     def serves(self, chain: Chain) -> bool:
         """Some variants of `experts` are made for some chains only."""
         return self.op != "experts" or getattr(self.module, "serves", lambda chain: True)(chain)
+
+    def fits(self, shape: Shape) -> bool:
+        """Whether it is made for this shape."""
+        work = shape.rows * shape.k * max(a * b for a, b in pairwise(shape.chain.widths))
+        return self.serves(shape.chain) and work <= self.most
 
     def missing(self) -> str | None:
         """Why it cannot run on this machine, or None."""
@@ -67,6 +75,7 @@ VARIANTS = (
     *(Variant(op, "cpu", "cpu") for op in OPS),
     *(Variant(op, "triton", "cuda") for op in OPS if op != "experts"),
     Variant("experts", "triton", "cuda", NARROW),
+    Variant("experts", "grouped", "cuda", ("bfloat16",), most=2e11),
     Variant("experts", "cublas", "cuda", ("float32", *NARROW), host=True),
 )
 
@@ -93,7 +102,7 @@ class Shape:
             widths, active = (widths[0], widths[-1]), ()
         return replace(
             self,
-            dtype=self.dtype if op == "experts" else "float32",
+            dtype="float32" if self.dtype in NARROW and op != "experts" else self.dtype,
             rows=4 ** max(1, (self.rows - 1).bit_length() + 1 >> 1),
             chain=Chain(widths, active),
             routing=self.routing if op == "route" else None,
@@ -137,7 +146,9 @@ def choose(shape: Shape, workspace: Workspace | None = None, only: Mapping[str, 
         wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
     # What has neither a host read nor a reference in it can be captured in a graph.
-    whole = shape.device == "cuda" and all(v is not None and not v.host for v in chosen.values())
+    whole = shape.device == "cuda" and all(
+        v is not None and not (v.host and shape.experts > 1) for v in chosen.values()
+    )
     names = {op: v.kernel for op, v in chosen.items() if v is not None}
     return replace(Kernels.of(names, workspace), capturable=whole)
 
@@ -146,7 +157,7 @@ def variants(op: str, shape: Shape) -> list[Variant]:
     """Those that could serve, best first."""
     dtype = shape.of(op).dtype
     found = [v for v in VARIANTS if v.op == op and v.device == shape.device and dtype in v.dtypes]
-    found = [v for v in found if v.missing() is None and v.serves(shape.chain)]
+    found = [v for v in found if v.missing() is None and v.fits(shape)]
     order = _tuned().get(_key_text(op, "", shape), [])
     return sorted(found, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
 

@@ -23,8 +23,8 @@ class Plan(NamedTuple):
     offset_F: Tensor  # F = E + 1: expert e has rows offset[e] : offset[e + 1]
 
     def bounds(self) -> list[int]:
-        """The offsets on the host: the one wait for the device."""
-        return self.offset_F.tolist()
+        """The offsets on the host: the one wait for the device, unless there is but one expert."""
+        return self.offset_F.tolist() if self.offset_F.numel() > 2 else [0, self.slot_N.numel()]
 
 
 def plan(index_TK: Tensor, experts: int) -> Plan:
@@ -38,7 +38,7 @@ def plan(index_TK: Tensor, experts: int) -> Plan:
 def all_rows(rows: int, device: torch.device | str = "cpu") -> Plan:
     """One expert that has every row, in its own place."""
     slot_N = torch.arange(rows, device=device)
-    return Plan(slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], slot_N.new_tensor([0, rows]))
+    return Plan(slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], torch.arange(2, device=device) * rows)
 
 
 def forward(x_TI: Tensor, plan: Plan) -> tuple[Tensor, None]:

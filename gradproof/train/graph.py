@@ -7,32 +7,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 
 class Graph:
     """`work(x, target)` on memory of its own. What it returns are copies: the next replay writes over the originals."""
 
-    def __init__(self, work: Callable[[Tensor, Any], Sequence[Tensor]], x_TI: Tensor, target: Any):
-        self.x_TI, self.target = x_TI.clone(), tree_map(torch.clone, target)
+    def __init__(
+        self, work: Callable[[Tensor, Any], Sequence[Tensor]], x_TI: Tensor, target: Tensor | tuple[Tensor, ...]
+    ):
+        self.given = [tensor.clone() for tensor in _flat(x_TI, target)]
+        own = tuple(self.given[1:]) if isinstance(target, tuple) else self.given[1]
         self.graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         with torch.cuda.graph(self.graph):
-            self.results = tuple(work(self.x_TI, self.target))
-            # The small results lie side by side, so that they are copied at once.
-            small = [result for result in self.results if result.dim() < 2]
-            self.packed = torch.cat([result.reshape(-1).double() for result in small])
+            results = work(self.given[0], own)
+            # Numbers lie side by side, so that they are copied at once.
+            self.numbers = torch.stack([result.float() for result in results if not result.dim()])
+        self.results = [result if result.dim() else None for result in results]
 
-    def __call__(self, x_TI: Tensor, target: Any) -> list[Tensor]:
+    def __call__(self, x_TI: Tensor, target: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
         """Replays it."""
-        self.x_TI.copy_(x_TI)
-        tree_map(lambda own, given: own.copy_(given), self.target, target)
+        for own, given in zip(self.given, _flat(x_TI, target), strict=True):
+            own.copy_(given)
         self.graph.replay()
-        packed, at, copies = self.packed.clone(), 0, []
-        for result in self.results:
-            if result.dim() >= 2:
-                copies.append(result.clone())
-                continue
-            copies.append(packed[at : at + result.numel()].view(result.shape).to(result.dtype))
-            at += result.numel()
-        return copies
+        numbers = iter(self.numbers.clone().unbind(0))
+        return [next(numbers) if result is None else result.clone() for result in self.results]
+
+
+def _flat(x_TI: Tensor, target: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
+    return [x_TI, *(target if isinstance(target, tuple) else (target,))]

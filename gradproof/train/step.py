@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import REFERENCE, Kernels, Shape, choose
+from gradproof.kernels.registry import REFERENCE, Kernels, choose
 from gradproof.kernels.workspace import Workspace
 from gradproof.models.model import Model
 from gradproof.ops.route import Whole
@@ -92,7 +92,7 @@ class TrainStep:
         self.weights: Weights = NarrowWeights(model.params, DTYPES[compute_dtype]) if narrow else model.params
         self.scaling, self.dtype = compute_dtype == "fp16", DTYPES[compute_dtype]
         self.kernels, self.workspace, self._asked = REFERENCE, Workspace(), kernels
-        self._chosen: dict[Shape, Kernels] = {}
+        self._chosen: dict[int, Kernels] = {}  # by the number of rows
         self._graphs: dict[Any, Graph | None] = {}
         flat_P = model.params.flat_P
         self.scale = flat_P.new_full((), FIRST_SCALE if self.scaling else 1.0)
@@ -131,7 +131,7 @@ class TrainStep:
         key = tuple((tensor.shape, tensor.dtype) for tensor in (x_TI, *_tensors(target)))
         if key not in self._graphs:
             self._graphs[key] = None
-            return self._take([(x_TI, target)])
+            return self._take([(x_TI, target)], replace(self.kernels, workspace=Workspace()))  # not kept
         graph = self._graphs[key]
         if graph is None:
             own = replace(self.kernels, workspace=Workspace())
@@ -147,7 +147,7 @@ class TrainStep:
         results = [self._part(x_TI, target, total, whole, i > 0, kernels) for i, (x_TI, target) in enumerate(parts)]
         loss = torch.stack([each.loss for each in results]).sum() if len(parts) > 1 else results[0].loss
         load_E = torch.stack([each.load for each in results]).sum(0) if len(parts) > 1 else results[0].load
-        entropy = torch.stack([each.entropy for each in results]).sum() / sum(x_TI.shape[0] for x_TI, _ in parts)
+        entropy = sum((each.entropy for each in results[1:]), results[0].entropy) / sum(len(x_TI) for x_TI, _ in parts)
         gates_TE = torch.cat([each.gates for each in results]) if len(parts) > 1 else results[0].gates
         scale = self.scale.clone()
         norm, skipped = self._update(loss, load_E, kernels)
@@ -155,11 +155,9 @@ class TrainStep:
 
     def choose(self, rows: int) -> Kernels:
         """The kernels for so many rows: admitted when a class of shapes is first met."""
-        shape = self.model.shape(rows, self.dtype)
-        of = shape.of("experts")
-        if of not in self._chosen:
-            self._chosen[of] = choose(shape, self.workspace, self._asked)
-        self.kernels = self._chosen[of]
+        if rows not in self._chosen:
+            self._chosen[rows] = choose(self.model.shape(rows, self.dtype), self.workspace, self._asked)
+        self.kernels = self._chosen[rows]
         return self.kernels
 
     def ask(self, kernels: Mapping[str, str]) -> None:
@@ -198,7 +196,7 @@ class TrainStep:
         """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""
         params = self.model.params
         norm = kernels.adamw.norm(params.grad_P) / self.scale
-        skipped = (~(norm.isfinite() & loss.isfinite())).float()
+        skipped = 1 - (norm * 0 + loss * 0 == 0).float()  # not finite times zero is not zero
         divisor = self.scale
         if self.clip is not None:
             divisor = self.scale * ((norm + 1e-6) / self.clip).clamp(min=1.0)

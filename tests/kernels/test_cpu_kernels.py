@@ -29,22 +29,28 @@ def compiled():
 
 
 @pytest.fixture(params=[1, 2, 3])
-def threads(request):
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
+def threads(request, monkeypatch):
+    """How many threads the kernels take; the reference stays with one, for it is slow with more where others work."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: request.param)
+    return request.param
 
 
-@pytest.fixture(params=[False, True], ids=["apart", "together"])
-def schedule(request, monkeypatch):
-    """Whether each thread has its own rows or all share every product; models as large as need the latter are slow to
-    test."""
-    if request.param:
-        monkeypatch.setattr(experts, "APART", 0)
+@pytest.fixture
+def together(monkeypatch):
+    """All threads share every product, as they do for models that are too large to test."""
+    monkeypatch.setattr(experts, "APART", 0)
     experts._shape.cache_clear()
     yield
     experts._shape.cache_clear()
+
+
+@pytest.fixture(params=[(1, False), (2, False), (3, False), (2, True), (3, True)], ids=str)
+def schedule(request, monkeypatch):
+    """(threads, whether they share every product)."""
+    threads, shared = request.param
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    if shared:
+        request.getfixturevalue("together")
 
 
 class Workspace:
@@ -130,7 +136,7 @@ def _check(found, x_NI, theta_EP, dy_NO, plan, chain, before_EP=None):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_experts(name, threads, schedule):
+def test_experts(name, schedule):
     """A wrong tile edge, an expert's rows given to another, a lost thread's gradients, a wrong layer order."""
     chain, plan = CASES[name]
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
@@ -145,15 +151,13 @@ def test_experts(name, threads, schedule):
 
 
 @pytest.mark.parametrize("name", ["nano", "odd widths", "starved", "uneven"])
-def test_experts_write_over_and_add(name, threads, schedule):
+def test_experts_write_over_and_add(name, schedule):
     """Everything is written, experts without rows included; padding is left as it is; `accumulate` adds."""
     chain, plan = CASES[name]
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
     y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
     out_EP = torch.full_like(theta_EP, torch.nan)
-    dx_NI, found_EP = experts.backward(
-        dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP, want_dx=False
-    )
+    dx_NI, found_EP = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP, want_dx=False)
     assert dx_NI is None and found_EP is out_EP
     _check((y_NO, None, out_EP), x_NI, theta_EP, dy_NO, plan, chain)
     for (start, end), grad_P in zip(pairwise(plan.bounds()), out_EP, strict=True):
@@ -167,7 +171,7 @@ def test_experts_write_over_and_add(name, threads, schedule):
     _check((y_NO, None, out_EP), x_NI, theta_EP, dy_NO, plan, chain, before_EP)
 
 
-def test_experts_at_a_distance(threads, schedule):
+def test_experts_at_a_distance(schedule):
     """Experts are rows of a larger buffer, and so are their gradients; what is between is not touched."""
     chain, plan = CASES["odd widths"]
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
@@ -188,24 +192,39 @@ def test_experts_reuse_a_workspace(threads):
         x_NI, theta_EP, dy_NO = _inputs(chain, plan, seed)
         out_EP = torch.zeros_like(theta_EP)
         y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain, workspace=workspace)
-        dx_NI, _ = experts.backward(
-            dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP, workspace=workspace
-        )
+        dx_NI, _ = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP, workspace=workspace)
         _check((y_NO, dx_NI, out_EP), x_NI, theta_EP, dy_NO, plan, chain)
-    assert saved.h is workspace.held["experts.h", tuple(saved.h.shape)]
+    assert saved.kept is workspace.held["experts.kept", tuple(saved.kept.shape)]
 
 
-def test_experts_large_enough_to_bypass_the_caches(monkeypatch, threads):
+def test_experts_large_enough_to_bypass_the_caches(together, monkeypatch):
     """Gradients of 64 MiB are streamed to memory, and the widths need several blocks of every product."""
-    monkeypatch.setattr(experts, "APART", 0)
-    experts._shape.cache_clear()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     chain = Chain((16, 2048, 2048, 4), (True, True))
     plan = ref_dispatch.plan(torch.tensor([[0], [3], [0], [2], [3], [0], [0]]), 4)
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
     y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
     dx_NI, dtheta_EP = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)
     _check((y_NO, dx_NI, dtheta_EP), x_NI, theta_EP, dy_NO, plan, chain)
-    experts._shape.cache_clear()
+
+
+def test_threads_are_those_of_torch(monkeypatch):
+    """torch.set_num_threads is what decides."""
+    chain, plan = CASES["uneven"]
+    x_NI, theta_EP, dy_NO = _inputs(chain, plan)
+
+    def gradients():
+        _, saved = experts.forward(x_NI, theta_EP, plan, chain)
+        return experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)[1]
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    two_EP = gradients()
+    torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert same_bits(two_EP, gradients())
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    assert not same_bits(two_EP, gradients())  # the sums are split elsewhere
 
 
 def test_nan_stays_in_its_row(schedule):
@@ -240,6 +259,19 @@ def test_float64_is_refused():
         experts.forward(x_NI, theta_EP.double(), plan, chain)
 
 
+def test_experts_refuse_what_they_would_misread():
+    """Pointers know no shapes."""
+    chain, plan = CASES["nano"]
+    x_NI, theta_EP, dy_NO = _inputs(chain, plan)
+    _, saved = experts.forward(x_NI, theta_EP, plan, chain)
+    for wrong in ((x_NI[1:], theta_EP), (x_NI[:, 1:], theta_EP), (x_NI, theta_EP[1:]), (x_NI, theta_EP[:, ::2])):
+        with pytest.raises(ValueError, match=r"expected|gaps"):
+            experts.forward(*wrong, plan, chain)
+    for out_EP in (theta_EP[:, 1:], theta_EP.T.contiguous().T):
+        with pytest.raises(ValueError, match=r"expected|gaps"):
+            experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP)
+
+
 # --- norm_gelu --------------------------------------------------------------------------------------------------------
 
 
@@ -248,7 +280,7 @@ def test_float64_is_refused():
 def test_norm_gelu(rows, width, active, threads):
     """From one saturated tail of the GELU to the other, with a mean far above the spread in some rows."""
     h_TH, b_H, gamma_H, beta_H, dy_TH = draw(5, (rows, width), (width,), (width,), (width,), (rows, width))
-    h_TH[::3] += 30
+    h_TH[1::3] += 30
     given = (h_TH, b_H, 4 * gamma_H, beta_H)
     y_TH, _ = norm_gelu.forward(*given, active)
     grads = norm_gelu.backward(dy_TH, None, *given, active)
@@ -265,7 +297,7 @@ def test_norm_gelu_far_out():
     """Pre-activations whose cube overflows: the GELU is 0 or n, its derivative 0 or 1."""
     h_TH = torch.tensor([[-1.0, 1.0, -1.0, 1.0]])
     gamma_H, zeros_H, dy_TH = torch.tensor([1e30, 1e30, 300.0, 300.0]), torch.zeros(4), torch.ones(1, 4)
-    (y_TH, _), found = norm_gelu.forward(h_TH, zeros_H, gamma_H, zeros_H), None
+    y_TH, _ = norm_gelu.forward(h_TH, zeros_H, gamma_H, zeros_H)
     assert bool((y_TH[0, [0, 2]].abs() < 1e-30).all()) and torch.allclose(y_TH[0, [1, 3]], gamma_H[[1, 3]])
     found = norm_gelu.backward(dy_TH, None, h_TH, zeros_H, gamma_H, zeros_H)
     assert torch.allclose(found.dbeta_H, torch.tensor([0.0, 1.0, 0.0, 1.0]), atol=1e-30)
@@ -467,7 +499,9 @@ def test_adamw_moves_the_narrow_copy():
 
 def test_adamw_refuses_buffers_it_would_misread():
     flat, one = [torch.zeros(128) for _ in range(4)], torch.ones(())
-    with pytest.raises(ValueError, match="flat"):
+    with pytest.raises(ValueError, match="contiguous"):
+        adamw.step(torch.zeros(256)[::2], *flat[1:], torch.ones(2, dtype=torch.bool), one, one)
+    with pytest.raises(ValueError, match="expected"):
         adamw.step(*flat, torch.ones(3, dtype=torch.bool), one, one)
     with pytest.raises(TypeError, match="float32"):
         adamw.step(flat[0].double(), *flat[1:], torch.ones(2, dtype=torch.bool), one, one)

@@ -10,7 +10,8 @@ constexpr long BLOCK = 64;               // parameters that decay, or not, toget
 constexpr long FEWEST_BLOCKS = 1 << 8;  // that are worth another thread
 
 struct AdamW {
-    float keep, new1, old2, new2, eps, inverse_divisor, step, inverse_root;  // 1 − β in double: in float it loses digits
+    // From doubles: 1 − β would lose its digits in float. `step` is lr/(1 − β₁ᵗ), `inverse_root` 1/√(1 − β₂ᵗ).
+    float keep, new1, old2, new2, eps, inverse_divisor, step, inverse_root;
 
     AdamW(double count, double rate, double divisor, double beta1, double beta2, double eps, double decay)
         : keep(1 - rate * decay),

@@ -28,10 +28,10 @@ def step(
 ) -> None:
     """Step number `count`, in place; g_P is only read. `narrow_P` is a copy of the parameters that follows them."""
     for each in (p_P, g_P, m_P, v_P):
-        if ready(each) is not each or each.shape != (decayed_B.numel() * ALIGNMENT,):
-            raise ValueError(f"AdamW's buffers are contiguous and flat, of {ALIGNMENT} elements for each of decayed_B")
-    count, rate = ready(count), ready(rate)
-    divisor, skip = (None if each is None else ready(each) for each in (divisor, skip))
+        if ready(each, (decayed_B.numel() * ALIGNMENT,)) is not each:
+            raise ValueError("AdamW's buffers are written in place, so they must be contiguous")
+    count, rate = ready(count, ()), ready(rate, ())
+    divisor, skip = (None if each is None else ready(each, ()) for each in (divisor, skip))
     library().adamw_step(
         p_P.data_ptr(),
         g_P.data_ptr(),
@@ -68,8 +68,8 @@ def forward(
 ) -> tuple[Updated, None]:
     """The parameters and moments after step number `count`, in new memory."""
     after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
-    options = dict(betas=betas, eps=eps, weight_decay=weight_decay)
-    step(after.p_P, g_P, after.m_P, after.v_P, decayed_B, count, rate, divisor, skip, **options)
+    given = (decayed_B, count, rate, divisor, skip)
+    step(after.p_P, g_P, after.m_P, after.v_P, *given, betas=betas, eps=eps, weight_decay=weight_decay)
     return after, None
 
 

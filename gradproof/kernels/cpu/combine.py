@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import Workspace, ready, take
+from gradproof.kernels.cpu.memory import ready, take
+from gradproof.kernels.workspace import Workspace
 from gradproof.ops.dispatch import Plan
 
 
-def forward(
-    rows_NO: Tensor, gates_TE: Tensor, plan: Plan, workspace: Workspace | None = None
-) -> tuple[Tensor, None]:
+def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan, workspace: Workspace | None = None) -> tuple[Tensor, None]:
     """y_TO, summed over the K choices in their order."""
     rows_NO, gates_TE = ready(rows_NO), ready(gates_TE)
     (T, E), K, O = gates_TE.shape, plan.row_TK.shape[1], rows_NO.shape[1]

@@ -22,7 +22,7 @@ def forward(
     if T == 0 or target_T.shape != (T,) or target_T.dtype != torch.int64:
         return reference.forward(z_TC, target_T, class_weight_C, total)  # which says what is wrong
     target_T = target_T.contiguous()
-    weight_C = None if class_weight_C is None else ready(class_weight_C)
+    weight_C = None if class_weight_C is None else ready(class_weight_C, (C,))
     scale_T, loss = z_TC.new_empty(T), z_TC.new_empty(())
     wrong = library().cross_entropy_forward(
         z_TC.data_ptr(),
@@ -43,7 +43,8 @@ def forward(
 
 def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Tensor:
     """Returns dz_TC."""
-    dloss, saved, z_TC, target_T = ready(dloss), ready(saved), ready(z_TC), target_T.contiguous()
+    dloss, saved, z_TC = ready(dloss, ()), ready(saved, target_T.shape), ready(z_TC)
+    target_T = target_T.contiguous()
     dz_TC = torch.empty_like(z_TC)
     pointers = (dloss.data_ptr(), saved.data_ptr(), z_TC.data_ptr(), target_T.data_ptr())
     library().cross_entropy_backward(*pointers, *z_TC.shape, dz_TC.data_ptr(), torch.get_num_threads())

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import Workspace, ready, take
+from gradproof.kernels.cpu.memory import ready, take
+from gradproof.kernels.workspace import Workspace
 from gradproof.ops.dispatch import Plan
 
 

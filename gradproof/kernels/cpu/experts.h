@@ -9,6 +9,8 @@
 // Every sum has one order, whichever thread is first.
 #pragma once
 
+#include <numeric>
+
 #include "crew.h"
 #include "norm_gelu.h"
 #include "product.h"
@@ -19,7 +21,7 @@ constexpr long FEWEST = 8;        // rows a thread
 constexpr long STREAM = 1 << 24;  // gradients that no cache holds until they are read
 static_assert(CHUNK <= DEPTH);
 
-// The shape of an expert, where its parameters are in a row of theta, and whether all threads work on one chunk together.
+// The shape of an expert, where its parameters are in a row of theta, and whether all threads work on one chunk.
 struct Chain {
     long layers, length;
     bool together;
@@ -49,24 +51,23 @@ struct Chain {
     }
 };
 
-// Row n belongs to expert e where offset[e] ≤ n < offset[e + 1]. h and stats hold one layer after the other.
+// Row n belongs to expert e where offset[e] ≤ n < offset[e + 1]. A forward keeps h_NH of one layer after the other, then
+// the rows' statistics, likewise.
 struct Batch {
     const Chain& chain;
     const float *x_NI, *theta_EP;
     long theta_row;
     const int64_t* offset_F;
     long experts;
-    float* h;
-    Stats* stats;
+    float* kept;
 
     long rows() const { return offset_F[experts]; }
     const float* theta(long e) const { return theta_EP + e * theta_row; }
-    float* h_row(long i, long n) const {
-        long before = 0;
-        for (long j = 0; j < i; j++) before += chain.width[j + 1];
-        return h + rows() * before + n * chain.width[i + 1];
+    float* h_of(long layer) const {
+        return kept + rows() * std::accumulate(chain.width + 1, chain.width + 1 + layer, 0L);
     }
-    Stats* stats_row(long i, long n) const { return stats + i * rows() + n; }
+    float* h_row(long i, long n) const { return h_of(i) + n * chain.width[i + 1]; }
+    Stats* stats_row(long i, long n) const { return reinterpret_cast<Stats*>(h_of(chain.layers)) + i * rows() + n; }
 };
 
 // Rows of one expert that go through the chain together.

@@ -13,19 +13,18 @@ int64_t gradproof_experts_scratch(const int64_t* chain, int64_t threads) {
 }
 
 void gradproof_experts_forward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,
-                               const int64_t* offset_F, int64_t experts, float* h, float* stats, float* scratch,
-                               float* y_NO, int64_t threads) {
+                               const int64_t* offset_F, int64_t experts, float* kept, float* scratch, float* y_NO,
+                               int64_t threads) {
     const Chain shape(chain);
-    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, h, reinterpret_cast<Stats*>(stats)};
-    experts_forward(batch, scratch, y_NO, threads);
+    experts_forward({shape, x_NI, theta_EP, theta_row, offset_F, experts, kept}, scratch, y_NO, threads);
 }
 
 void gradproof_experts_backward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,
-                                const int64_t* offset_F, int64_t experts, float* h, float* stats, float* scratch,
+                                const int64_t* offset_F, int64_t experts, float* kept, float* scratch,
                                 const float* dy_NO, float* out_EP, int64_t out_row, int64_t accumulate, float* dx_NI,
                                 int64_t threads) {
     const Chain shape(chain);
-    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, h, reinterpret_cast<Stats*>(stats)};
+    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, kept};
     experts_backward(batch, dy_NO, scratch, {out_EP, out_row, accumulate != 0}, dx_NI, threads);
 }
 

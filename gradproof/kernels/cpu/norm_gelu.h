@@ -33,7 +33,7 @@ struct Sigmoid {
     vec s, e;
 };
 constexpr float CUBIC = 0.044715f;
-constexpr float TWICE_SCALE = 1.5957691216f;                  // 2√(2/π)
+constexpr float TWICE_SCALE = 1.5957691216f;                      // 2√(2/π)
 constexpr float TWICE_SCALE_LOG2E = 1.5957691216 * 1.4426950409;  // for a power of 2 instead of e
 
 INLINE Sigmoid gelu_sigmoid(vec n) {
@@ -63,8 +63,8 @@ INLINE void norm_gelu_row(const float* h_H, Stats stats, const Norm& norm, float
     });
 }
 
-// R rows backward: d_RH holds dy and receives dh; y_RH is written, for it is the next product's input; the columns' sums
-// are added to.
+// R rows backward: d_RH holds dy and receives dh; y_RH is written, for a product reads it next; the columns' sums are
+// added to.
 template <int R>
 INLINE void norm_gelu_rows_backward(float* d_RH, const float* h_RH, const Stats* stats, const Norm& norm, float* y_RH,
                                     Sums sums) {

@@ -12,9 +12,9 @@ from gradproof.ops.norm_gelu import Grads
 
 def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True) -> tuple[Tensor, None]:
     """y_TH."""
-    h_TH, b_H, gamma_H, beta_H = ready(h_TH), ready(b_H), ready(gamma_H), ready(beta_H)
-    y_TH = torch.empty_like(h_TH)
-    pointers = (h_TH.data_ptr(), b_H.data_ptr(), gamma_H.data_ptr(), beta_H.data_ptr())
+    given = [ready(h_TH), *(ready(each, h_TH.shape[1:]) for each in (b_H, gamma_H, beta_H))]
+    y_TH = torch.empty_like(given[0])
+    pointers = [each.data_ptr() for each in given]
     library().norm_gelu_forward(*pointers, activate, *h_TH.shape, y_TH.data_ptr(), torch.get_num_threads())
     return y_TH, None
 
@@ -23,7 +23,8 @@ def backward(
     dy_TH: Tensor, saved: None, h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True
 ) -> Grads:
     """Returns dh_TH, db_H, dgamma_H, dbeta_H."""
-    given = [ready(each) for each in (dy_TH, h_TH, b_H, gamma_H, beta_H)]
+    given = [ready(each, h_TH.shape) for each in (dy_TH, h_TH)]
+    given += [ready(each, h_TH.shape[1:]) for each in (b_H, gamma_H, beta_H)]
     grads = Grads(*(torch.empty_like(each) for each in given[1:]))
     pointers = [each.data_ptr() for each in given]
     found = [each.data_ptr() for each in grads]

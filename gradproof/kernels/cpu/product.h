@@ -152,9 +152,9 @@ INLINE void transpose_square(const float* from, long from_row, float* to, long t
     UNROLL for (int i = 0; i < LANES; i++) store(to + i * to_row, rows[i]);
 }
 
-// to[k, n] = from[n, k] for n < N ≤ SLAB, k < K; zero for the other n of the slab.
+// to[k, n] = from[n, k] for n < N ≤ SLAB, k < K; zero for the other n of the last vector.
 static void transpose(long N, long K, Right from, float* to) {
-    for (long n = 0; n < SLAB; n += LANES) {
+    for (long n = 0; n < N; n += LANES) {
         long k = 0;
         if (n + LANES <= N)
             for (; k + LANES <= K; k += LANES)
@@ -167,7 +167,7 @@ static void transpose(long N, long K, Right from, float* to) {
 // c[M,N] = a[M,K]·b[N,K]ᵀ.
 static void product_transposed(long M, long N, long K, Left a, Right b, Out c) {
     alignas(64) float slab_KN[2 * DEPTH * SLAB];
-    const long depth = K <= 2 * DEPTH ? K : SHALLOW;
+    const long depth = K <= 2 * DEPTH ? K : SHALLOW, rows = tile_rows(M);
     for (long n = 0; n < N; n += SLAB)
         for (long k = 0; k < K; k += depth) {
             const long N_n = std::min(SLAB, N - n), K_k = std::min(depth, K - k);
@@ -175,12 +175,12 @@ static void product_transposed(long M, long N, long K, Left a, Right b, Out c) {
             transpose(N_n, K_k, {own, b.row}, slab_KN);
             const Right next{k + depth < K ? own + depth : b.p + (n + SLAB) * b.row, b.row};
             const Left a_k{a.p + k * a.step, a.row, a.step};
-            const Out c_n{c.p + n, c.row, k ? Write::add : c.write};
+            const auto c_n = [&](long v) { return Out{c.p + n + v, c.row, k ? Write::add : c.write}; };
             if (N_n == SLAB) {
-                slab<TILE_VECTORS>(M, K_k, a_k, {slab_KN, SLAB}, c_n, SLAB, tile_rows(M), next);
+                slab<TILE_VECTORS>(M, K_k, a_k, {slab_KN, SLAB}, c_n(0), SLAB, rows, next);
             } else {
                 for (long v = 0; v < N_n; v += LANES)
-                    slab<1>(M, K_k, a_k, {slab_KN + v, SLAB}, {c_n.p + v, c_n.row, c_n.write}, N_n - v, tile_rows(M), next);
+                    slab<1>(M, K_k, a_k, {slab_KN + v, SLAB}, c_n(v), N_n - v, rows, next);
             }
         }
 }

@@ -12,8 +12,8 @@ from gradproof.ops.route import Routed, Routing, Saved, Whole
 
 def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | None = None) -> tuple[Routed, Saved]:
     """Gates and the auxiliary loss; the chosen experts are `saved.index_TK`."""
-    z_TE, c_E = ready(z_TE), None if c_E is None else ready(c_E)
     T, E = z_TE.shape
+    z_TE, c_E = ready(z_TE), None if c_E is None else ready(c_E, (E,))
     if routing.k > E:
         raise ValueError(f"k = {routing.k} entries cannot be chosen from E = {E}; k must be between 1 and E")
     rows, load_E = (T, None) if whole is None else (whole.rows, whole.load_E.to(torch.int64).contiguous())
@@ -39,7 +39,7 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | N
 
 def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
     """Returns dz_TE."""
-    dgates_TE, daux = ready(dy.gates_TE), ready(dy.aux)
+    dgates_TE, daux = ready(dy.gates_TE, saved.z_TE.shape), ready(dy.aux, ())
     dz_TE = torch.empty_like(saved.z_TE)
     library().route_backward(
         dgates_TE.data_ptr(),

@@ -14,7 +14,6 @@ that fill up are zero going in and have a zero gradient coming back, so they add
 
 from __future__ import annotations
 
-from itertools import accumulate as running
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -31,38 +30,56 @@ STEP = 128
 
 
 class Padded(NamedTuple):
-    """Where the rows stand when each expert's slice is rounded up."""
+    """Where the rows stand when each expert's slice is rounded up: in R places, some of them behind the last slice."""
 
-    slices: list[tuple[int, int]]  # of each expert, on the host
+    rows: int  # R
     offset_F: Tensor
-    place_N: Tensor  # of each row
+    place_N: Tensor | None  # of each row; its own where there is one expert
+    counts: Tensor | None  # on their way to the host
+    arrived: torch.cuda.Event | None
 
-    @property
-    def rows(self) -> int:
-        return self.slices[-1][1]
+    def slices(self) -> list[tuple[int, int]]:
+        """Of each expert. Reading the row counts is the one wait for the device."""
+        if self.arrived is None or self.counts is None:
+            return [(0, self.rows)]
+        self.arrived.synchronize()
+        return list(pairwise(self.counts.tolist()))
 
 
 class Saved(NamedTuple):
     padded: Padded
+    slices: list[tuple[int, int]]
     x_RI: Tensor
     h: list[Tensor]
 
 
 def _padded(plan: Plan, rows: int) -> Padded:
-    """Reading the row counts is the one wait for the device."""
-    counts = [end - start for start, end in pairwise(plan.bounds())]
-    ends = list(running(-(-count // STEP) * STEP for count in counts))
-    offset_F = torch.tensor([0, *ends]).to(plan.offset_F.device, non_blocking=True)
+    """All of it on the device, so that it can be queued before the host knows the counts."""
+    F = plan.offset_F.numel()
+    if F == 2:
+        return Padded(rows, plan.offset_F, None, None, None)
     n_N = torch.arange(rows, device=plan.offset_F.device)
-    shift_E = (offset_F - plan.offset_F)[:-1]
+    steps_E = (plan.offset_F.diff() + (STEP - 1)) // STEP
+    offset_F = torch.nn.functional.pad(steps_E.cumsum(0) * STEP, (1, 0))
+    counts = torch.empty(F, dtype=torch.int64, pin_memory=True).copy_(offset_F, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
     expert_N = torch.searchsorted(plan.offset_F[1:], n_N, right=True)
-    return Padded(list(pairwise([0, *ends])), offset_F, n_N + shift_E[expert_N])
+    place_N = n_N + (offset_F - plan.offset_F)[expert_N]
+    return Padded(rows + STEP * (F - 1), offset_F, place_N, counts, arrived)
 
 
 def _filled(x_NI: Tensor, padded: Padded, dtype: torch.dtype) -> Tensor:
     """The rows in their places, zeros between."""
+    if padded.place_N is None:
+        return x_NI.to(dtype)
     x_RI = x_NI.new_zeros(padded.rows, x_NI.shape[1], dtype=dtype)
     return x_RI.index_copy_(0, padded.place_N, x_NI.to(dtype))
+
+
+def _taken(y_RO: Tensor, padded: Padded) -> Tensor:
+    """The rows without what stands between."""
+    return y_RO if padded.place_N is None else y_RO[padded.place_N]
 
 
 def forward(
@@ -77,22 +94,22 @@ def forward(
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     padded = _padded(plan, x_NI.shape[0])
-    R, most = padded.rows, x_NI.shape[0] + STEP * theta_EP.shape[0]
     x_RI = input_RI = _filled(x_NI, padded, matrices_EP.dtype)
+    slices, R = padded.slices(), padded.rows
     kept = []
     for i, width in enumerate(chain.widths[1:-1]):
-        h_RH = take(f"h.{i}", (most, width), matrices_EP)[:R]
-        for (start, end), w_HI in zip(padded.slices, _matrices(matrices_EP, chain, i), strict=True):
+        h_RH = take(f"h.{i}", (R, width), matrices_EP)
+        for (start, end), w_HI in zip(slices, _matrices(matrices_EP, chain, i), strict=True):
             torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
-        input_RI = take(f"x.{i % 2}", (most, width), matrices_EP)[:R]
+        input_RI = take(f"x.{i % 2}", (R, width), matrices_EP)
         norm_gelu.ragged_forward(h_RH, padded.offset_F, *_vectors(theta_EP, chain, i), chain.active[i], input_RI)
         kept.append(h_RH)
     y_RO = theta_EP.new_empty(R, chain.widths[-1])
     bias_EO = _vector(theta_EP, chain, f"linear.{chain.layers}.bias")
     last = _matrices(matrices_EP, chain, chain.layers)
-    for (start, end), w_OH, b_O in zip(padded.slices, last, bias_EO, strict=True):
+    for (start, end), w_OH, b_O in zip(slices, last, bias_EO, strict=True):
         torch.add(_wide(input_RI[start:end], w_OH.T), b_O, out=y_RO[start:end])
-    return y_RO[padded.place_N], Saved(padded, x_RI, kept)
+    return _taken(y_RO, padded), Saved(padded, slices, x_RI, kept)
 
 
 def backward(
@@ -112,15 +129,14 @@ def backward(
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
-    padded = saved.padded
-    slices, R, most = padded.slices, padded.rows, x_NI.shape[0] + STEP * theta_EP.shape[0]
+    padded, slices, R = saved.padded, saved.slices, saved.padded.rows
     dy_RO = _filled(dy_NO, padded, dy_NO.dtype)
     for (start, end), db_O in zip(slices, _vector(dtheta_EP, chain, f"linear.{chain.layers}.bias"), strict=True):
         total_O = dy_RO[start:end].sum(0)
         db_O.add_(total_O) if accumulate else db_O.copy_(total_O)
     dh_RO = dy_RO.to(matrices_EP.dtype)
     for i in reversed(range(1, chain.layers + 1)):
-        dx_RH = take(f"x.{i % 2}", (most, chain.widths[i]), matrices_EP)[:R]
+        dx_RH = take(f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
         for (start, end), w_OH in zip(slices, _matrices(matrices_EP, chain, i), strict=True):
             torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
         h_RH, own, grads = saved.h[i - 1], _vectors(theta_EP, chain, i - 1), _vectors(dtheta_EP, chain, i - 1)
@@ -135,11 +151,11 @@ def backward(
     dx_RI = torch.empty_like(saved.x_RI)
     for (start, end), w_HI in zip(slices, _matrices(matrices_EP, chain, 0), strict=True):
         torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
-    return dx_RI[padded.place_N].to(theta_EP.dtype), dtheta_EP
+    return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
 
 
 def _weight_gradients(
-    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out: list[Tensor], accumulate: bool
+    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out: tuple[Tensor, ...], accumulate: bool
 ) -> None:
     """dW = dyᵀx of each expert, accumulated in fp32 and never rounded to the narrow format."""
     for (start, end), dw_OI in zip(slices, out, strict=True):
@@ -161,10 +177,11 @@ def _wide(x_nI: Tensor, w_IO: Tensor) -> Tensor:
     )
 
 
-def _matrices(theta_EP: Tensor, chain: Chain, i: int) -> list[Tensor]:
+def _matrices(theta_EP: Tensor, chain: Chain, i: int) -> tuple[Tensor, ...]:
     """W_i of each expert."""
-    start, shape = chain.offsets[f"linear.{i}.weight"], (chain.widths[i + 1], chain.widths[i])
-    return [theta_P[start : start + shape[0] * shape[1]].view(shape) for theta_P in theta_EP]
+    (E, _), out, into = theta_EP.shape, chain.widths[i + 1], chain.widths[i]
+    start = theta_EP.storage_offset() + chain.offsets[f"linear.{i}.weight"]
+    return theta_EP.as_strided((E, out, into), (theta_EP.stride(0), into, 1), start).unbind(0)
 
 
 def _vector(theta_EP: Tensor, chain: Chain, name: str) -> Tensor:

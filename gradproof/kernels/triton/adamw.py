@@ -23,8 +23,8 @@ from gradproof.ops.adamw import Updated
 from gradproof.params import ALIGNMENT
 
 LINES = 32  # of ALIGNMENT elements, for a program of the update
-BLOCK = 4096  # elements that a program adds up at a time
-PROGRAMS = 8 * MULTIPROCESSORS
+BLOCK = 2048  # elements that a program adds up at a time
+PROGRAMS = 16 * MULTIPROCESSORS
 
 
 def step(

@@ -50,16 +50,18 @@ class Launch(NamedTuple):
 
 def _forward_launch(N: int, H: int, experts: int) -> Launch:
     block = _block(H)
-    return _cut(N, experts, block, max(1, 2048 // block), max(4, block // 512), {})
+    if block < 2048:
+        return _cut(N, experts, block, max(1, 2048 // block), max(4, block // 512), {})
+    return _cut(N, experts, block, 2, 8, {})
 
 
 def _backward_launch(N: int, H: int, experts: int) -> Launch:
     """The sums take three registers for each column of a thread, so tiles are small. 128 registers leave room for two
     programs of 8 warps, one of which computes while the other waits for its reductions."""
     block = _block(H)
-    if block < 4096:
+    if block < 2048:
         return _cut(N, experts, block, max(2, 1024 // block), max(4, block // 256), {"maxnreg": 128})
-    return _cut(N, experts, block, 1, block // 512, {"maxnreg": 128})
+    return _cut(N, experts, block, 2, 8, {})
 
 
 def _block(H: int) -> int:
@@ -69,8 +71,9 @@ def _block(H: int) -> int:
 
 
 def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[str, int]) -> Launch:
-    """32 warps a multiprocessor. Each expert's last chunk may be short, so there are up to E more than N/chunk."""
-    programs = MULTIPROCESSORS * 32 // warps
+    """16 warps a multiprocessor for wide rows, 32 for narrow ones. Each expert's last chunk may be short, so there are
+    up to E more than N/chunk."""
+    programs = MULTIPROCESSORS * (16 if block >= 2048 else 32) // warps
     chunk = max(1, triton.cdiv(N, tile * max(programs - experts, MULTIPROCESSORS))) * tile
     return Launch(block, tile, chunk, triton.cdiv(N, chunk) + experts, {"num_warps": warps, **options})
 
@@ -443,8 +446,6 @@ def _backward(
         mean_R1 = mean_R[:, None]
         along_R1 = along_R[:, None]
         dh_RH = (dxhat_RH * rstd_R1 - mean_R1 * rstd_R1) - xhat_RH * (along_R1 * rstd_R1)
-        if H != BLOCK:
-            dh_RH = tl.where(inside_1H, dh_RH, 0.0)
         tl.store(dh + row_R1 * dh_row + column_1H, dh_RH, mask=inside_RH)
         db_RH += tl.sum(dh_RH, 0, keep_dims=True) if BLOCK >= WIDE else dh_RH
         row_R1 = ahead_R1
@@ -489,8 +490,6 @@ def _add_up(
         dgamma_DH += tl.load(part_DH + H, mask=inside_DH, other=0.0)
         dbeta_DH += tl.load(part_DH + 2 * H, mask=inside_DH, other=0.0)
     expert = expert.to(tl.int64)
-    if ACCUMULATE:  # an expert without rows has nothing to add
-        inside_H = column_H < tl.where(before < after, H, 0)
     _put(db + expert * db_row + column_H, tl.sum(db_DH, 0), inside_H, ACCUMULATE)
     _put(dgamma + expert * dgamma_row + column_H, tl.sum(dgamma_DH, 0), inside_H, ACCUMULATE)
     _put(dbeta + expert * dbeta_row + column_H, tl.sum(dbeta_DH, 0), inside_H, ACCUMULATE)
