@@ -67,6 +67,7 @@ class ParamSpace(Mapping[str, Tensor]):
         self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
         self._grads: dict[str, Tensor] = {}
+        self._ranges: dict[str, slice] = {}
         self._touched = 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -140,9 +141,11 @@ class ParamSpace(Mapping[str, Tensor]):
 
     def shards_of(self, flat_P: Tensor, prefix: str, copies: int) -> Tensor:
         """The same of any buffer with this layout."""
-        inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
-        end = self.offsets[inside[-1].name] + padded(math.prod(inside[-1].shape))
-        return flat_P[self.offsets[inside[0].name] : end].view(copies, -1)
+        if prefix not in self._ranges:
+            inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
+            end = self.offsets[inside[-1].name] + padded(math.prod(inside[-1].shape))
+            self._ranges[prefix] = slice(self.offsets[inside[0].name], end)
+        return flat_P[self._ranges[prefix]].view(copies, -1)
 
     def pack(self, values: Mapping[str, Tensor]) -> Packed:
         """Other values of the same parameters, differentiable with respect to them."""

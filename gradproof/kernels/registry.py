@@ -233,12 +233,13 @@ def _ratio(e: Evidence) -> float:
 def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
     """The contract's own examples, and calls at the widths of this class: as many rows as asked for, and few."""
     contract = ops.load(op).CONTRACT
-    yield from examples(op, contract, 0)
     chain, E, K = shape.chain, shape.experts, shape.k
-    sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=chain.widths[-1], P=64 * 129)
-    options = dict(experts=(dict(chain=chain),), route=(dict(routing=shape.routing),)).get(op, contract.options)
-    if (op == "route" and shape.routing is None) or (op == "cross_entropy" and sizes["C"] < 2):
-        return
+    sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=max(chain.widths[-1], 2), P=64 * 129)
+    options = dict(experts=(dict(chain=chain),), route=(dict(routing=shape.routing or Routing(K)),))
+    if op == "route":  # every option is another kernel: this class has one
+        contract = replace(contract, options=options[op], sizes={**contract.sizes, "E": (E,)})
+    yield from examples(op, contract, 0)
+    options = options.get(op, contract.options)
     for count in {min(rows, MOST_ROWS), min(rows, 3)}:
         of_width = {axis: (dict(sizes, T=count)[axis],) for axis in contract.sizes}
         yield from examples(f"{op} {count}", replace(contract, sizes=of_width, options=options, edges=()), 1)

@@ -13,14 +13,19 @@ class Workspace:
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+        self._views: dict[tuple[str, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A contiguous buffer in the dtype and on the device of `like`, unwritten or full of what was there."""
-        key, length = (name, like.dtype, like.device), math.prod(shape)
-        held = self._buffers.get(key)
-        if held is None or held.numel() < length:
-            held = self._buffers[key] = torch.empty(length, dtype=like.dtype, device=like.device)
-        return held[:length].view(shape)
+        key = (name, shape, like.dtype, like.device)
+        if key not in self._views:
+            base, length = (name, like.dtype, like.device), math.prod(shape)
+            held = self._buffers.get(base)
+            if held is None or held.numel() < length:
+                held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
+                self._views = {each: view for each, view in self._views.items() if each[0] != name}
+            self._views[key] = held[:length].view(shape)
+        return self._views[key]
 
     def bytes(self) -> int:
         """What is held."""

@@ -211,18 +211,17 @@ class MoE(Model):
             workspace=kernels.workspace,
         )
         dz_TE = kernels.route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
-        dx_TI = self._router_backward(weights, grad_P, dz_TE, x_TI, accumulate)
-        return dx_TI + kernels.dispatch.backward(drows_NI, None, plan) if want_dx else None
+        self._router_backward(grad_P, dz_TE, x_TI, accumulate)
+        if not want_dx:
+            return None
+        return linear.input_gradient(dz_TE, weights["router.weight"]) + kernels.dispatch.backward(drows_NI, None, plan)
 
-    def _router_backward(
-        self, weights: Weights, grad_P: Tensor, dz_TE: Tensor, x_TI: Tensor, accumulate: bool
-    ) -> Tensor:
-        """The router's two gradients, written or added under their names; returns its part of dx_TI."""
-        dx_TI, *found = linear.backward(dz_TE, None, x_TI, weights["router.weight"])
+    def _router_backward(self, grad_P: Tensor, dz_TE: Tensor, x_TI: Tensor, accumulate: bool) -> None:
+        """The router's two gradients, written or added under their names."""
+        found = linear.parameter_gradients(dz_TE, x_TI)
         for name, grad in zip(("router.weight", "router.bias"), found, strict=True):
             own = self.params.view_of(grad_P, name)
             own.add_(grad) if accumulate else own.copy_(grad)
-        return dx_TI
 
 
 def _small(**options: Any) -> MoEConfig:

@@ -20,7 +20,17 @@ def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
 
 def backward(dy_TO: Tensor, saved: None, x_TI: Tensor, w_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dx_TI, dw_OI, db_O; those of the parameters in fp32 where the operands are narrower."""
-    return dy_TO @ w_OI, wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+    return input_gradient(dy_TO, w_OI), *parameter_gradients(dy_TO, x_TI)
+
+
+def input_gradient(dy_TO: Tensor, w_OI: Tensor) -> Tensor:
+    """dx_TI."""
+    return dy_TO @ w_OI
+
+
+def parameter_gradients(dy_TO: Tensor, x_TI: Tensor) -> tuple[Tensor, Tensor]:
+    """dw_OI, db_O."""
+    return wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
 
 
 def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from gradproof.precision.formats import Format, format_named
 from gradproof.precision.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.precision.mode import Policy, autocasts
 from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
+from gradproof.precision.unstable import unstable, with_unstable
 from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together, with_rest
 from gradproof.precision.watching import Diverged
 from gradproof.proof.module import CannotRun, torch_device
@@ -200,6 +201,8 @@ def examine(
         if runs.diverged:
             notes.append(f"{format.name}: {runs.diverged}")
         judged = judge_format(lab.watch, runs, wrong, specimen.inputs, lab.device.type)
+        if judged.verdict == "noise" and (part := unstable(lab, runs)):
+            judged = with_unstable(judged, part)
         found[format.name] = with_rest(judged, found[format.rest]) if format.rest in found else judged
         measured[format.name] = runs
     precisions = [found[format.name] for format in formats if format.name in found]

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradproof.precision.band import Band
-from gradproof.precision.compared import Compared, compare
+from gradproof.precision.compared import Compared, compare, ratio
 from gradproof.precision.decisions import Decision
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.specimen import Prepared, Specimen
-from gradproof.precision.watching import Diverged, Watching
+from gradproof.precision.watching import Diverged, Watching, sample
 from gradproof.proof.module import CannotRun, one_line
 
 LARGEST_SCALE = 16  # log2
@@ -36,6 +36,7 @@ class Taken:
 
     tensors: dict[str, Compared]
     watch: Watching
+    output: float  # its relative error, in a sample
     output_finite: bool
     scale: float
     seconds: float
@@ -90,6 +91,7 @@ class Laboratory:
         self.unused = [name for name, grad in grads.items() if grad is None]
         self.finite = all(bool(y.isfinite().all()) for y in outputs) and _all_finite(self.grads)
         self.values = {name: _compact(value) for name, value in prepared.values.items()}
+        self.output = _sampled(outputs)
         self.device = next((y.device for y in outputs), torch.device("cpu"))
         self.repeats = self._repeats(prepared)
 
@@ -161,7 +163,7 @@ class Laboratory:
         """`count` stochastically rounded runs; more while one that is judged leaves their band: a kink that one
         rounding in fifty crosses is noise too."""
         self.progress(f"{format.name}: {count} replicas")
-        seen, wide = rest_of(format).dtype, self._boundless(format, policy)
+        seen, wide = rest_of(format).dtype, self.boundless(format, policy)
         taken: list[Taken] = []
         while len(taken) < count or (len(taken) < MORE * count and leave(band_of(format, taken), judged)):
             seed = 1 + len(taken) + 1000 * self.seed
@@ -176,7 +178,7 @@ class Laboratory:
         self, format: Format, policy: Policy, scale: float, routing: bool, replayed: Taken, taken: list[Taken]
     ) -> Taken | None:
         """To nearest with fp32's range, where the format's own may be what is wrong."""
-        rest, same_range = rest_of(format), self._boundless(format, policy) is format
+        rest, same_range = rest_of(format), self.boundless(format, policy) is format
         if rest.exponent >= 8 or not (same_range or leave(band_of(format, taken), [replayed])):
             return None
         with suppress(CannotRun):
@@ -186,7 +188,7 @@ class Laboratory:
             return run
         return None
 
-    def _boundless(self, format: Format, policy: Policy) -> Format:
+    def boundless(self, format: Format, policy: Policy) -> Format:
         """The format with fp32's range, where it has less: what rounding alone does, without over- and underflow."""
         if format.operands or format.exponent >= 8 or policy == "autocast" or self.specimen.native:
             return format
@@ -233,13 +235,16 @@ class Laboratory:
         real: bool = False,
         seen: torch.dtype | None = None,
         beside: Taken | None = None,
+        **more: Any,
     ) -> Taken:
         """One run: to nearest, stochastically rounded where there is a seed, or `real`. The module is told that it runs
-        in `seen`, or the format's own dtype; its scatter is measured `beside` another run too."""
+        in `seen`, or the format's own dtype; its scatter is measured `beside` another run too. `more` is for the mode:
+        `rounds`, `compares`, `compared`."""
         rest, specimen = rest_of(format), self.specimen
         native = rest.dtype in (torch.bfloat16, torch.float16) and (specimen.native or real) and policy == "cast"
         prepared = specimen.narrow(rest.dtype if native and rest.dtype else torch.float32)
         watching: dict[str, Any] = dict(like=self.watch, routing=routing, places=specimen.places, trace=True)
+        watching |= more
         if real:
             mode = Watching(within=autocasts(rest) if policy == "autocast" else (), **watching)
         else:
@@ -264,7 +269,13 @@ class Laboratory:
         finite = all(bool(y.isfinite().all()) for y in outputs)
         near = beside.grads if beside else {}
         tensors = {name: compare(low, self.grads[name], scale, near.get(name)) for name, low in found.items()}
-        return Taken(tensors, mode, finite, scale, seconds, found)
+        return Taken(tensors, mode, self._output_error(outputs), finite, scale, seconds, found)
+
+    def _output_error(self, outputs: Sequence[Tensor]) -> float:
+        found = _sampled(outputs)
+        if found.shape != self.output.shape:
+            return math.inf
+        return ratio(float((found - self.output).norm()), float(self.output.norm()))
 
     def _attention(self) -> AbstractContextManager[Any]:
         """Fused attention draws its dropout where nobody can draw it again."""
@@ -383,6 +394,10 @@ def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watchi
 
 def _all_finite(grads: Mapping[str, Tensor]) -> bool:
     return all(bool(g.isfinite().all()) for g in grads.values())
+
+
+def _sampled(outputs: Sequence[Tensor]) -> Tensor:
+    return torch.cat([sample(y) for y in outputs])
 
 
 def _compact(value: Tensor) -> Tensor:

@@ -23,9 +23,11 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gradproof.precision.formats import Format, format_named, nearest, stochastic
+from gradproof.precision.sums import ADDS_UP, round_partial_sums
 from gradproof.precision.watching import BACKWARD, Watching, backward
 
 aten = torch.ops.aten
+Rounds = Callable[[tuple[str, str, str]], bool]  # of (path, phase, op)
 Policy = Literal["cast", "autocast"]
 Mode = Literal["nearest", "stochastic"]
 
@@ -66,6 +68,8 @@ OPERANDS: dict[Any, tuple[int, ...]] = {
     aten._scaled_dot_product_efficient_attention: (0, 1, 2),
     aten._scaled_dot_product_efficient_attention_backward: (0, 1, 2, 3),
 }
+PRODUCTS = frozenset(packet.__name__ for packet in OPERANDS)
+ENTERING = "a buffer or constant"  # in the place of an op: what is rounded where it is used
 # Running statistics that these write though their schema does not say so.
 WRITES_SILENTLY: dict[Any, tuple[int, ...]] = {aten.native_batch_norm: (3, 4), aten.cudnn_batch_norm: (3, 4)}
 # These write into the reserve that they are given, so that they can be run only once.
@@ -85,7 +89,8 @@ class Range:
 class Rounding(Watching):
     """The mode. `carried` says which torch dtype stands for which format; `operands` is the format of the operands of
     products, each tensor scaled to fit it. Without a `seed` rounding is to nearest. With `entering`, tensors that were
-    not made inside are rounded where they are used."""
+    not made inside are rounded where they are used. With `rounds` only the ops that it is true of round what fp32
+    tensors carry, products their operands too."""
 
     def __init__(
         self,
@@ -94,10 +99,12 @@ class Rounding(Watching):
         operands: Format | None = None,
         seed: int | None = None,
         entering: bool = False,
+        rounds: Rounds | None = None,
         **watching: Any,
     ):
         super().__init__(**watching)
         self.carried, self.operands, self.seed, self.entering = dict(carried), operands, seed, entering
+        self.rounds = rounds
         self._fills = {dtype: _fills(dtype, format) for dtype, format in self.carried.items()}
         self._generators: dict[torch.device, torch.Generator] = {}
         self._dtypes: dict[Any, list[torch.dtype | None] | None] = {}
@@ -143,9 +150,13 @@ class Rounding(Watching):
         wide_args, wide_kwargs = _mapped(self._widening(carriers), args, kwargs)
         if self.operands:
             wide_args = self._on_grid(packet, wide_args)
+        elif self.rounds and packet in OPERANDS and torch.float64 not in carriers and not self._spares(packet.__name__):
+            wide_args = self._operands_rounded(packet, wide_args)
         written = _written(func, args, kwargs)
         dtypes = None if written else self._result_dtypes(func, args, kwargs, leaves)
         out = func(*wide_args, **wide_kwargs)
+        if self.seed is not None and (format := self._adds_up_in(packet, dtypes, carriers)):
+            round_partial_sums(packet, wide_args, out, functools.partial(self.round, format=format))
 
         own = {}
         for old, new in zip(written, _written(func, wide_args, wide_kwargs), strict=True):
@@ -219,6 +230,8 @@ class Rounding(Watching):
         """A tensor from outside on its format's grid."""
         if x.dtype in NARROW:
             return x
+        if x.dtype is torch.float32 and self._spares(ENTERING):
+            return x
         rounded = nearest(x, self.carried[x.dtype])
         for value, fill in self._fills[x.dtype].items():
             rounded = torch.where(x == value, fill, rounded)
@@ -245,11 +258,27 @@ class Rounding(Watching):
             return result
         if dtype not in self.carried:
             return result.to(dtype)
+        if dtype is torch.float32 and self._spares(packet.__name__):
+            return result.to(dtype)
         format = self.carried[dtype]
         rounded = self.round(result, format)
         if format.exponent < 8 and packet not in UNDEFINED_ROWS:
             self._count(packet, result, rounded)
         return rounded.to(dtype)
+
+    def _adds_up_in(self, packet: Any, dtypes: list[torch.dtype | None] | None, carriers: list[Any]) -> Format | None:
+        """The format of an op's last result, if it is narrow and may be what a CPU adds up in."""
+        format = self.carried.get((dtypes[-1] if dtypes else None) or carriers[0])
+        adds = packet in ADDS_UP and format is not None and format.mantissa < 23
+        return format if adds and not self._spares(packet.__name__) else None
+
+    def _spares(self, op: str) -> bool:
+        """Whether an op leaves its results as they are."""
+        return self.rounds is not None and not self.rounds((*self.where(), op))
+
+    def _operands_rounded(self, packet: Any, args: Any) -> Any:
+        format = self.carried[torch.float32]
+        return [self.round(arg, format) if i in OPERANDS[packet] else arg for i, arg in enumerate(args)]
 
     def _write(self, packet: Any, old: Tensor, new: Tensor) -> None:
         """Puts a mutated argument's new value where the old one was."""
@@ -352,8 +381,7 @@ class Islands(TorchFunctionMode):
     def __init__(self, narrow: torch.dtype):
         super().__init__()
         self.seen = {torch.float32: narrow, torch.float64: torch.float32}
-        self.made = {narrow: torch.float32}
-        self.meant = {**self.made, torch.float32: torch.float64}
+        self.meant = {narrow: torch.float32, torch.float32: torch.float64}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, args, name = kwargs or {}, list(args), getattr(func, "__name__", "")
@@ -363,10 +391,9 @@ class Islands(TorchFunctionMode):
             return backward(self, func, args, kwargs)
         if name in self.CASTS and isinstance(args[0], Tensor):
             func, args = Tensor.to, [args[0], self.CASTS[name]]
-        # A tensor that is cast begins an island; one that is made of nothing is a constant, and carries the format.
-        meant = self.meant if args and isinstance(args[0], Tensor) else self.made
-        args = [meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args]
-        kwargs = {key: meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for key, arg in kwargs.items()}
+        # A tensor that is told to be fp32, be it cast or made so, begins an island.
+        args = [self.meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args]
+        kwargs = {key: self.meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for key, arg in kwargs.items()}
         out = func(*args, **kwargs)  # pyright: ignore
         # A checkpoint compares the types of what was saved, which it gets at times from within an op.
         if not isinstance(out, torch.dtype) or sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint":

@@ -76,6 +76,7 @@ class FormatVerdict:
     range: list[dict[str, Any]]
     first_divergence: dict[str, Any] | None
     critical_z: float
+    unstable: dict[str, Any] | None = None  # a part that must not be computed in this format
 
 
 def judge_format(
@@ -114,23 +115,25 @@ def judge_format(
 
 
 def with_rest(judged: FormatVerdict, rest: FormatVerdict) -> FormatVerdict:
-    """A format of operands rounds all that its rest does, and more: what is a bug there is one here, even where the
-    coarser operands' noise covers it."""
-    known = {j.name: j for j in (*rest.parameters, *rest.inputs) if j.verdict == "bug"}
-    if not known or judged.verdict == "bug":
+    """A format of operands rounds all that its rest does, and more: what is a bug or unstable there is so here, even
+    where the coarser operands' noise covers it."""
+    verdict = rest.verdict if rest.verdict == "bug" or rest.unstable else "clean"
+    known = {j.name: j for j in (*rest.parameters, *rest.inputs) if j.verdict == verdict != "clean"}
+    if not known or WORST_FIRST.index(judged.verdict) <= WORST_FIRST.index(verdict):
         return judged
 
     def inherited(each: list[Judged]) -> list[Judged]:
         notes = {name: f"as in {rest.format}: {j.note}" for name, j in known.items()}
-        return [replace(j, verdict="bug", note=notes[j.name]) if j.name in known else j for j in each]
+        return [replace(j, verdict=verdict, note=notes[j.name]) if j.name in known else j for j in each]
 
     return replace(
         judged,
-        verdict="bug",
+        verdict=verdict,
         summary=f"as in {rest.format}: {rest.summary}",
         parameters=inherited(judged.parameters),
         inputs=inherited(judged.inputs),
         first_divergence=rest.first_divergence,
+        unstable=rest.unstable,
     )
 
 

@@ -50,14 +50,23 @@ class Place(NamedTuple):
     call: int
 
 
+class Comparison(NamedTuple):
+    """What a floating number was compared or cast to: true or false, or an integer."""
+
+    path: str
+    op: str
+    result: Tensor
+
+
 class Diverged(RuntimeError):
     """The run decided or drew otherwise than the one that it was to repeat, so that it cannot."""
 
 
 class Watching(TorchDispatchMode):
     """Watches what runs inside. `like` is a finished run, whose random draws are made again and, with `routing`, whose
-    decisions are taken whatever the scores here say; what they would have chosen is recorded all the same. `within` are
-    contexts to enter with it."""
+    decisions are taken whatever the scores here say; what they would have chosen is recorded all the same. Comparisons
+    are recorded where `compares` says so, and made to come out as those `compared`. `within` are contexts to enter with
+    it."""
 
     def __init__(
         self,
@@ -66,11 +75,15 @@ class Watching(TorchDispatchMode):
         routing: bool = False,
         places: Places | None = None,
         trace: bool = False,
+        compares: bool = False,
+        compared: Sequence[Comparison] | None = None,
         within: Sequence[AbstractContextManager[Any]] = (),
     ):
         super().__init__()
         self.like, self.routing, self.places, self.trace, self.within = like, routing, places, trace, within
+        self.compares, self.compared = compares, compared
         self.choices: list[Decision | None] = []
+        self.comparisons: list[Comparison] = []
         self.branches: list[bool] = []  # truth values that Python read
         self.draws: list[Tensor] = []
         self.samples: dict[Place, Tensor] = {}
@@ -132,7 +145,7 @@ class Watching(TorchDispatchMode):
         out = self.compute(func, args, kwargs)
         if self.trace:
             self._sample(packet, out)
-        return out
+        return self._compare(packet, out) if self.compares and _compares(args, out) else out
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """The op itself."""
@@ -221,6 +234,15 @@ class Watching(TorchDispatchMode):
             return self.like.branches[number]
         return value
 
+    def _compare(self, packet: Any, out: Tensor) -> Tensor:
+        number = len(self.comparisons)
+        self.comparisons.append(Comparison(self.where()[0], packet.__name__, out))
+        if self.compared is None:
+            return out
+        if number >= len(self.compared) or self.compared[number].result.shape != out.shape:
+            raise Diverged("it compares other numbers than the run that it is to repeat")
+        return self.compared[number].result
+
     def _take(self, packet: Any, args: Any) -> None:
         """A slice of a sort: the first or the last K along its axis."""
         found, _ = self._sorts.get(args[0].untyped_storage()._cdata, (None, None)) if self._sorts else (None, None)
@@ -248,15 +270,26 @@ class Watching(TorchDispatchMode):
                 key = (path, phase, packet.__name__)
                 place = Place(*key, self._calls[key])
                 self._calls[key] += 1
-                flat = result.detach().reshape(-1)
-                self.samples[place] = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.float64, copy=True)
+                self.samples[place] = sample(result)
                 return
+
+
+def sample(x: Tensor) -> Tensor:
+    """Some of its values."""
+    flat = x.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.float64, copy=True)
 
 
 @functools.cache
 def _moves(func: Any) -> bool:
     """Whether it only says otherwise how memory is read."""
     return func.is_view or torch.Tag.inplace_view in func.tags
+
+
+def _compares(args: Any, out: Any) -> bool:
+    """Whether an op made truth values or integers of floating numbers."""
+    floating = any(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
+    return floating and isinstance(out, Tensor) and out.dtype in (torch.bool, torch.int32, torch.int64)
 
 
 def backward(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:

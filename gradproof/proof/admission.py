@@ -96,12 +96,12 @@ def _into_out(
     dtype: torch.dtype,
 ) -> Iterator[Check]:
     """Gradients that are written over, or added to, what is there; and without the input's."""
-    found, own, exact = runs
+    _, own, exact = runs
     poisoned = torch.full_like(given["theta"], torch.nan)
     written = _run(op, variant, {**given, "out": poisoned, "want_dx": False}, cotangents)
-    for label, part, right in _parts(op, example, "theta", written.grads["theta"], found.grads["theta"]):
-        yield "writes_all", label, differing(part, right), 0.0
     yield "writes_all", "x", float("x" in written.grads), 0.0
+    alone = [Found((), {"theta": each.grads["theta"]}) for each in (written, exact, *own)]
+    yield from _errors("writes_all", op, example, alone[0], alone[2:], alone[1], dtype)
     generator = seeded("admission", example.label, "out")
     there = torch.randn(poisoned.shape, generator=generator).to(poisoned)
     added = _run(op, variant, {**given, "out": there.clone(), "accumulate": True}, cotangents)

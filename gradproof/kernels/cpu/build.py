@@ -25,7 +25,7 @@ SECONDS = 300  # a compiler that takes longer has failed
 
 # The arguments of each function: p a pointer, i an integer, f a float; and what it returns.
 FUNCTIONS = {
-    "experts_scratch": "pi i",
+    "experts_scratch": "piii i",
     "experts_forward": "pppipipppi",
     "experts_backward": "pppipippppiipi",
     "norm_gelu_forward": "ppppiiipi",

@@ -18,6 +18,7 @@
 constexpr long CHUNK = 96;        // rows
 constexpr long SNAP = 6;          // rows: what it costs a thread to begin within an expert
 constexpr long FEWEST = 8;        // rows a thread
+constexpr long WHOLE = 256;       // rows up to which an expert is never shared: a second copy of its gradients is more
 constexpr long STREAM = 1 << 24;  // gradients that no cache holds until they are read
 static_assert(CHUNK <= DEPTH);
 
@@ -62,6 +63,7 @@ struct Batch {
     float* kept;
 
     long rows() const { return offset_F[experts]; }
+    long chunk() const { return std::min(CHUNK, rows()); }
     const float* theta(long e) const { return theta_EP + e * theta_row; }
     float* h_of(long layer) const {
         return kept + rows() * std::accumulate(chain.width + 1, chain.width + 1 + layer, 0L);
@@ -120,10 +122,10 @@ struct Room {
     float *dh[2], *x, *sums;
     long widest;
 
-    Room(float* scratch, long widest) : widest(widest) {
-        dh[0] = scratch, dh[1] = dh[0] + CHUNK * widest, x = dh[1] + CHUNK * widest, sums = x + CHUNK * widest;
+    Room(float* scratch, long widest, long chunk) : widest(widest) {
+        dh[0] = scratch, dh[1] = dh[0] + chunk * widest, x = dh[1] + chunk * widest, sums = x + chunk * widest;
     }
-    static long length(long widest, long ranks) { return 3 * widest * (CHUNK + ranks); }
+    static long length(long widest, long chunk, long ranks) { return 3 * widest * (chunk + ranks); }
     Sums sums_of(long rank) const {
         float* own = sums + 3 * rank * widest;
         return {own, own + widest, own + 2 * widest};
@@ -194,12 +196,15 @@ static void backward_chunk(const Batch& batch, Chunk at, Crew crew, const float*
     crew.wait();
 }
 
-// Where the rows of thread t begin: an equal part, or at an expert's first row where that is near.
+static bool whole_experts(long rows, long experts) { return experts > 1 && rows <= WHOLE; }
+
+// Where the rows of thread t begin: an equal part, or at an expert's first row where that is near, or must be.
 static long share_begin(const Batch& batch, long t, long threads) {
     const long even = batch.rows() * t / threads;
-    for (long e = 0; e <= batch.experts && t < threads; e++)
-        if (std::abs(batch.offset_F[e] - even) <= SNAP) return batch.offset_F[e];
-    return even;
+    long best = even, near = whole_experts(batch.rows(), batch.experts) ? batch.rows() : SNAP;
+    for (long e = 0; e <= batch.experts && 0 < t && t < threads; e++)
+        if (const long off = std::abs(batch.offset_F[e] - even); off <= near) best = batch.offset_F[e], near = off;
+    return best;
 }
 
 static Range share(const Batch& batch, long t, long threads) {
@@ -214,7 +219,7 @@ static void experts_forward(const Batch& batch, float* scratch, float* y_NO, lon
     in_parallel(crew_size(batch, threads), [&](Crew all) {
         const bool together = batch.chain.together;
         const Range rows = together ? Range{0, batch.rows()} : share(batch, all.rank, all.size);
-        float* x_CH = together ? scratch : scratch + all.rank * CHUNK * batch.chain.widest();
+        float* x_CH = together ? scratch : scratch + all.rank * batch.chunk() * batch.chain.widest();
         each_chunk(batch, rows, [&](Chunk at) { forward_chunk(batch, at, together ? all : Crew{0, 1}, x_CH, y_NO); });
     });
 }
@@ -242,7 +247,7 @@ static Write first_write(const Batch& batch, const Gradients& grads) {
 // All threads on each chunk.
 static void backward_together(const Batch& batch, Crew all, const float* dy_NO, float* scratch, const Gradients& grads,
                               float* dx_NI) {
-    const Room room(scratch, batch.chain.widest());
+    const Room room(scratch, batch.chain.widest(), batch.chunk());
     each_chunk(batch, {0, batch.rows()}, [&](Chunk at) {
         const Write write = at.first == batch.offset_F[at.expert] ? first_write(batch, grads) : Write::add;
         backward_chunk(batch, at, all, dy_NO, room, grads.out_EP + at.expert * grads.row, write, dx_NI);
@@ -262,16 +267,16 @@ static void add_parameters(const Chain& chain, Crew all, float* to_P, const floa
 static void backward_apart(const Batch& batch, Crew all, const float* dy_NO, float* scratch, const Gradients& grads,
                            float* dx_NI) {
     const int64_t* offset_F = batch.offset_F;
-    const long widest = batch.chain.widest(), room_length = Room::length(widest, 1);
-    const auto room = [&](long rank) { return scratch + rank * (room_length + batch.chain.length); };
-    const auto apart = [&](long rank) { return room(rank) + room_length; };
+    const long widest = batch.chain.widest(), room_length = Room::length(widest, batch.chunk(), 1);
+    const auto room = [&](long rank) { return scratch + rank * room_length; };
+    const auto apart = [&](long rank) { return room(all.size) + (rank - 1) * batch.chain.length; };
     const Range rows = share(batch, all.rank, all.size);
     each_chunk(batch, rows, [&](Chunk at) {
         const bool within = offset_F[at.expert] < rows.begin;
         const bool first = at.first == std::max<long>(offset_F[at.expert], rows.begin);
         const Write write = !first ? Write::add : within ? Write::set : first_write(batch, grads);
         float* grad_P = within ? apart(all.rank) : grads.out_EP + at.expert * grads.row;
-        backward_chunk(batch, at, {0, 1}, dy_NO, Room(room(all.rank), widest), grad_P, write, dx_NI);
+        backward_chunk(batch, at, {0, 1}, dy_NO, Room(room(all.rank), widest, batch.chunk()), grad_P, write, dx_NI);
     });
     all.wait();
     for (long rank = 1; rank < all.size; rank++) {
@@ -292,8 +297,9 @@ static void experts_backward(const Batch& batch, const float* dy_NO, float* scra
 }
 
 // Floats that a forward or a backward works in.
-static long experts_scratch(const Chain& chain, long threads) {
-    const long widest = chain.widest();
-    if (chain.together) return Room::length(widest, threads);
-    return threads * (Room::length(widest, 1) + chain.length);
+static long experts_scratch(const Chain& chain, long rows, long experts, long threads) {
+    const long widest = chain.widest(), chunk = std::min(CHUNK, rows);
+    if (chain.together) return Room::length(widest, chunk, threads);
+    const long apart = whole_experts(rows, experts) ? 0 : threads - 1;
+    return threads * Room::length(widest, chunk, 1) + apart * chain.length;
 }

@@ -25,7 +25,10 @@ class Saved(NamedTuple):
 class _Shape(NamedTuple):
     numbers: Tensor  # the chain as the kernels read it
     kept: int  # floats a row
-    scratch: int  # floats that they work in
+
+    def scratch(self, rows: int, experts: int, threads: int) -> tuple[int]:
+        """Floats that the kernels work in."""
+        return (library().experts_scratch(self.numbers.data_ptr(), rows, experts, threads),)
 
 
 def forward(
@@ -43,7 +46,7 @@ def forward(
     x_NI, theta_EP = ready(x_NI, (N, chain.widths[0])), rows_ready(theta_EP, (E, chain.length))
     shape = _shape(chain, threads)
     kept = take(workspace, "experts.kept", (N * shape.kept,), x_NI)
-    scratch = take(workspace, "experts.scratch", (shape.scratch,), x_NI)
+    scratch = take(workspace, "experts.scratch", shape.scratch(N, E, threads), x_NI)
     y_NO = take(workspace, "experts.y", (N, chain.widths[-1]), x_NI)
     library().experts_forward(
         shape.numbers.data_ptr(),
@@ -83,7 +86,7 @@ def backward(
     theta_EP = rows_ready(theta_EP, (E, chain.length))
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else rows_ready(out_EP, (E, chain.length))
     shape = _shape(chain, threads)
-    scratch = take(workspace, "experts.scratch", (shape.scratch,), x_NI)
+    scratch = take(workspace, "experts.scratch", shape.scratch(N, E, threads), x_NI)
     dx_NI = take(workspace, "experts.dx", (N, chain.widths[0]), x_NI) if want_dx else None
     library().experts_backward(
         shape.numbers.data_ptr(),
@@ -113,4 +116,4 @@ def _shape(chain: Chain, threads: int) -> _Shape:
     numbers += [offsets[f"norm.{i}.weight"] for i in layers] + [offsets[f"norm.{i}.bias"] for i in layers]
     tensor = torch.tensor(numbers, dtype=torch.int64)
     kept = sum(chain.widths[1:-1]) + 2 * chain.layers
-    return _Shape(tensor, kept, library().experts_scratch(tensor.data_ptr(), threads))
+    return _Shape(tensor, kept)

@@ -8,8 +8,8 @@
 
 extern "C" {
 
-int64_t gradproof_experts_scratch(const int64_t* chain, int64_t threads) {
-    return experts_scratch(Chain(chain), threads);
+int64_t gradproof_experts_scratch(const int64_t* chain, int64_t rows, int64_t experts, int64_t threads) {
+    return experts_scratch(Chain(chain), rows, experts, threads);
 }
 
 void gradproof_experts_forward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,

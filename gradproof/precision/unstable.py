@@ -1,0 +1,179 @@
+"""Noise that the format does not force on the function: a part that must not be computed in it.
+
+Replicas explain every error that rounding makes, also that of a formulation which rounding ruins: angles of large
+positions, a long sum that is rounded at every step, a variance as the difference of two squares. So large noise is held
+against that of replicas which round less:
+
+    all        every result, as in the format: the noise of the band
+    products   inputs, weights, and products with their operands; everything else is fp32
+    entry      inputs and weights alone: what the function itself does with rounding
+
+A formulation is unstable where `all` is far above both, and the output is off too. (Where it is not, as with 1 − tanh²
+of a saturated unit, the derivatives of a stable formulation cancel.) Of what deep or cancelling modules do, products do
+as much: there is nothing to keep in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from statistics import median
+from typing import Any
+
+from gradproof.precision.band import floor
+from gradproof.precision.formats import Format
+from gradproof.precision.measure import UNROUNDED, Laboratory, Measured, Taken
+from gradproof.precision.mode import ENTERING, PRODUCTS, Rounds
+from gradproof.precision.specimen import plain
+from gradproof.precision.verdict import Category, FormatVerdict, Judged, percent, together, where_of
+from gradproof.precision.watching import Comparison, Diverged
+from gradproof.proof.module import CannotRun
+
+Key = tuple[str, str, str]  # path, phase, op
+
+# Measured on tests/zoo: what is unstable has 1.5 times each of these or more; what is right lacks a third of one.
+UNITS = 20.0  # of the format
+OVER_PRODUCTS = 5.0
+OVER_ENTRY = 20.0
+OUTPUT = 4.0  # units in the output
+RUNS = 2  # of each kind: noise concentrates
+
+
+@dataclass
+class Unstable:
+    """A part that must not be computed in the format. Noises are those of all gradients together."""
+
+    path: str
+    phase: str
+    op: str
+    noise: float
+    products: float
+    entry: float
+    flips: int  # of comparisons, where these are what the noise comes through
+    comparisons: int
+    tensors: dict[str, float]  # noise of those concerned, over what it would be
+
+
+def unstable(lab: Laboratory, measured: Measured) -> Unstable | None:
+    """What is unstable in one format, if something is."""
+    format, rounded = measured.format, [run for run in measured.replicas if run.finite]
+    if format.operands or format.mantissa >= 23 or measured.policy != "cast" or lab.specimen.native or not rounded:
+        return None
+    noise, unit, run = median(together(run) for run in rounded), format.unit, measured.real or measured.nearest
+    harmless = noise < UNITS * unit or together(run) < floor(format)
+    if harmless or median(run.output for run in rounded) < OUTPUT * unit:
+        return None
+    trials = Trials(lab, measured)
+    with suppress(Diverged, CannotRun):
+        products = trials.runs(lambda key: key[2] in PRODUCTS)
+        if noise < OVER_PRODUCTS * (kept := trials.noise(products, unit)):
+            return None
+        if noise < OVER_ENTRY * (entry := trials.noise(trials.runs(lambda key: False), unit)):
+            return None
+        tensors = {name: _times(name, rounded, products, unit) for name, c in run.tensors.items() if c.relative > unit}
+        most = max(tensors.values(), default=0.0)
+        concerned = {plain(name): times for name, times in tensors.items() if times >= min(OVER_PRODUCTS, most)}
+        return trials.decided(Unstable(*trials.place(), noise, kept, entry, 0, 0, concerned))
+    return None
+
+
+def _times(name: str, rounded: list[Taken], products: list[Taken], unit: float) -> float:
+    """How far a tensor's noise is above what products do to it."""
+    kept = max(run.tensors[name].error for run in products)
+    size = rounded[0].tensors[name].size
+    return median(run.tensors[name].error for run in rounded) / max(kept, unit * size, math.ulp(0.0))
+
+
+class Trials:
+    """Stochastically rounded runs of the same format in which not everything is rounded."""
+
+    def __init__(self, lab: Laboratory, measured: Measured):
+        self.lab, self.measured = lab, measured
+
+    def take(self, format: Format, **more: Any) -> Taken:
+        measured = self.measured
+        routing, seen = not measured.diverged, measured.format.dtype
+        run = self.lab.take(format, measured.policy, measured.scale, routing=routing, seen=seen, **more)
+        run.grads = {}
+        return run
+
+    def replica(self, number: int = 0, **more: Any) -> Taken:
+        wide = self.lab.boundless(self.measured.format, self.measured.policy)
+        return self.take(wide, seed=1 + number + 1000 * self.lab.seed, **more)
+
+    def runs(self, rounds: Rounds, count: int = RUNS) -> list[Taken]:
+        """Replicas in which only the ops that it is true of round."""
+        return [self.replica(number, rounds=rounds) for number in range(count)]
+
+    def noise(self, runs: list[Taken], least: float) -> float:
+        return max(least, *(together(run) if run.finite else math.inf for run in runs))
+
+    def place(self) -> Key:
+        """The op of the forward, without the products, whose rounding does most: by halving."""
+        places = [place for place in self.measured.replicas[0].watch.samples if place.phase == "forward"]
+        entering = [(path, "forward", ENTERING) for path in dict.fromkeys(place.path for place in places)]
+        keys = [*entering, *dict.fromkeys(place[:3] for place in places if place.op not in PRODUCTS)]
+        while len(keys) > 1:
+            halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
+            keys = max(halves, key=lambda half: self._does(frozenset(half)))
+        return keys[0]
+
+    def _does(self, keys: Collection[Key]) -> float:
+        """The noise of rounding these alone; a run that is not finite has more than any other."""
+        return self.noise(self.runs(keys.__contains__, 1), 0.0)
+
+    def decided(self, found: Unstable) -> Unstable:
+        """Blames comparisons instead, where the noise is gone once they come out as without rounding."""
+        right = self.take(UNROUNDED, compares=True).watch.comparisons
+        if not right:
+            return found
+        with suppress(Diverged):
+            run = self.replica(compares=True, compared=right)
+            differ = [int((a.result != b.result).sum()) for a, b in zip(right, run.watch.comparisons, strict=False)]
+            if run.finite and 2 * together(run) < found.noise and any(differ):
+                return _through(found, right, differ)
+        return found
+
+
+def _through(found: Unstable, compared: list[Comparison], differ: list[int]) -> Unstable:
+    """The same, by way of comparisons that came out otherwise."""
+    found.flips, found.comparisons = sum(differ), sum(c.result.numel() for c in compared)
+    worst = compared[max(range(len(differ)), key=differ.__getitem__)]
+    found.path, found.op = worst.path, worst.op
+    return found
+
+
+def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
+    """The verdict on a format with such a part in it: a bug, or routing where comparisons flipped."""
+    verdict: Category = "routing" if part.flips else "bug"
+
+    def blamed(each: list[Judged]) -> list[Judged]:
+        return [replace(j, verdict=verdict, note=_note(j, judged, part)) if j.name in part.tensors else j for j in each]
+
+    parameters, inputs = blamed(judged.parameters), blamed(judged.inputs)
+    like = [j for j in (*parameters, *inputs) if j.verdict == verdict]
+    worst = max(like, key=lambda j: part.tensors[j.name])
+    more = f" ({len(like) - 1} more like it)" if len(like) > 1 else ""
+    place = dict(path=part.path, phase=part.phase, op=part.op)
+    return replace(
+        judged,
+        verdict=verdict,
+        summary=f"{worst.name}: {worst.note}{more}",
+        parameters=parameters,
+        inputs=inputs,
+        first_divergence=dict(format=judged.format, run="simulated", error=part.noise, noise=part.products, **place),
+        unstable=asdict(part),
+    )
+
+
+def _note(j: Judged, judged: FormatVerdict, part: Unstable) -> str:
+    where = where_of(dict(path=part.path, phase=part.phase, op=part.op))
+    less = f"with all but the products in fp32 noise is {part.noise / part.products:.0f} times less"
+    if part.flips:
+        return (
+            f"off by {percent(j.rel_error)}, as {part.flips} of {part.comparisons} comparisons come out otherwise, "
+            f"most at {where}, on values that {judged.format} cannot tell apart; {less}: keep these values in fp32"
+        )
+    return f"off by {percent(j.rel_error)}: {where} loses too much in {judged.format}; {less}: keep this part in fp32"
