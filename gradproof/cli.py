@@ -7,6 +7,7 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -415,6 +416,24 @@ def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
         return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
 
 
+def _kernels(device: Device) -> list[dict[str, Any]]:
+    """The fast kernels at the widths of nano: which were admitted on this machine, and by how many claims."""
+    import torch
+
+    from gradproof.kernels.registry import survey
+    from gradproof.models.moe import MoE
+
+    nano = MoE.sized("nano")
+    dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
+    with progress_of("admitting kernels") as progress:
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        for done, dtype in enumerate(dtypes):
+            progress(done, len(dtypes))
+            shape = replace(nano.shape(256, dtype), device=device.value)
+            found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
+    return list(found.values())
+
+
 def _verify_own(
     ops: list[str] | None, models: list[str] | None, device: Device, mutants: bool, quick: bool, seed: int
 ) -> Report:
@@ -447,7 +466,7 @@ def _verify_own(
             progress(done, len(chosen))
             subjects += judge(name)
     if not mutants:
-        return Report(subjects, device=device.value)
+        return Report(subjects, device=device.value, kernels=None if ops or models else _kernels(device))
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
     with progress_of("planting mutants") as progress:
         found = []
@@ -478,6 +497,9 @@ def bench(
         typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="step, ops: fewer rounds; the figures are rough.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="step: measure each admitted kernel, and keep the fastest for this shape.")
+    ] = False,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -501,12 +523,18 @@ def bench(
 
         gradproof bench --suite ops --device cuda --precision bf16
 
+        gradproof bench --suite step --size nano --rows 256 --tune
+
         gradproof bench --suite diagnose --size 100m
     """
     with errors(debug):
         check_outputs(json, None)
         check_device(device)
-        if suite == "diagnose":
+        if tune:
+            if suite != "step" or size is None or peers is not None:
+                raise ValueError("--tune goes with --suite step and --size, and has no peers")
+            _tune(device, size, rows, precision, quick, json)
+        elif suite == "diagnose":
             if precision or peers is not None or quick:
                 raise ValueError("--precision, --peers and --quick are for the suites step and ops")
             _bench_diagnose(device, size or "nano", rows or 256, json)
@@ -526,6 +554,24 @@ def bench(
 
 def _precision(device: Device, precision: Precision | None) -> str:
     return precision.value if precision else "bf16" if device is Device.cuda else "fp32"
+
+
+def _tune(
+    device: Device, size: str, rows: int | None, precision: Precision | None, quick: bool, json: str | None
+) -> None:
+    from json import dumps
+
+    from gradproof.bench import tune
+    from gradproof.bench.step import cases
+
+    listed: list[dict[str, Any]] = []
+    with stages() as say:
+        for case in cases(device.value, size, rows):
+            found = tune.tune(case, device.value, _precision(device, precision), quick, say)
+            listed.append({"size": case.size, "rows": case.rows, "ops": found})
+    tune.show(listed, console_for(json))
+    record = {"suite": "tune", "device": device.value, "rows": listed}
+    write(record, dumps(record, indent=1), json)
 
 
 def _bench_step(

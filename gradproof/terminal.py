@@ -212,11 +212,26 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
     console.print(_tensor_table(report) if by_tensor else _subject_table(report))
     if report.mutants is not None:
         console.print(_mutant_table(report))
+    if report.kernels:
+        console.print(_kernel_table(report.kernels))
     for subject in report.subjects if by_tensor else []:
         for note in subject.notes:
             console.print(f"  {escape(note)}", style="dim")
         console.print(f"  {subject.forwards} forwards, one backward", style="dim")
     console.print(f"{_coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
+
+
+def _kernel_table(kernels: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("kernel", "of", "dtype", "", "claims", "", box=None, pad_edge=False, title_justify="left")
+    colours = {"admitted": "green", "refused": "red", "missing": "dim"}
+    for each in kernels:
+        status = f"[{colours[each['status']]}]{each['status']}[/]"
+        claims = str(each["claims"] or "")
+        table.add_row(each["kernel"], each["op"], each["dtype"], status, claims, escape(each["reason"]))
+    return table
 
 
 def _tensor_table(report: Report) -> Any:

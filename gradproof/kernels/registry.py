@@ -127,7 +127,8 @@ class Kernels:
     def of(cls, chosen: Mapping[str, str], workspace: Workspace | None = None) -> Kernels:
         """Kernels by name; what is not named is the reference."""
         named = {op: chosen.get(op, "reference") for op in OPS}
-        return cls(**{op: _module(op, kernel) for op, kernel in named.items()}, chosen=named, workspace=workspace)
+        modules: dict[str, Any] = {op: _module(op, kernel) for op, kernel in named.items()}
+        return cls(**modules, chosen=named, workspace=workspace)
 
 
 def _module(op: str, kernel: str) -> ModuleType:
@@ -153,12 +154,36 @@ def choose(shape: Shape, workspace: Workspace | None = None, only: Mapping[str, 
     return replace(Kernels.of(names, workspace), capturable=whole)
 
 
+def survey(shape: Shape) -> list[dict[str, Any]]:
+    """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
+    claim that failed, or missing on this machine with the reason."""
+    found = []
+    for op in OPS:
+        dtype = shape.of(op).dtype
+        for v in VARIANTS:
+            if (v.op, v.device) != (op, shape.device) or dtype not in v.dtypes:
+                continue
+            missing = v.missing()
+            if missing is None and not v.fits(shape):
+                continue
+            judged = Admission(op, v.kernel, False, missing) if missing else admission(v, shape)
+            status = "missing" if missing else "admitted" if judged.admitted else "refused"
+            figures = {"claims": len(judged.evidence), "reason": judged.reason}
+            evidence = [asdict(e) for e in judged.evidence]
+            found.append(
+                {"op": op, "kernel": v.kernel, "dtype": dtype, "status": status, **figures, "evidence": evidence}
+            )
+    return found
+
+
 def variants(op: str, shape: Shape) -> list[Variant]:
     """Those that could serve, best first."""
     dtype = shape.of(op).dtype
     found = [v for v in VARIANTS if v.op == op and v.device == shape.device and dtype in v.dtypes]
     found = [v for v in found if v.missing() is None and v.fits(shape)]
     order = _tuned().get(_key_text(op, "", shape), [])
+    slower = order[order.index("reference") :] if "reference" in order else []
+    found = [v for v in found if v.kernel not in slower]
     return sorted(found, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
 
 

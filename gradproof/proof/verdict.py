@@ -52,6 +52,7 @@ class Report:
     subjects: list[SubjectVerdict]
     mutants: list[MutantVerdict] | None = None
     device: str = "cpu"
+    kernels: list[dict[str, Any]] | None = None  # the fast ways to run an op, admitted or refused; none is a subject
 
     def __bool__(self) -> bool:
         return self.status == "proven"
@@ -79,6 +80,8 @@ class Report:
         }
         if self.mutants is not None:
             record["mutants"] = [asdict(mutant) for mutant in self.mutants]
+        if self.kernels is not None:
+            record["kernels"] = self.kernels
         return finite(record)
 
     def to_json(self) -> str:

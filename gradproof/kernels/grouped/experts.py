@@ -6,8 +6,10 @@ output in place:
     dx = dh_i W_i;   dh_{i−1}, x_i = norm_gelu backward of (dx, h_{i−1});   dW_i = dh_iᵀ x_i
 """
 
+
 # Triton's annotations are those of Python, not of its own language.
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 
@@ -99,7 +101,7 @@ def backward(
 
 def _grouped(a_NI: Tensor, b_EIO: Tensor, ends_E: Tensor) -> Tensor:
     """a b of each expert's rows."""
-    return torch._grouped_mm(a_NI, b_EIO, offs=ends_E)
+    return torch._grouped_mm(a_NI, b_EIO, offs=ends_E)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _experts(plan: Plan, rows: int) -> Tensor:

@@ -7,7 +7,10 @@ no second pass. Two arrays [layers + 1, N, W] hold what the weight gradients are
     dW_i = dh_iᵀ act_i over the rows of each expert, cut into S parts that are added up in order
 """
 
-# pyright: reportArgumentType=false, reportIndexIssue=false, reportOptionalMemberAccess=false
+
+# Triton's annotations are those of Python, not of its own language.
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
 
 from __future__ import annotations
 

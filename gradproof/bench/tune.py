@@ -1,0 +1,65 @@
+"""Which admitted kernel is fastest here: the whole step, with one op's kernel changed at a time, in turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case
+from gradproof.bench.timing import interleaved
+from gradproof.kernels import registry
+from gradproof.streams import seeded
+from gradproof.train.adamw import AdamW
+from gradproof.train.step import DTYPES, TrainStep
+
+
+def tune(
+    case: Case, device: str, precision: str, quick: bool, say: Callable[[str], object] = lambda what: None
+) -> list[dict[str, Any]]:
+    """Milliseconds a step for each op and kernel, fastest first. That order is kept, and decides from now on."""
+    from gradproof.models.subject import family
+
+    kind = family("dense" if case.dense else "moe")
+    shape = kind(kind.Config.sized(case.name)).shape(case.rows, DTYPES[precision])
+    shape = replace(shape, device=device)
+    x_TI = torch.randn(case.rows, 96, generator=seeded("tune")).to(device)
+    target_T = torch.randint(0, 20, (case.rows,), generator=seeded("tune", "target")).to(device)
+
+    def stepping(kernels: dict[str, str]) -> Callable[[], object]:
+        model = kind(kind.Config.sized(case.name), device=device)
+        step = TrainStep(model, "cross_entropy", AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
+        return lambda: step(x_TI, target_T)
+
+    usual = dict(registry.choose(shape).chosen)
+    found = []
+    for op in registry.OPS:
+        registry.tune(op, shape, [])
+        admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
+        if not admitted:
+            continue
+        say(f"{case}: {op}")
+        contestants = {kernel: stepping({**usual, op: kernel}) for kernel in [*admitted, "reference"]}
+        rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
+        times = interleaved(contestants, device, rounds, seconds)
+        order = sorted(times, key=lambda kernel: times[kernel].ms)
+        registry.tune(op, shape, order)
+        usual[op] = order[0]
+        found.append({"op": op, "order": [{"kernel": kernel, "ms": times[kernel].ms} for kernel in order]})
+    return found
+
+
+def show(listed: list[dict[str, Any]], console: Any) -> None:
+    """A table for each size."""
+    from rich.table import Table
+
+    for each in listed:
+        console.print(f"\n{each['size']}, {each['rows']:,} rows")
+        table = Table("op", "kernel", "ms a step", box=None, pad_edge=False)
+        for op in each["ops"]:
+            for i, timed in enumerate(op["order"]):
+                table.add_row("" if i else op["op"], timed["kernel"], f"{timed['ms']:.3f}")
+        console.print(table)
+    console.print("The fastest are kept, and are used for these shapes on this machine from now on.")
