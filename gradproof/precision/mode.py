@@ -155,7 +155,7 @@ class Rounding(Watching):
         written = _written(func, args, kwargs)
         dtypes = None if written else self._result_dtypes(func, args, kwargs, leaves)
         out = func(*wide_args, **wide_kwargs)
-        if self.seed is not None and (format := self._adds_up_in(packet, dtypes, carriers)):
+        if self.seed is not None and packet in ADDS_UP and (format := self._adds_up_in(packet, dtypes, carriers)):
             round_partial_sums(packet, wide_args, out, functools.partial(self.round, format=format))
 
         own = {}
@@ -267,10 +267,10 @@ class Rounding(Watching):
         return rounded.to(dtype)
 
     def _adds_up_in(self, packet: Any, dtypes: list[torch.dtype | None] | None, carriers: list[Any]) -> Format | None:
-        """The format of an op's last result, if it is narrow and may be what a CPU adds up in."""
+        """The format of an op's last result, if it is narrow: what a CPU adds up in."""
         format = self.carried.get((dtypes[-1] if dtypes else None) or carriers[0])
-        adds = packet in ADDS_UP and format is not None and format.mantissa < 23
-        return format if adds and not self._spares(packet.__name__) else None
+        narrow = format is not None and format.mantissa < 23
+        return format if narrow and not self._spares(packet.__name__) else None
 
     def _spares(self, op: str) -> bool:
         """Whether an op leaves its results as they are."""

@@ -163,12 +163,12 @@ def _perturbed(given: dict[str, Any], smooth: bool, dtype: torch.dtype) -> Itera
     run alone may be small by luck."""
     yield given
     for i in range(2 if smooth else 0):
-        generator = seeded("admission", "perturbed", i)
 
-        def nudged(leaf: Any, generator: torch.Generator = generator) -> Any:
+        def nudged(leaf: Any, seed: int = i) -> Any:
             if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
                 return leaf
-            noise = 2 * torch.rand(leaf.shape, generator=generator).to(leaf.device) - 1
+            generator = torch.Generator(leaf.device).manual_seed(seed)  # drawn where the tensor is: it may be large
+            noise = 2 * torch.rand(leaf.shape, generator=generator, device=leaf.device) - 1
             return (leaf.double() * (1 + noise * torch.finfo(dtype).eps / 2)).to(leaf.dtype)
 
         yield tree_map(nudged, given)
