@@ -17,6 +17,7 @@ from gradproof import nn
 from gradproof.kernels import cpu
 from gradproof.kernels.registry import REFERENCE
 from gradproof.ops import experts, norm_gelu
+from gradproof.precision.mode import rounding
 
 OPTIONS = (
     dict(),
@@ -151,9 +152,15 @@ def test_which_kernels_run(monkeypatch):
     assert {chosen.chosen[op] for op in ("route", "dispatch", "experts", "combine")} == {"cpu"}
     assert nn._norm_gelu_kernel("cpu", torch.float32, 8, 7).__name__ == "gradproof.kernels.cpu.norm_gelu"
     assert nn._kernels(gradproof.MoE, module.config, "cpu", torch.float64, 7).chosen == REFERENCE.chosen
-    with FlopCounterMode(display=False) as counter:  # which would see nothing of a compiled kernel
-        module(x)
-    assert counter.get_total_flops() > 0
+    flops = []
+    for each in (module, module.to_torch()):
+        with FlopCounterMode(display=False) as counter:  # which sees nothing of a compiled kernel
+            each(x).sum().backward()
+        flops.append(counter.get_total_flops())
+    assert flops[0] == flops[1] > 0
+    with rounding("tf32") as mode:
+        nn.LinearNormGELU(5, 3)(module(x)[:, [0, 1, 2, 0, 1]]).sum().backward()
+    assert not mode.left
     monkeypatch.setenv("GRADPROOF_KERNELS", "reference")
     assert nn._norm_gelu_kernel("cpu", torch.float32, 8, 7) is norm_gelu
     assert torch.equal(module(x), module.to_model()(x)[0].logits_TO)
@@ -521,14 +528,17 @@ def test_a_narrow_module(normal):
 
 
 def test_autocast_leaves_the_router_alone(normal):
-    """The routing under autocast is that of fp32, where a bf16 product would send some rows elsewhere."""
+    """The routing under autocast is that of fp32, where a bf16 product sends some rows elsewhere."""
     module, x = small(), normal(3, (400, 5))[0].float()
-    index = []
+    chosen = []
     for enabled in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            y = module(x)
-        index.append(y.grad_fn.next_functions[0][0].saved_tensors)
-    assert all(any(torch.equal(a, b) for b in index[1]) for a in index[0] if a.dtype == torch.int64)
+            node = module(x).grad_fn.next_functions[0][0]
+            z_TE = torch.nn.functional.linear(x, module.router.weight, module.router.bias)
+        chosen += [t.sort().values for t in node.saved_tensors if t.dtype == torch.int64 and t.shape == (400, 2)][:1]
+        chosen.append(z_TE.topk(2).indices.sort().values)
+    assert torch.equal(chosen[0], chosen[1]) and torch.equal(chosen[0], chosen[2])
+    assert not torch.equal(chosen[0], chosen[3])
 
 
 @pytest.mark.parametrize("backend", ("eager", "aot_eager"))

@@ -171,7 +171,7 @@ def _backward(
         input_nI = _activation(kept[i - 1], vectors, i - 1, chain) if i else x_nI.to(dh_nO.dtype)
         grads[f"linear.{i}.weight"].add_(linear.wide_product(dh_nO.T, input_nI))
         if not i:
-            return dh_nO @ matrices["linear.0.weight"] if want_dx else None
+            return wide(dh_nO @ matrices["linear.0.weight"]) if want_dx else None
         dx_nH = dh_nO @ matrices[f"linear.{i}.weight"]
         found = norm_gelu.backward(dx_nH, None, kept[i - 1], *_norm(vectors, i - 1), chain.active[i - 1])
         for name, grad in zip(_NORMED, found[1:], strict=True):
