@@ -127,6 +127,7 @@ def compare(
     record = dict(device=device, loss=loss, steps=steps, seed=seed, chosen=dict(fast.kernels.chosen))
     return {
         **record,
+        "first": right.exact[0],
         "loss_ema": right.exact[-1],
         **_figures(found.exact, right.exact, [each.exact for each in others]),
         "logged": _figures(found.logged, right.logged, [each.logged for each in others]),

@@ -64,8 +64,14 @@ def judged(kernel, device, tried, dtype):
     return list(admit(experts, kernel, tried, dtype=dtype, device=device, kernel="triton"))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
-@pytest.mark.parametrize("name", CASES)
+WIDE = ["three layers", "wider than 16", "one expert", "one in the middle without rows", "K = E", "one row"]
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [*((name, torch.bfloat16) for name in CASES), *((name, torch.float32) for name in WIDE)],
+    ids=lambda each: str(each).removeprefix("torch."),
+)
 def test_the_contract_admits_the_kernel(kernel, triton_device, name, dtype):
     """A tile over the border of two experts, statistics over the padding of a width, an expert without rows that gets
     others', a layer read from another's place, or a row, a gradient or a part of `out` left unwritten would fail."""
@@ -91,8 +97,7 @@ def test_parts_of_an_expert_are_added_up(kernel, triton_device, monkeypatch):
     """Rows enough for several parts would be slow here: so the layout is asked for them, and for the larger tile."""
     layout = kernel._layout
     monkeypatch.setattr(kernel, "_layout", lambda *args: layout(*args)._replace(tile=64, parts=3))
-    tried = [example("one in the middle without rows"), example("one has all rows")]
-    found = judged(kernel, triton_device, tried, torch.float32)
+    found = judged(kernel, triton_device, [example("one in the middle without rows")], torch.float32)
     assert found and not [e for e in found if e.status != "proven"]
 
 
@@ -207,7 +212,10 @@ def test_without_the_gradient_of_the_input(kernel, triton_device):
 def test_a_workspace_serves_other_routing(kernel, triton_device, dtype):
     """Steps of other row counts in the same buffers: sums of tiles, parts or rows that an earlier step left would be
     counted again. More rows than at first, fewer, and other experts without any."""
-    workspace, names = Workspace(), ["the last without rows", "the first without rows", "one in the middle without rows"]
+    workspace, names = (
+        Workspace(),
+        ["the last without rows", "the first without rows", "one in the middle without rows"],
+    )
     for name in (*names, names[0]):
         of, given = CASES[name][0], drawn(triton_device, name, dtype)
         found = [each.clone() for each in run(kernel, of, *given, workspace=workspace)]
@@ -229,6 +237,7 @@ def test_a_strided_cotangent(kernel, triton_device):
     assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")
 def test_tails(kernel, triton_device):
     """n of hundreds: exp(−2v) and n² overflow, and 0·∞ would be NaN in every gradient."""
     of, (x_NI, theta_EP, _, dy_NO, plan) = CASES["one layer"][0], drawn(triton_device, "one layer", torch.float32)
@@ -347,5 +356,5 @@ def test_planted_faults_are_refused(kernel, triton_device, monkeypatch, plant):
     """By the same admission that lets the kernel run: a factor or an example that let one pass would show here."""
     name, claims = PLANTED[plant]
     plant(kernel, monkeypatch)
-    found = judged(kernel, triton_device, [example(name)], torch.float32)
-    assert {e.claim for e in found if e.status == "refuted"} & claims, plant.__doc__
+    found = admit(experts, kernel, [example(name)], dtype=torch.float32, device=triton_device, kernel="planted")
+    assert any(e.status == "refuted" and e.claim in claims for e in found), plant.__doc__
