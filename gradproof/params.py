@@ -67,7 +67,7 @@ class ParamSpace(Mapping[str, Tensor]):
         self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
         self._grads: dict[str, Tensor] = {}
-        self._ranges: dict[str, slice] = {}
+        self._shards: dict[tuple[str, bool], Tensor] = {}
         self._touched = 0
 
     def __getitem__(self, name: str) -> Tensor:
@@ -141,11 +141,15 @@ class ParamSpace(Mapping[str, Tensor]):
 
     def shards_of(self, flat_P: Tensor, prefix: str, copies: int) -> Tensor:
         """The same of any buffer with this layout."""
-        if prefix not in self._ranges:
-            inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
-            end = self.offsets[inside[-1].name] + padded(math.prod(inside[-1].shape))
-            self._ranges[prefix] = slice(self.offsets[inside[0].name], end)
-        return flat_P[self._ranges[prefix]].view(copies, -1)
+        own = flat_P is self.flat_P or flat_P is self._grad_P  # those two are never replaced
+        if own and (held := self._shards.get((prefix, flat_P is self.flat_P))) is not None:
+            return held
+        inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
+        end = self.offsets[inside[-1].name] + padded(math.prod(inside[-1].shape))
+        theta_EP = flat_P[self.offsets[inside[0].name] : end].view(copies, -1)
+        if own:
+            self._shards[prefix, flat_P is self.flat_P] = theta_EP
+        return theta_EP
 
     def pack(self, values: Mapping[str, Tensor]) -> Packed:
         """Other values of the same parameters, differentiable with respect to them."""
@@ -158,6 +162,10 @@ class ParamSpace(Mapping[str, Tensor]):
     def views(self, flat_P: Tensor) -> dict[str, Tensor]:
         """The named views of any buffer with this layout: values, gradients, moments."""
         return {name: self.view_of(flat_P, name) for name in self.offsets}
+
+    def views_of(self, grad_P: Tensor) -> Mapping[str, Tensor]:
+        """The views of gradients: those at hand, where they are this space's own."""
+        return self.grads if grad_P is self._grad_P else self.views(grad_P)
 
     def view_of(self, flat_P: Tensor, name: str) -> Tensor:
         """One of them."""

@@ -48,7 +48,7 @@ class MoEConfig:
             raise ValueError(f"correction = {self.correction}: a step of the selection bias is at least 0, and finite")
         _ = self.routing
 
-    @property
+    @cached_property
     def routing(self) -> route.Routing:
         return route.Routing(self.k, self.scores, self.renormalise, self.balance, self.z_loss)
 
@@ -157,7 +157,7 @@ class MoE(Model):
         return route.load(saved.index_TK, self.config.experts)
 
     def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
-        return saved.routed.q_TE, saved.plan.offset_F.diff()
+        return saved.routed.q_TE, saved.plan.offset_F[1:] - saved.plan.offset_F[:-1]
 
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: route.Whole | None = None, kernels: Kernels = REFERENCE
@@ -220,7 +220,7 @@ class MoE(Model):
         """The router's two gradients, written or added under their names."""
         found = linear.parameter_gradients(dz_TE, x_TI)
         for name, grad in zip(("router.weight", "router.bias"), found, strict=True):
-            own = self.params.view_of(grad_P, name)
+            own = self.params.views_of(grad_P)[name]
             own.add_(grad) if accumulate else own.copy_(grad)
 
 

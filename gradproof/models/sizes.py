@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import torch
+
 from gradproof.models.dense import DenseConfig
 from gradproof.models.model import SIZES
 from gradproof.models.moe import MoEConfig
@@ -33,7 +35,7 @@ def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
     tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row(device)))
     if device == "cpu":  # an expert whose rows are shared by threads has a second copy of its gradients
-        working += 4 * config.chain.length
+        working += 4 * config.chain.length * (torch.get_num_threads() - 1)
     return Cost(name, config.param_count(), flat, flat, 2 * flat, tape, working)
 
 

@@ -60,7 +60,8 @@ class Loss:
         first, *rest = argument_names(op.forward)
         given = {first: self._shaped(y_TO, target), **dict(zip(rest, _tuple(target), strict=False)), **self.options}
         asked = {name: given[name] for name in argument_names(op.backward) if name in given}
-        return op.backward(dloss, saved, **asked).view_as(y_TO)
+        dy = op.backward(dloss, saved, **asked)
+        return dy if dy.shape == y_TO.shape else dy.view_as(y_TO)
 
     def _shaped(self, y_TO: Tensor, target: Target) -> Tensor:
         """A binary decision has one output a row, and its labels may come without that axis."""

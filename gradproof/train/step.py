@@ -31,6 +31,7 @@ ComputeDtype = Literal["fp32", "bf16", "fp16", "fp64"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 FIRST_SCALE = 2.0**16
 GROW_AFTER = 2000  # good steps in a row
+MOST_GRAPHS = 4  # shapes; each holds its own memory
 
 
 class StepResult(NamedTuple):
@@ -119,7 +120,7 @@ class TrainStep:
         self.choose(max(x_TI.shape[0] for x_TI, _ in parts))
         if self.schedule is not None:
             self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
-        if self.kernels.capturable and len(parts) == 1:
+        if self.kernels.capturable and self.loss.name and len(parts) == 1:  # a loss of the user's may read the device
             result = self._captured(*parts[0])
         else:
             result = self._take(parts)
@@ -134,6 +135,8 @@ class TrainStep:
             return self._take([(x_TI, target)], replace(self.kernels, workspace=Workspace()))  # not kept
         graph = self._graphs[key]
         if graph is None:
+            while sum(each is not None for each in self._graphs.values()) >= MOST_GRAPHS:
+                self._graphs.pop(next(key for key, each in self._graphs.items() if each is not None))
             own = replace(self.kernels, workspace=Workspace())
             graph = self._graphs[key] = Graph(lambda x, t: self._take([(x, t)], own), x_TI, target)
         self.model.params.touch()
@@ -164,6 +167,7 @@ class TrainStep:
         """Particular kernels by op, those of a run that goes on; one that is not admitted here is not used."""
         self._asked = kernels
         self._chosen.clear()
+        self._graphs.clear()
 
     def _whole(self, parts: Sequence[tuple[Tensor, Target]]) -> Whole | None:
         """The load of the whole batch, which each part's balance term needs before its own backward."""

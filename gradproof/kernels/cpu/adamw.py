@@ -76,4 +76,4 @@ def forward(
 def norm(g_P: Tensor) -> Tensor:
     """‖g‖, summed in float64."""
     g_P = ready(g_P)
-    return g_P.new_tensor(library().adamw_norm(g_P.data_ptr(), g_P.numel(), torch.get_num_threads()))
+    return g_P.new_full((), library().adamw_norm(g_P.data_ptr(), g_P.numel(), torch.get_num_threads()))
