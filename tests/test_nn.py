@@ -299,7 +299,7 @@ def test_state_dict_round_trip():
     file.seek(0)
     with torch.device("meta"):
         empty = small()
-    assert empty.load_state_dict(torch.load(file), assign=True) == ([], [])
+    assert empty.load_state_dict(torch.load(file, weights_only=True), assign=True) == ([], [])
     assert torch.equal(empty.experts.theta, module.experts.theta) and empty.experts.theta.requires_grad
     allocated = empty.to("meta").to_empty(device="cpu")
     allocated.load_state_dict(module.state_dict())

@@ -31,6 +31,7 @@ from gradproof.ops.experts import Chain
 from gradproof.ops.route import Routing
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
+from gradproof.proof.judge import worst_of_each
 from gradproof.proof.verdict import environment, versions
 
 OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")
@@ -232,7 +233,7 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
         return Admission(variant.op, variant.kernel, False, f"it stopped with {type(error).__name__}: {error}")
     failed = next((e for e in found if e.status == "refuted"), None)
     reason = "" if failed is None else _sentence(failed)
-    judged = Admission(variant.op, variant.kernel, failed is None, reason, _worst(found))
+    judged = Admission(variant.op, variant.kernel, failed is None, reason, tuple(worst_of_each(found)))
     _keep(key, judged)
     return judged
 
@@ -240,19 +241,6 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
 def _sentence(e: Evidence) -> str:
     about = f" of {e.value}" if e.value else ""
     return f"{e.claim}{about} on {e.example} ({e.dtype}, {e.device}): {e.measured:.2g} is above {e.bound:.2g}"
-
-
-def _worst(found: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """The record nearest to its bound, or furthest past it, for each claim."""
-    worst: dict[str, Evidence] = {}
-    for e in found:
-        if e.claim not in worst or _ratio(e) > _ratio(worst[e.claim]):
-            worst[e.claim] = e
-    return tuple(worst.values())
-
-
-def _ratio(e: Evidence) -> float:
-    return e.measured / e.bound if e.bound else e.measured
 
 
 def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:

@@ -6,6 +6,8 @@
 Decay is a property of blocks of 64 elements, since every parameter starts at such a multiple.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +50,18 @@ def forward(
     if skip is None:
         return after, None
     return Updated(*(torch.where(skip > 0, b, a) for b, a in zip(before, after, strict=True))), None
+
+
+def out_of_place(step: Callable[..., None]) -> Callable[..., tuple[Updated, None]]:
+    """A kernel's step, which moves its buffers in place, as a function like `forward`."""
+
+    @wraps(forward)
+    def called(p_P: Tensor, g_P: Tensor, m_P: Tensor, v_P: Tensor, *rest: Any, **given: Any) -> tuple[Updated, None]:
+        after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
+        step(after.p_P, g_P, after.m_P, after.v_P, *rest, **given)
+        return after, None
+
+    return called
 
 
 def norm(g_P: Tensor) -> Tensor:

@@ -57,6 +57,24 @@ class Chain:
             for name, shape, _ in entries("", self.widths)
         }
 
+    def matrices(self, theta_EP: Tensor, i: int) -> Tensor:
+        """w_EOI: the matrix of linear i in every expert."""
+        out, into = self.widths[i + 1], self.widths[i]
+        start = theta_EP.storage_offset() + self.offsets[f"linear.{i}.weight"]
+        return theta_EP.as_strided((theta_EP.shape[0], out, into), (theta_EP.stride(0), into, 1), start)
+
+    def biases(self, theta_EP: Tensor, i: int) -> Tensor:
+        """b_EO of linear i."""
+        return self._vector(theta_EP, f"linear.{i}.bias", i)
+
+    def vectors(self, theta_EP: Tensor, i: int) -> tuple[Tensor, Tensor, Tensor]:
+        """b, γ, β of layer i, [E, H] each."""
+        gamma_EH, beta_EH = (self._vector(theta_EP, f"norm.{i}.{name}", i) for name in ("weight", "bias"))
+        return self.biases(theta_EP, i), gamma_EH, beta_EH
+
+    def _vector(self, theta_EP: Tensor, name: str, i: int) -> Tensor:
+        return theta_EP[:, self.offsets[name] : self.offsets[name] + self.widths[i + 1]]
+
 
 def linear_entries(name: str, inputs: int, outputs: int) -> list[Entry]:
     """A linear layer's parameters, weight first."""

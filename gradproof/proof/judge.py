@@ -62,7 +62,7 @@ def judge_contract(
         forwards=forwards,
         directions=DIRECTIONS if forwards else 0,
         seed=seed,
-        evidence=_worst(found),
+        evidence=worst_of_each(found),
     )
 
 
@@ -83,7 +83,7 @@ def _judgement(name: str, found: Sequence[Evidence]) -> Judgement:
     return Judgement(name, status, worst.measured, worst.bound, max(resolutions, default=None), note)
 
 
-def _worst(found: Sequence[Evidence]) -> list[Evidence]:
+def worst_of_each(found: Sequence[Evidence]) -> list[Evidence]:
     """The record nearest to its bound (or furthest past it) for each claim, in the order of the claims."""
     worst: dict[str, Evidence] = {}
     for evidence in found:

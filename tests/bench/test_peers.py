@@ -36,7 +36,7 @@ def check_grouped_mm(way):
         a = torch.ones(2, 16)
         try:
             torch._grouped_mm(a, torch.ones(1, 16, 16), offs=torch.tensor([2], dtype=torch.int32))
-        except (RuntimeError, NotImplementedError) as error:
+        except NotImplementedError as error:
             pytest.skip(f"torch._grouped_mm does not run on this CPU: {error}")
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.memory import ready
-from gradproof.ops.adamw import Updated
+from gradproof.ops.adamw import out_of_place
 from gradproof.params import ALIGNMENT
 
 
@@ -52,25 +52,7 @@ def step(
         narrow_P.copy_(p_P)
 
 
-def forward(
-    p_P: Tensor,
-    g_P: Tensor,
-    m_P: Tensor,
-    v_P: Tensor,
-    decayed_B: Tensor,
-    count: Tensor,
-    rate: Tensor,
-    divisor: Tensor | None = None,
-    skip: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
-) -> tuple[Updated, None]:
-    """The parameters and moments after step number `count`, in new memory."""
-    after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
-    given = (decayed_B, count, rate, divisor, skip)
-    step(after.p_P, g_P, after.m_P, after.v_P, *given, betas=betas, eps=eps, weight_decay=weight_decay)
-    return after, None
+forward = out_of_place(step)
 
 
 def norm(g_P: Tensor) -> Tensor:

@@ -99,14 +99,14 @@ def forward(
     kept = []
     for i, width in enumerate(chain.widths[1:-1]):
         h_RH = take(f"h.{i}", (R, width), matrices_EP)
-        for (start, end), w_HI in zip(slices, _matrices(matrices_EP, chain, i), strict=True):
+        for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, i), strict=True):
             torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
         input_RI = take(f"x.{i % 2}", (R, width), matrices_EP)
-        norm_gelu.ragged_forward(h_RH, padded.offset_F, *_vectors(theta_EP, chain, i), chain.active[i], input_RI)
+        norm_gelu.ragged_forward(h_RH, padded.offset_F, *chain.vectors(theta_EP, i), chain.active[i], input_RI)
         kept.append(h_RH)
     y_RO = theta_EP.new_empty(R, chain.widths[-1])
-    bias_EO = _vector(theta_EP, chain, f"linear.{chain.layers}.bias")
-    last = _matrices(matrices_EP, chain, chain.layers)
+    bias_EO = chain.biases(theta_EP, chain.layers)
+    last = chain.matrices(matrices_EP, chain.layers)
     for (start, end), w_OH, b_O in zip(slices, last, bias_EO, strict=True):
         torch.add(_wide(input_RI[start:end], w_OH.T), b_O, out=y_RO[start:end])
     return _taken(y_RO, padded), Saved(padded, slices, x_RI, kept)
@@ -131,34 +131,34 @@ def backward(
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     padded, slices, R = saved.padded, saved.slices, saved.padded.rows
     dy_RO = _filled(dy_NO, padded, dy_NO.dtype)
-    for (start, end), db_O in zip(slices, _vector(dtheta_EP, chain, f"linear.{chain.layers}.bias"), strict=True):
+    for (start, end), db_O in zip(slices, chain.biases(dtheta_EP, chain.layers), strict=True):
         total_O = dy_RO[start:end].sum(0)
         db_O.add_(total_O) if accumulate else db_O.copy_(total_O)
     dh_RO = dy_RO.to(matrices_EP.dtype)
     for i in reversed(range(1, chain.layers + 1)):
         dx_RH = take(f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
-        for (start, end), w_OH in zip(slices, _matrices(matrices_EP, chain, i), strict=True):
+        for (start, end), w_OH in zip(slices, chain.matrices(matrices_EP, i), strict=True):
             torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
-        h_RH, own, grads = saved.h[i - 1], _vectors(theta_EP, chain, i - 1), _vectors(dtheta_EP, chain, i - 1)
+        h_RH, own, grads = saved.h[i - 1], chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
         norm_gelu.ragged_backward(
             dx_RH, h_RH, padded.offset_F, *own, chain.active[i - 1], dx_RH, h_RH, *grads, accumulate
         )
-        _weight_gradients(dh_RO, h_RH, slices, _matrices(dtheta_EP, chain, i), accumulate)
+        _weight_gradients(dh_RO, h_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
         dh_RO = dx_RH
-    _weight_gradients(dh_RO, saved.x_RI, slices, _matrices(dtheta_EP, chain, 0), accumulate)
+    _weight_gradients(dh_RO, saved.x_RI, slices, chain.matrices(dtheta_EP, 0), accumulate)
     if not want_dx:
         return None, dtheta_EP
     dx_RI = torch.empty_like(saved.x_RI)
-    for (start, end), w_HI in zip(slices, _matrices(matrices_EP, chain, 0), strict=True):
+    for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, 0), strict=True):
         torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
     return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
 
 
 def _weight_gradients(
-    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out: tuple[Tensor, ...], accumulate: bool
+    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out_EOI: Tensor, accumulate: bool
 ) -> None:
     """dW = dyᵀx of each expert, accumulated in fp32 and never rounded to the narrow format."""
-    for (start, end), dw_OI in zip(slices, out, strict=True):
+    for (start, end), dw_OI in zip(slices, out_EOI, strict=True):
         dy_On, x_nI = dy_RO[start:end].T, x_RI[start:end]
         if start == end:
             if not accumulate:
@@ -175,22 +175,3 @@ def _wide(x_nI: Tensor, w_IO: Tensor) -> Tensor:
     return (
         torch.mm(x_nI, w_IO, out_dtype=torch.float32) if x_nI.dtype in NARROW and len(x_nI) else (x_nI @ w_IO).float()
     )
-
-
-def _matrices(theta_EP: Tensor, chain: Chain, i: int) -> tuple[Tensor, ...]:
-    """W_i of each expert."""
-    (E, _), out, into = theta_EP.shape, chain.widths[i + 1], chain.widths[i]
-    start = theta_EP.storage_offset() + chain.offsets[f"linear.{i}.weight"]
-    return theta_EP.as_strided((E, out, into), (theta_EP.stride(0), into, 1), start).unbind(0)
-
-
-def _vector(theta_EP: Tensor, chain: Chain, name: str) -> Tensor:
-    layer = int(name.split(".")[1])
-    return theta_EP[:, chain.offsets[name] : chain.offsets[name] + chain.widths[layer + 1]]
-
-
-def _vectors(theta_EP: Tensor, chain: Chain, i: int) -> tuple[Tensor, Tensor, Tensor]:
-    """b, γ, β of layer i, [E, H] each."""
-    names = (f"linear.{i}.bias", f"norm.{i}.weight", f"norm.{i}.bias")
-    bias_EH, gamma_EH, beta_EH = (_vector(theta_EP, chain, name) for name in names)
-    return bias_EH, gamma_EH, beta_EH

@@ -54,12 +54,12 @@ def forward(
     x_NI = input_NI = x_NI.to(narrow_EP.dtype)
     kept = []
     for i in range(chain.layers):
-        h_NH = _grouped(input_NI, _matrices(narrow_EP, chain, i).transpose(1, 2), ends_E)
+        h_NH = _grouped(input_NI, chain.matrices(narrow_EP, i).transpose(1, 2), ends_E)
         input_NI = take(f"x.{i % 2}", (N, chain.widths[i + 1]), narrow_EP)
-        norm_gelu.ragged_forward(h_NH, plan.offset_F, *_vectors(theta_EP, chain, i), chain.active[i], input_NI)
+        norm_gelu.ragged_forward(h_NH, plan.offset_F, *chain.vectors(theta_EP, i), chain.active[i], input_NI)
         kept.append(h_NH)
-    y_NO = _grouped(input_NI, _matrices(narrow_EP, chain, chain.layers).transpose(1, 2), ends_E)
-    bias_EO = _vector(theta_EP, chain, f"linear.{chain.layers}.bias")
+    y_NO = _grouped(input_NI, chain.matrices(narrow_EP, chain.layers).transpose(1, 2), ends_E)
+    bias_EO = chain.biases(theta_EP, chain.layers)
     return y_NO.float() + bias_EO[_experts(plan, N)], Saved(x_NI, kept)
 
 
@@ -82,21 +82,21 @@ def backward(
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     ends_E = plan.offset_F[1:].int()
     member_EN = (torch.arange(len(theta_EP), device=dy_NO.device)[:, None] == _experts(plan, N)).to(dy_NO.dtype)
-    db_EO = _vector(dtheta_EP, chain, f"linear.{chain.layers}.bias")
+    db_EO = chain.biases(dtheta_EP, chain.layers)
     db_EO.copy_(member_EN @ dy_NO + db_EO if accumulate else member_EN @ dy_NO)
     dh_NO = torch.nn.functional.pad(dy_NO, (0, -O % WIDTH)).to(narrow_EP.dtype)[:, :O]
     for i in reversed(range(1, chain.layers + 1)):
-        dx_NH = _grouped(dh_NO, _matrices(narrow_EP, chain, i), ends_E)
-        h_NH, own, grads = saved.h[i - 1], _vectors(theta_EP, chain, i - 1), _vectors(dtheta_EP, chain, i - 1)
+        dx_NH = _grouped(dh_NO, chain.matrices(narrow_EP, i), ends_E)
+        h_NH, own, grads = saved.h[i - 1], chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
         norm_gelu.ragged_backward(
             dx_NH, h_NH, plan.offset_F, *own, chain.active[i - 1], dx_NH, h_NH, *grads, accumulate
         )
-        weight_gradients(dh_NO, h_NH, plan.offset_F, _matrices(dtheta_EP, chain, i), accumulate)
+        weight_gradients(dh_NO, h_NH, plan.offset_F, chain.matrices(dtheta_EP, i), accumulate)
         dh_NO = dx_NH
-    weight_gradients(dh_NO, saved.x_NI, plan.offset_F, _matrices(dtheta_EP, chain, 0), accumulate)
+    weight_gradients(dh_NO, saved.x_NI, plan.offset_F, chain.matrices(dtheta_EP, 0), accumulate)
     if not want_dx:
         return None, dtheta_EP
-    return _grouped(dh_NO, _matrices(narrow_EP, chain, 0), ends_E).float(), dtheta_EP
+    return _grouped(dh_NO, chain.matrices(narrow_EP, 0), ends_E).float(), dtheta_EP
 
 
 def _grouped(a_NI: Tensor, b_EIO: Tensor, ends_E: Tensor) -> Tensor:
@@ -107,25 +107,6 @@ def _grouped(a_NI: Tensor, b_EIO: Tensor, ends_E: Tensor) -> Tensor:
 def _experts(plan: Plan, rows: int) -> Tensor:
     """The expert of each row."""
     return torch.searchsorted(plan.offset_F[1:], torch.arange(rows, device=plan.offset_F.device), right=True)
-
-
-def _matrices(theta_EP: Tensor, chain: Chain, i: int) -> Tensor:
-    """w_EOI of layer i."""
-    out, into = chain.widths[i + 1], chain.widths[i]
-    start = theta_EP.storage_offset() + chain.offsets[f"linear.{i}.weight"]
-    return theta_EP.as_strided((theta_EP.shape[0], out, into), (theta_EP.stride(0), into, 1), start)
-
-
-def _vector(theta_EP: Tensor, chain: Chain, name: str) -> Tensor:
-    layer = int(name.split(".")[1])
-    return theta_EP[:, chain.offsets[name] : chain.offsets[name] + chain.widths[layer + 1]]
-
-
-def _vectors(theta_EP: Tensor, chain: Chain, i: int) -> tuple[Tensor, Tensor, Tensor]:
-    """b, γ, β of layer i, [E, H] each."""
-    names = (f"linear.{i}.bias", f"norm.{i}.weight", f"norm.{i}.bias")
-    bias_EH, gamma_EH, beta_EH = (_vector(theta_EP, chain, name) for name in names)
-    return bias_EH, gamma_EH, beta_EH
 
 
 def weight_gradients(dy_NO: Tensor, x_NI: Tensor, offset_F: Tensor, out_EOI: Tensor, accumulate: bool) -> None:

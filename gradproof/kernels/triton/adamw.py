@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradproof.kernels.triton import MULTIPROCESSORS, check
-from gradproof.ops.adamw import Updated
+from gradproof.ops.adamw import out_of_place
 from gradproof.params import ALIGNMENT
 
 LINES = 32  # of ALIGNMENT elements, for a program of the update
@@ -72,24 +72,7 @@ def step(
     )
 
 
-def forward(
-    p_P: Tensor,
-    g_P: Tensor,
-    m_P: Tensor,
-    v_P: Tensor,
-    decayed_B: Tensor,
-    count: Tensor,
-    rate: Tensor,
-    divisor: Tensor | None = None,
-    skip: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
-) -> tuple[Updated, None]:
-    """The parameters and moments after step number `count`, in new memory."""
-    after = Updated(p_P.clone(), m_P.clone(), v_P.clone())
-    step(after.p_P, g_P, after.m_P, after.v_P, decayed_B, count, rate, divisor, skip, betas, eps, weight_decay)
-    return after, None
+forward = out_of_place(step)
 
 
 def sum_of_squares(g_P: Tensor) -> Tensor:
