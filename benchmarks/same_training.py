@@ -62,15 +62,15 @@ def moved(model: Model, seed: int) -> None:
 
 
 class Exact(Loss):
-    """A loss that notes what it would be in float64, of the same logits."""
+    """A loss that notes what it would be in float64, of the same logits: in one place, which a graph writes again."""
 
-    def __init__(self, op: str):
+    def __init__(self, op: str, device: torch.device):
         super().__init__(op)
-        self.noted: list[Tensor] = []
+        self.noted = torch.zeros((), dtype=torch.float64, device=device)
 
     def forward(self, y_TO: Tensor, target: Target, *args: Any) -> Any:
         wide = tuple(each.double() if each.is_floating_point() else each for each in tensors(target))
-        self.noted.append(self.op.forward(y_TO.double(), *wide)[0])
+        self.noted.copy_(self.op.forward(y_TO.double(), *wide)[0])
         return super().forward(y_TO, target, *args)
 
 
@@ -81,9 +81,10 @@ def tensors(target: Target) -> tuple[Tensor, ...]:
 def start(given: list[Batch], loss: str, seed: int = 0, **options: Any) -> TrainStep:
     """A step on a fresh nano, where the rows are."""
     config = MoEConfig.sized("nano", outputs=20 if loss == "quality" else OUTCOMES)
-    model = MoE(config, seed=seed, device=given[0][0].device)
+    device = given[0][0].device
+    model = MoE(config, seed=seed, device=device)
     schedule = Schedule(len(given), "warmup-cosine", 0.05)
-    return TrainStep(model, Exact(loss), AdamW(LR), clip=CLIP, schedule=schedule, **options)
+    return TrainStep(model, Exact(loss, device), AdamW(LR), clip=CLIP, schedule=schedule, **options)
 
 
 class Curve(NamedTuple):
@@ -95,9 +96,10 @@ class Curve(NamedTuple):
 
 def trained(step: TrainStep, given: list[Batch]) -> Curve:
     """All steps of a run."""
-    losses = torch.stack([step(x_TI, target).loss for x_TI, target in given])
     assert isinstance(step.loss, Exact)
-    return Curve(averaged(torch.stack(step.loss.noted)), averaged(losses))
+    pairs = [(step(x_TI, target).loss, step.loss.noted.clone()) for x_TI, target in given]
+    logged, exact = (averaged(torch.stack(losses)) for losses in zip(*pairs, strict=True))
+    return Curve(exact, logged)
 
 
 def averaged(losses: Tensor) -> list[float]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -90,7 +90,7 @@ class Rounding(Watching):
     """The mode. `carried` says which torch dtype stands for which format; `operands` is the format of the operands of
     products, each tensor scaled to fit it. Without a `seed` rounding is to nearest. With `entering`, tensors that were
     not made inside are rounded where they are used. With `rounds` only the ops that it is true of round what fp32
-    tensors carry, products their operands too."""
+    tensors carry, products their operands too; what the code itself makes narrower is then carried like the rest."""
 
     def __init__(
         self,
@@ -374,14 +374,14 @@ def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
 class Islands(TorchFunctionMode):
     """Lets code inside see the dtypes that its values stand for: `narrow` where an fp32 tensor carries that, and fp32
     for an explicit fp32 island, which is computed in fp64 tensors. So casts, their way back, `torch.finfo(x.dtype)` and
-    branches on the dtype do what they do in a module of that dtype."""
+    branches on the dtype do what they do in a module of that dtype. Casts to what is `alike` are casts to it."""
 
     CASTS = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}  # noqa: RUF012
 
-    def __init__(self, narrow: torch.dtype):
+    def __init__(self, narrow: torch.dtype, alike: Iterable[torch.dtype] = ()):
         super().__init__()
         self.seen = {torch.float32: narrow, torch.float64: torch.float32}
-        self.meant = {narrow: torch.float32, torch.float32: torch.float64}
+        self.meant = {**dict.fromkeys((narrow, *alike), torch.float32), torch.float32: torch.float64}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs, args, name = kwargs or {}, list(args), getattr(func, "__name__", "")
@@ -433,7 +433,8 @@ def rounding(
     if rest.name == "fp32":
         return Rounding({} if format.operands else {torch.float64: fp32, torch.float32: fp32}, entering=True, **options)
     carried = {torch.float32: rest, torch.float64: fp32, **NARROW}
-    return Rounding(carried, within=(Islands(seen or _seen(rest)),), entering=True, **options)
+    islands = Islands(seen or _seen(rest), NARROW if watching.get("rounds") else ())
+    return Rounding(carried, within=(islands,), entering=True, **options)
 
 
 def autocasts(format: Format) -> list[AbstractContextManager[Any]]:

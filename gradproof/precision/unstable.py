@@ -8,9 +8,11 @@ against that of replicas which round less:
     products   inputs, weights, and products with their operands; everything else is fp32
     entry      inputs and weights alone: what the function itself does with rounding
 
-A formulation is unstable where `all` is far above both, and the output is off too. (Where it is not, as with 1 − tanh²
-of a saturated unit, the derivatives of a stable formulation cancel.) Of what deep or cancelling modules do, products do
-as much: there is nothing to keep in fp32.
+In the last two, what the code itself casts to a narrower type is left as it is. A formulation is unstable where `all`
+is far above both, and the output is off too. (Where it is not, as with 1 − tanh² of a saturated unit, the derivatives
+of a stable formulation cancel.) Of what deep modules do, entry does as much: there is nothing to keep in fp32. Products
+that do as much as all are no more than noise, unless they cancel, as in |a|² + |b|² − 2ab: then all that is left is
+rounding.
 """
 
 from __future__ import annotations
@@ -36,8 +38,9 @@ Key = tuple[str, str, str]  # path, phase, op
 # Measured on tests/zoo: what is unstable has 1.5 times each of these or more; what is right lacks a third of one.
 UNITS = 20.0  # of the format
 OVER_PRODUCTS = 5.0
-OVER_ENTRY = 20.0
+OVER_ENTRY = 6.5
 OUTPUT = 4.0  # units in the output
+CANCELLED = 100.0  # units in gradient and output, where products do it
 RUNS = 2  # of each kind: noise concentrates
 
 
@@ -55,6 +58,16 @@ class Unstable:
     comparisons: int
     tensors: dict[str, float]  # noise of those concerned, over what it would be
 
+    @property
+    def cancels(self) -> bool:
+        """Whether products do it."""
+        return self.noise < OVER_PRODUCTS * self.products
+
+    @property
+    def least(self) -> float:
+        """The noise of what had better not be in fp32."""
+        return self.entry if self.cancels else self.products
+
 
 def unstable(lab: Laboratory, measured: Measured) -> Unstable | None:
     """What is unstable in one format, if something is."""
@@ -62,26 +75,30 @@ def unstable(lab: Laboratory, measured: Measured) -> Unstable | None:
     if format.operands or format.mantissa >= 23 or measured.policy != "cast" or lab.specimen.native or not rounded:
         return None
     noise, unit, run = median(together(run) for run in rounded), format.unit, measured.real or measured.nearest
-    harmless = noise < UNITS * unit or together(run) < floor(format)
-    if harmless or median(run.output for run in rounded) < OUTPUT * unit:
+    output = median(run.output for run in rounded)
+    if noise < UNITS * unit or output < OUTPUT * unit or together(run) < floor(format):
         return None
     trials = Trials(lab, measured)
     with suppress(Diverged, CannotRun):
-        products = trials.runs(lambda key: key[2] in PRODUCTS)
-        if noise < OVER_PRODUCTS * (kept := trials.noise(products, unit)):
+        less = trials.runs(lambda key: key[2] in PRODUCTS)
+        products = trials.noise(less, unit)
+        if cancels := noise < OVER_PRODUCTS * products:
+            if min(noise, output) < CANCELLED * unit:
+                return None
+            less = trials.runs(lambda key: False)
+        entry = trials.noise(less if cancels else trials.runs(lambda key: False), unit)
+        if noise < OVER_ENTRY * entry:
             return None
-        if noise < OVER_ENTRY * (entry := trials.noise(trials.runs(lambda key: False), unit)):
-            return None
-        tensors = {name: _times(name, rounded, products, unit) for name, c in run.tensors.items() if c.relative > unit}
+        tensors = {name: _times(name, rounded, less, unit) for name, c in run.tensors.items() if c.relative > unit}
         most = max(tensors.values(), default=0.0)
         concerned = {plain(name): times for name, times in tensors.items() if times >= min(OVER_PRODUCTS, most)}
-        return trials.decided(Unstable(*trials.place(), noise, kept, entry, 0, 0, concerned))
+        return trials.decided(Unstable(*trials.place(cancels), noise, products, entry, 0, 0, concerned))
     return None
 
 
-def _times(name: str, rounded: list[Taken], products: list[Taken], unit: float) -> float:
-    """How far a tensor's noise is above what products do to it."""
-    kept = max(run.tensors[name].error for run in products)
+def _times(name: str, rounded: list[Taken], less: list[Taken], unit: float) -> float:
+    """How far a tensor's noise is above what rounding less does to it."""
+    kept = max(run.tensors[name].error for run in less)
     size = rounded[0].tensors[name].size
     return median(run.tensors[name].error for run in rounded) / max(kept, unit * size, math.ulp(0.0))
 
@@ -110,11 +127,12 @@ class Trials:
     def noise(self, runs: list[Taken], least: float) -> float:
         return max(least, *(together(run) if run.finite else math.inf for run in runs))
 
-    def place(self) -> Key:
-        """The op of the forward, without the products, whose rounding does most: by halving."""
+    def place(self, products: bool) -> Key:
+        """The op of the forward, one of the `products` or none of them, whose rounding does most: by halving."""
         places = [place for place in self.measured.replicas[0].watch.samples if place.phase == "forward"]
         entering = [(path, "forward", ENTERING) for path in dict.fromkeys(place.path for place in places)]
-        keys = [*entering, *dict.fromkeys(place[:3] for place in places if place.op not in PRODUCTS)]
+        ops = dict.fromkeys(place[:3] for place in places if (place.op in PRODUCTS) == products)
+        keys = [*(() if products else entering), *ops]
         while len(keys) > 1:
             halves = keys[: len(keys) // 2], keys[len(keys) // 2 :]
             keys = max(halves, key=lambda half: self._does(frozenset(half)))
@@ -163,17 +181,20 @@ def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
         summary=f"{worst.name}: {worst.note}{more}",
         parameters=parameters,
         inputs=inputs,
-        first_divergence=dict(format=judged.format, run="simulated", error=part.noise, noise=part.products, **place),
+        first_divergence=dict(format=judged.format, run="simulated", error=part.noise, noise=part.least, **place),
         unstable=asdict(part),
     )
 
 
 def _note(j: Judged, judged: FormatVerdict, part: Unstable) -> str:
     where = where_of(dict(path=part.path, phase=part.phase, op=part.op))
-    less = f"with all but the products in fp32 noise is {part.noise / part.products:.0f} times less"
+    kept = "inputs and weights" if part.cancels else "the products"
+    less = f"with all but {kept} in fp32 noise is {part.noise / part.least:.0f} times less"
     if part.flips:
         return (
             f"off by {percent(j.rel_error)}, as {part.flips} of {part.comparisons} comparisons come out otherwise, "
             f"most at {where}, on values that {judged.format} cannot tell apart; {less}: keep these values in fp32"
         )
-    return f"off by {percent(j.rel_error)}: {where} loses too much in {judged.format}; {less}: keep this part in fp32"
+    fix = "subtract before multiplying, or keep this part in fp32" if part.cancels else "keep this part in fp32"
+    loses = "is large and cancels, which leaves little but rounding" if part.cancels else "loses too much"
+    return f"off by {percent(j.rel_error)}: {where} {loses} in {judged.format}; {less}: {fix}"

@@ -98,6 +98,36 @@ class Window(nn.Module):
         return self.out(scores.masked_fill(~seen, -math.inf).softmax(-1) @ v)
 
 
+class Kernel(nn.Module):
+    """exp(−d²) of points far from the origin; d² as |x|² + |c|² − 2 x·c unless `stable`."""
+
+    def __init__(self, stable):
+        super().__init__()
+        self.stable, self.centre = stable, nn.Parameter(12 + 0.5 * torch.randn(10, 6))
+        self.height = nn.Parameter(torch.randn(10))
+
+    def forward(self, x):
+        if self.stable:
+            squared = (x[:, None] - self.centre).square().sum(-1)
+        else:
+            squared = x.square().sum(-1, keepdim=True) + self.centre.square().sum(-1) - 2 * x @ self.centre.T
+        return torch.exp(-0.4 * squared) * self.height
+
+
+class Kept(nn.Module):
+    """1 − p of probabilities near 1, which are kept in `kind`; as σ(−z) where there is none."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.scale = kind, nn.Parameter(0.3 + 0.1 * torch.rand(12))
+        self.level, self.height = nn.Parameter(5.5 + 0.1 * torch.randn(12)), nn.Parameter(torch.randn(12))
+
+    def forward(self, x):
+        z = self.level + self.scale * x
+        tail = torch.sigmoid(-z) if self.kind is None else 1 - torch.sigmoid(z).to(self.kind)
+        return tail.to(x.dtype) * self.height
+
+
 CASES = {
     "angles": (Angles, lambda: (torch.randn(4, 24, 16),), "linspace"),
     "total": (Total, lambda: (torch.randn(16, 6, 36, 8),), "add"),
@@ -123,6 +153,28 @@ def test_its_stable_twin_is_noise(make, inputs, op):
     found = diagnosed(make(True), *inputs(), precisions=("bf16", "fp16"))
     assert found.verdict in ("noise", "clean"), found.summary
     assert all(p.unstable is None for p in found.precisions)
+
+
+@pytest.mark.parametrize("format", ["bf16", "fp16"])
+def test_products_that_cancel_are_a_bug(format):
+    torch.manual_seed(0)
+    module, twin, x = Kernel(False), Kernel(True), 12 + 0.5 * torch.randn(32, 6)
+    found = diagnosed(module, x, precisions=(format,))
+    assert found.verdict == "bug"
+    assert f"mm (forward) is large and cancels, which leaves little but rounding in {format}" in found.summary
+    part = found.precisions[0].unstable
+    assert part["op"] == "mm" and part["noise"] < 5 * part["products"] and part["noise"] > 6.5 * part["entry"]
+    assert diagnosed(twin, x, precisions=(format,)).verdict in ("noise", "clean")
+
+
+@pytest.mark.parametrize(("format", "kind"), [("fp16", torch.bfloat16), ("bf16", torch.bfloat16)])
+def test_what_the_code_itself_casts_to_a_narrow_type_is_no_excuse(format, kind):
+    """Replicas round it too, so that it would be noise of the format's."""
+    torch.manual_seed(0)
+    x = torch.randn(40, 12)
+    found = diagnosed(Kept(kind), x, precisions=(format,))
+    assert found.verdict == "bug" and found.precisions[0].unstable["op"] == "sigmoid", found.summary
+    assert diagnosed(Kept(None), x, precisions=(format,)).verdict in ("noise", "clean")
 
 
 def test_values_that_the_format_cannot_tell_apart_are_routing_where_they_are_compared():

@@ -143,13 +143,14 @@ def _step(
     size = (lr.to(tl.float64) / _correction(steps, LOG_1)).to(tl.float32)
     root = tl.sqrt(_correction(steps, LOG_2)).to(tl.float32)
     if divisor is not None:
-        g_LA = g_LA / tl.load(divisor).to(tl.float32)
+        g_LA = tl.div_rn(g_LA, tl.load(divisor).to(tl.float32))
     if DECAY != 0:
         flag_L1 = tl.load(decayed + line_L1, mask=line_L1 * ALIGNMENT < P, other=0)
         p_LA = tl.where(flag_L1 != 0, p_LA * (1.0 - lr * DECAY), p_LA)
     m_LA += REST_1 * (g_LA - m_LA)
     v_LA += REST_2 * (g_LA * g_LA - v_LA)
-    p_LA -= size * m_LA / (tl.sqrt(v_LA) / root + EPS)
+    # Rounded as torch does: the quick root and quotient err by an ulp or two in one direction, and a training adds up.
+    p_LA -= tl.div_rn(size * m_LA, tl.div_rn(tl.sqrt_rn(v_LA), root) + EPS)
     if skip is not None:
         inside_LA = at_LA < tl.where(tl.load(skip) > 0, 0, P)
     tl.store(m + at_LA, m_LA, mask=inside_LA)
