@@ -120,9 +120,10 @@ def test_the_fastest_is_found_by_ratio():
     def entry(name, graphs, ratio):
         return dict(name=name, graphs=graphs, ms=ratio, ratio=ratio, ours_ms=1.0, peak_bytes=10, memory_ratio=2.0)
 
-    found = [entry("a", "none", 3.0), entry("b", "parts", 2.0), entry("c", "whole", 1.5), dict(name="d", error="no")]
-    best = step._best(found)
-    assert (best["best_uncaptured"]["name"], best["best_captured"]["name"]) == ("b", "c")
+    found = [entry("a", "none", 3.0), entry("b", "none", 4.0), entry("c", "whole", 1.5), dict(name="d", error="no")]
+    best = step._best([*found, entry("e", "parts", 2.0)])
+    assert (best["best_uncaptured"]["name"], best["best_captured"]["name"]) == ("a", "c")
+    assert step._best([*found, entry("e", "parts", 1.25)])["best_captured"]["name"] == "e"
     assert (best["speedup"], best["memory_against_best"]) == (1.5, 0.5)
 
 
