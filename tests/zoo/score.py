@@ -108,7 +108,7 @@ def rates(trials):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("half", choices=["calibration", "scored", "fresh", "unseen", "held"])
+    parser.add_argument("half", choices=["calibration", "scored", "fresh", "unseen", "held", "sealed"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)

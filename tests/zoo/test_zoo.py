@@ -1,7 +1,7 @@
 """The zoo through `diagnose`: a sample of it always, the scored halves whole in `make test-slow`."""
 
 import pytest
-from zoo import calibration, fresh, held, scored, unseen
+from zoo import calibration, fresh, held, scored, sealed, unseen
 from zoo.entry import FORMATS
 from zoo.score import LOUD, entries, rates, score, trial
 
@@ -28,7 +28,7 @@ def test_a_sample_of_the_calibration_half(name):
     assert all(each["right"] for each in found if each["fault"]), found
 
 
-@pytest.mark.parametrize("half", [calibration, scored, fresh, unseen, held])
+@pytest.mark.parametrize("half", [calibration, scored, fresh, unseen, held, sealed])
 def test_each_half_is_large_enough_and_says_the_truth_in_known_words(half):
     assert len(half.CORRECT) >= 15 and len(half.WRONG) >= 15
     assert not set(half.CORRECT) & set(half.WRONG)
@@ -56,7 +56,7 @@ NOT_JUDGED = {"padding_token"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("half", ["scored", "fresh", "unseen"])
+@pytest.mark.parametrize("half", ["scored", "fresh", "unseen", "held", "sealed"])
 def test_the_scored_halves(half):
     found = score(half, 5, jobs=2, only=set(entries(half)) - NOT_JUDGED)
     assert found["detection"] >= 0.97 and found["right_category"] >= 0.90 and found["false_alarms"] == 0, found
