@@ -117,6 +117,16 @@ class Family(StrEnum):
     dense = "dense"
 
 
+class Encoding(StrEnum):
+    onehot = "onehot"
+    padic = "padic"
+
+
+class Router(StrEnum):
+    softmax = "softmax"
+    sheaf = "sheaf"
+
+
 class Precision(StrEnum):
     fp32 = "fp32"
     bf16 = "bf16"
@@ -138,6 +148,12 @@ def train(
     metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
     categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
     ignore: Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")] = None,
+    encoding: Annotated[
+        Encoding | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
+    ] = None,
+    router: Annotated[
+        Router | None, typer.Option(help="moe: one linear map, or patches of the inputs that must agree.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates at most; early stopping may end sooner.")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows in an update.")] = None,
     lr: Annotated[float | None, typer.Option(help="The peak learning rate.")] = None,
@@ -174,7 +190,7 @@ def train(
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
-        given |= _said(**flags, device=device, precision=precision)
+        given |= _said(**flags, encoding=encoding, router=router, device=device, precision=precision)
         given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():

@@ -25,7 +25,10 @@ from gradproof.params import Entry, Weights
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Shape and routing. `correction` > 0 balances the load by a selection bias that moves by that much a step."""
+    """Shape and routing. `correction` > 0 balances the load by a selection bias that moves by that much a step.
+
+    The sheaf router reads the inputs in `patches`, the widths of neighbouring blocks of them, from the first input to
+    the last; none is one block. `gluing` weighs its energy in the auxiliary loss."""
 
     inputs: int = 96
     outputs: int = 20
@@ -38,6 +41,9 @@ class MoEConfig:
     balance: float = 0.0
     z_loss: float = 0.0
     correction: float = 0.0
+    router: Literal["softmax", "sheaf"] = "softmax"
+    patches: tuple[int, ...] = ()
+    gluing: float = 0.01
 
     def __post_init__(self):
         if min(self.inputs, self.outputs, self.experts, self.hidden) < 1 or self.depth < 0:
@@ -46,6 +52,12 @@ class MoEConfig:
             raise ValueError(f"k = {self.k} experts a row cannot be chosen from {self.experts}; k must be at most E")
         if not 0 <= self.correction < float("inf"):
             raise ValueError(f"correction = {self.correction}: a step of the selection bias is at least 0, and finite")
+        if not 0 <= self.gluing < float("inf"):
+            raise ValueError(f"gluing = {self.gluing}: a weight of the loss is at least 0, and finite")
+        if self.router not in ("softmax", "sheaf"):
+            raise ValueError(f"router = {self.router!r}: it is one of softmax, sheaf")
+        if self.patches and (min(self.patches) < 1 or sum(self.patches) != self.inputs):
+            raise ValueError(f"patches = {self.patches}: widths of at least 1 that add up to the {self.inputs} inputs")
         _ = self.routing
 
     @cached_property
@@ -68,10 +80,10 @@ class MoEConfig:
         return replace(cls(hidden=hidden, depth=depth), **overrides)
 
     @classmethod
-    def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> MoEConfig:
+    def matching(cls, budget: int, inputs: int = 96, outputs: int = 20, **fixed: Any) -> MoEConfig:
         """The config whose parameter count is nearest to `budget`: depth 2 where that comes within half a percent,
-        otherwise whichever depth up to 5 comes nearest."""
-        nearest = [cls(inputs, outputs, hidden=_hidden(cls, budget, inputs, outputs, d), depth=d) for d in range(1, 6)]
+        otherwise whichever depth up to 5 comes nearest. `fixed` are other fields: the router, the experts, …"""
+        nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget) for depth in range(1, 6)]
         error = {config: abs(config.param_count() - budget) for config in nearest}
         best = nearest[1] if error[nearest[1]] <= 0.005 * budget else min(nearest, key=lambda config: error[config])
         if best.hidden == 1 and best.param_count() > 2 * budget:
@@ -101,10 +113,9 @@ class MoEConfig:
         return self.inputs + self.outputs + routed
 
 
-def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth: int) -> int:
-    """The hidden width whose count is nearest to the budget; the count rises with the width."""
+def _widest(base: MoEConfig, budget: int) -> MoEConfig:
+    """`base` with the hidden width whose count is nearest to the budget; the count rises with the width."""
     low, high = 1, 2
-    base = cls(inputs, outputs, depth=depth)
 
     def count(hidden: int) -> int:
         return replace(base, hidden=hidden).param_count()
@@ -114,7 +125,7 @@ def _hidden(cls: type[MoEConfig], budget: int, inputs: int, outputs: int, depth:
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) <= budget else (low, middle)
-    return min((low, high), key=lambda hidden: abs(count(hidden) - budget))
+    return replace(base, hidden=min((low, high), key=lambda hidden: abs(count(hidden) - budget)))
 
 
 class Saved(NamedTuple):

@@ -20,12 +20,14 @@ class TrainConfig:
 
     model: Literal["moe", "dense"] = "moe"
     size: str = "nano"
+    router: Literal["softmax", "sheaf"] = "softmax"
     model_options: dict[str, Any] = field(default_factory=dict)  # experts, k, balance, …: fields of the model's config
     data: str = "synthetic"
     target: str | None = None
     metrics: list[str] = field(default_factory=list)
     categorical: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
+    encoding: Literal["onehot", "padic"] = "onehot"
     validation: float = 0.1
     test: float = 0.1
     steps: int = 3000
@@ -60,6 +62,8 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} = {value} must be a number of at least 0")
+        if self.router != "softmax" and self.model != "moe":
+            raise ValueError(f"router = {self.router!r}: a {self.model} model has no router; model = 'moe' has one")
         if self.clip == 0:
             raise ValueError("clip = 0 would stop all learning; null does not clip")
         if not (self.validation > 0 and self.test > 0 and self.validation + self.test < 0.9):
