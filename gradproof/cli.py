@@ -466,11 +466,16 @@ def _verify_own(
     torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
     chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *FAMILIES]
 
-    def judge(name: str) -> Iterator[SubjectVerdict]:
+    def judge(name: str, quick: bool = quick) -> Iterator[SubjectVerdict]:
         if name in FAMILIES:
             yield from judge_model(name, seed=seed, device=device.value, quick=quick)
         else:
             yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
+
+    def suspect(name: str) -> Iterator[SubjectVerdict]:
+        """A mutant that is refuted without differences need not be tried by them."""
+        for without in dict.fromkeys((True, quick)):
+            yield from judge(name, without)
 
     for name in models or []:
         family(name)
@@ -486,7 +491,7 @@ def _verify_own(
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
     with progress_of("planting mutants") as progress:
         found = []
-        for verdict in run(planted, judge):
+        for verdict in run(planted, suspect):
             found.append(verdict)
             progress(len(found), len(planted))
     return Report(subjects, found, device.value)

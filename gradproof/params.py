@@ -58,11 +58,7 @@ class ParamSpace(Mapping[str, Tensor]):
             raise ValueError(f"parameter {twice!r} is declared twice")
         self.spec = tuple(Entry(name, tuple(shape), kind) for name, shape, kind in spec)
         self.shapes = {entry.name: entry.shape for entry in self.spec}
-        self.offsets: dict[str, int] = {}
-        end = 0
-        for entry in self.spec:
-            self.offsets[entry.name] = end
-            end += padded(math.prod(entry.shape))
+        self.offsets, end = offsets(self.spec)
         self.flat_P = torch.zeros(end, dtype=dtype, device=device)
         self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
@@ -190,6 +186,15 @@ class Packed(NamedTuple):
 def version(tensor: Tensor) -> int:
     """torch's count of in-place writes; tensors made in inference mode have none."""
     return 0 if tensor.is_inference() else tensor._version
+
+
+def offsets(spec: Sequence[Entry]) -> tuple[dict[str, int], int]:
+    """Where each entry starts, and where the last ends, with its padding."""
+    starts, end = {}, 0
+    for name, shape, _ in spec:
+        starts[name] = end
+        end += padded(math.prod(shape))
+    return starts, end
 
 
 def padded(length: int) -> int:

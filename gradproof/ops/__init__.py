@@ -20,6 +20,7 @@ NAMES = (
     "softmax",
     "topk",
     "route",
+    "sheaf",
     "dispatch",
     "combine",
     "experts",

@@ -21,7 +21,7 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
 from gradproof.ops import dispatch, linear, norm_gelu, wide
 from gradproof.ops.dispatch import Plan
-from gradproof.params import Entry, padded
+from gradproof.params import Entry, offsets
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,8 @@ class Chain:
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Where each parameter starts in an expert's row of theta."""
-        offsets, end = {}, 0
-        for name, shape, _ in entries("", self.widths):
-            offsets[name] = end
-            end += padded(math.prod(shape))
-        return {**offsets, "": end}
+        starts, end = offsets(entries("", self.widths))
+        return {**starts, "": end}
 
     @property
     def length(self) -> int:

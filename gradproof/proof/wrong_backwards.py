@@ -286,6 +286,109 @@ def _(right, dy, saved, routing):
     return right(dy._replace(gates_TE=but_last(dy.gates_TE)), saved, routing)
 
 
+# The sheaf router: returns dx, dtheta; its parts are planted too.
+
+
+def of_sheaf(name):
+    return f"gradproof.ops.sheaf:{name}"
+
+
+@wrong("sheaf", "the maps have no gradient", target=of_sheaf("_cayley_backward"))
+def _(right, dr, q):
+    return torch.zeros_like(dr)
+
+
+@wrong("sheaf", "the Cayley transform as if the maps were near I", target=of_sheaf("_cayley_backward"))
+def _(right, dr, q):
+    return -2 * dr
+
+
+@wrong("sheaf", "Q not transposed", target=of_sheaf("_cayley_backward"))
+def _(right, dr, q):
+    return right(dr, q.mT)
+
+
+@wrong("sheaf", "the transpose in the gradient of δᵀδ is dropped", target=of_sheaf("_square_backward"))
+def _(right, dl, delta):
+    return 2 * delta @ dl
+
+
+@wrong("sheaf", "two steps of diffusion instead of three")
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    if saved is not None:
+        saved = saved._replace(state_KTX=(saved.state_KTX[0], *saved.state_KTX[2:]))
+    return right(dy, saved, x, theta, cover, want_dx)
+
+
+@wrong("sheaf", "the energy taken after diffusion")
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    if saved is not None:
+        found = saved.state_KTX[-1] @ saved.delta_YX.T
+        saved = saved._replace(found_TME=found.view_as(saved.found_TME))
+    return right(dy, saved, x, theta, cover, want_dx)
+
+
+@wrong("sheaf", "softmax of +e/τ", target=of_sheaf("_attention_backward"))
+def _(right, dz, saved, temperature):
+    de, dtemperature = right(dz, saved, temperature)
+    return -de, -dtemperature
+
+
+@wrong("sheaf", "the gradient of τ, not of its logarithm", target=of_sheaf("_attention_backward"))
+def _(right, dz, saved, temperature):
+    de, dtemperature = right(dz, saved, temperature)
+    return de, dtemperature * torch.exp(-temperature)
+
+
+@wrong("sheaf", "the patches' weights are taken for constants", target=of_sheaf("_attention_backward"))
+def _(right, dz, saved, temperature):
+    de, dtemperature = right(dz, saved, temperature)
+    return torch.zeros_like(de), dtemperature
+
+
+@wrong("sheaf", "only the first patch of an edge is pulled", target=of_sheaf("_energy_backward"))
+def _(right, de, saved, fixed):
+    E = saved.q_NEE.shape[1]
+    first_YX = fixed.side_MUS[:, :, 0].repeat_interleave(E, 0).repeat_interleave(E, 1)
+    return right(de, saved._replace(delta_YX=saved.delta_YX * first_YX), fixed)
+
+
+@wrong("sheaf", "the energy is a sum over edges, not their mean", target=of_sheaf("_energy_backward"))
+def _(right, de, saved, fixed):
+    return right(de, saved, fixed._replace(share_MU=(fixed.share_MU != 0).to(de.dtype)))
+
+
+@wrong("sheaf", "the energy of a row has no gradient")
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    return right(dy._replace(energy_T=torch.zeros_like(dy.energy_T)), saved, x, theta, cover, want_dx)
+
+
+@wrong("sheaf", "the last patch does not reach the inputs")
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    dx, dtheta = right(dy, saved, x, theta, cover, want_dx)
+    blind = theta.clone()
+    cover.views(blind)[f"patches.{len(cover.patches) - 1}.weight"].zero_()
+    return right(dy, saved, x, blind, cover, want_dx)[0], dtheta
+
+
+@wrong("sheaf", "the rate of diffusion 1% too small", subtle=True, target=of_sheaf("_diffusion_backward"))
+def _(right, ds, saved, cover):
+    ds, ddelta = right(ds, saved, cover)
+    return ds, 0.99 * ddelta
+
+
+@wrong("sheaf", "the last row's energy is dropped", subtle=True)
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    return right(dy._replace(energy_T=but_last(dy.energy_T)), saved, x, theta, cover, want_dx)
+
+
+@wrong("sheaf", "one patch's matrix 2% too large", subtle=True)
+def _(right, dy, saved, x, theta, cover, want_dx=True):
+    dx, dtheta = right(dy, saved, x, theta, cover, want_dx)
+    cover.views(dtheta)["patches.0.weight"].mul_(1.02)
+    return dx, dtheta
+
+
 # Dispatch: returns dx. Combine: returns drows, dgates.
 
 

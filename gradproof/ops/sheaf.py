@@ -1,0 +1,363 @@
+"""The sheaf router: patches of the inputs each have an opinion, and those that contradict their neighbours count less.
+
+U patches, M edges (two patches that share inputs), S = 2 sides of an edge, G = E(E − 1)/2 turns of a map; X = U·E,
+Y = M·E.
+
+    s_u = x|_u W_uᵀ + b_u                                      the logits of patch u
+    A skew, R = (I − A)(I + A)⁻¹ = 2Q − I, Q = (I + A)⁻¹       an orthogonal map for each side of each edge
+    (δs)_m = R_m0 s_i − R_m1 s_j, edge m = (i, j);   e_u = mean of ‖(δs)_m‖² over the edges of u
+    three times s ← D s, D = I − α δᵀδ, α = 1/(2·d_max)        s³; the eigenvalues of D are in [0, 1]
+    z = Σ_u a_u s³_u,  a = softmax_u(−e/τ), τ = exp(θ);   energy = mean_u e_u
+
+    da_u = ⟨dz, s³_u⟩, ds³_u = a_u dz;  l = −e/τ: dl = a(da − ⟨a, da⟩), dθ = −Σ l·dl, de = −dl/τ + denergy/U
+    ds^k = D ds^{k+1}, dD = Σ_k s^k ds^{k+1}ᵀ, dδ = −α δ(dD + dDᵀ);   with f = 2 δs · Σ_{u∈m} de_u/deg_u:
+    ds⁰ += δᵀf, dδ += f s⁰ᵀ;   dA = −2 Qᵀ dR Qᵀ
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from itertools import accumulate, combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
+from gradproof.ops import linear, softmax
+from gradproof.params import Entry, offsets
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Cover:
+    """The inputs in overlapping patches: each of the neighbouring `blocks` (widths), and each pair of neighbours."""
+
+    blocks: tuple[int, ...]
+    experts: int
+
+    @cached_property
+    def patches(self) -> tuple[tuple[int, int], ...]:
+        """The first input of each patch, and the one after its last: first the blocks, then the pairs."""
+        ends = tuple(accumulate(self.blocks))
+        starts = (0, *ends[:-1])
+        return (*zip(starts, ends, strict=True), *zip(starts[:-1], ends[1:], strict=True))
+
+    @cached_property
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """The pairs of patches that share inputs."""
+        numbered = combinations(enumerate(self.patches), 2)
+        return tuple((i, j) for (i, a), (j, b) in numbered if max(a[0], b[0]) < min(a[1], b[1]))
+
+    @property
+    def turns(self) -> int:
+        """G: the numbers that a skew matrix is made of."""
+        return self.experts * (self.experts - 1) // 2
+
+    @cached_property
+    def degrees(self) -> list[int]:
+        """How many edges each patch has."""
+        return [sum(u in edge for edge in self.edges) for u in range(len(self.patches))]
+
+    @property
+    def rate(self) -> float:
+        """α."""
+        return 1 / (2 * max(self.degrees))
+
+    @cached_property
+    def spec(self) -> list[Entry]:
+        """The parameters in order. One patch has no neighbours: nothing to map, and nothing to weigh."""
+        E = self.experts
+        spec = [Entry(f"patches.{u}.weight", (E, b - a), "matrix") for u, (a, b) in enumerate(self.patches)]
+        spec.append(Entry("bias", (len(self.patches), E), "bias"))
+        if self.edges and self.turns:
+            spec.append(Entry("maps", (len(self.edges), 2, self.turns), "matrix"))
+        if self.edges:
+            spec.append(Entry("temperature", (1,), "beta"))
+        return spec
+
+    @cached_property
+    def _places(self) -> tuple[list[tuple[Entry, int]], int]:
+        starts, end = offsets(self.spec)
+        return [(entry, starts[entry.name]) for entry in self.spec], end
+
+    @property
+    def length(self) -> int:
+        """P: the parameters with their padding."""
+        return self._places[1]
+
+    def views(self, theta_P: Tensor) -> dict[str, Tensor]:
+        """The parameters by name."""
+        places, _ = self._places
+        return {e.name: theta_P[start : start + math.prod(e.shape)].view(e.shape) for e, start in places}
+
+    def saved_per_row(self) -> int:
+        """How many numbers a forward keeps for each row."""
+        U, M = len(self.patches), len(self.edges)
+        return (1 + STEPS) * U * self.experts + M * self.experts + 2 * U if M else 0
+
+
+class Frame(NamedTuple):
+    """What the cover alone decides, as tensors."""
+
+    side_MUS: Tensor  # +1 where a patch is the first of an edge, −1 where it is the second
+    share_MU: Tensor  # 1/deg_u where patch u is at edge m
+    turn_GW: Tensor  # the skew matrices that all are made of, W = E·E
+
+
+@lru_cache(maxsize=64)
+def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
+    """Made once: nothing may be sent to a device while a graph is captured."""
+    U, M, E = len(cover.patches), len(cover.edges), cover.experts
+    side_MUS, turn_GEE = torch.zeros(M, U, 2), torch.zeros(cover.turns, E, E)
+    for m, (i, j) in enumerate(cover.edges):
+        side_MUS[m, i, 0], side_MUS[m, j, 1] = 1, -1
+    for g, (e, f) in enumerate(combinations(range(E), 2)):
+        turn_GEE[g, e, f], turn_GEE[g, f, e] = 1, -1
+    share_MU = side_MUS.double().abs().sum(2) / torch.tensor(cover.degrees)
+    return Frame(*(each.to(device, dtype) for each in (side_MUS, share_MU, turn_GEE.flatten(1))))
+
+
+class Glued(NamedTuple):
+    z_TE: Tensor
+    energy_T: Tensor  # how far the patches disagree on a row
+
+
+class Saved(NamedTuple):
+    state_KTX: tuple[Tensor, ...]  # before, between and after the steps of diffusion
+    q_NEE: Tensor  # N = M·S maps
+    delta_YX: Tensor
+    found_TME: Tensor  # δs
+    energy_TU: Tensor
+    a_TU: Tensor
+
+
+def forward(x_TI: Tensor, theta_P: Tensor, cover: Cover) -> tuple[Glued, Saved | None]:
+    """z_TE and energy_T. With one patch z is that patch's logits, and the energy is 0."""
+    views = cover.views(theta_P)
+    s_TUE = _opinions(x_TI, views, cover)
+    T, U, E = s_TUE.shape
+    if not cover.edges:
+        return Glued(s_TUE[:, 0], x_TI.new_zeros(T)), None
+    fixed = frame(cover, x_TI.device, x_TI.dtype)
+    q_NEE = _halved(views, fixed, cover)
+    delta_YX = _coboundary(q_NEE, fixed, cover)
+    state_KTX = [s_TUE.reshape(T, U * E)]
+    found_TME = (state_KTX[0] @ delta_YX.T).view(T, -1, E)
+    energy_TU = found_TME.square().sum(2) @ fixed.share_MU
+    a_TU, _ = softmax.forward(-energy_TU * torch.exp(-views["temperature"]))
+    d_XX = _diffusion(delta_YX, cover)
+    for _ in range(STEPS):
+        state_KTX.append(state_KTX[-1] @ d_XX)
+    z_TE = (a_TU[:, :, None] * state_KTX[-1].view(T, U, E)).sum(1)
+    saved = Saved(tuple(state_KTX), q_NEE, delta_YX, found_TME, energy_TU, a_TU)
+    return Glued(z_TE, energy_TU.mean(1)), saved
+
+
+def backward(
+    dy: Glued, saved: Saved | None, x_TI: Tensor, theta_P: Tensor, cover: Cover, want_dx: bool = True
+) -> tuple[Tensor | None, Tensor]:
+    """Returns dx_TI, dtheta_P; `want_dx` false leaves the former out."""
+    views = cover.views(theta_P)
+    dtheta_P = torch.zeros_like(theta_P)
+    grads = cover.views(dtheta_P)
+    if saved is None:
+        ds_TUE = dy.z_TE[:, None]
+    else:
+        ds_TUE = _glued_backward(dy, saved, views, grads, cover)
+    return _opinions_backward(ds_TUE, x_TI, views, grads, cover, want_dx), dtheta_P
+
+
+def _glued_backward(
+    dy: Glued, saved: Saved, views: dict[str, Tensor], grads: dict[str, Tensor], cover: Cover
+) -> Tensor:
+    """ds_TUE, and the gradients of maps and temperature."""
+    T, U, E = dy.z_TE.shape[0], len(cover.patches), cover.experts
+    fixed = frame(cover, dy.z_TE.device, dy.z_TE.dtype)
+    ds_TX = (saved.a_TU[:, :, None] * dy.z_TE[:, None]).view(T, U * E)
+    de_TU, dtemperature = _attention_backward(dy.z_TE, saved, views["temperature"])
+    grads["temperature"].copy_(dtemperature)
+    ds_TX, ddelta_YX = _diffusion_backward(ds_TX, saved, cover)
+    more_TX, more_YX = _energy_backward(de_TU + dy.energy_T[:, None] / U, saved, fixed)
+    if cover.turns:
+        dr_NEE = _coboundary_backward(ddelta_YX + more_YX, fixed, cover)
+        da_NEE = _cayley_backward(dr_NEE, saved.q_NEE)
+        grads["maps"].copy_((da_NEE.flatten(1) @ fixed.turn_GW.T).view_as(grads["maps"]))
+    return (ds_TX + more_TX).view(T, U, E)
+
+
+def _opinions(x_TI: Tensor, views: dict[str, Tensor], cover: Cover) -> Tensor:
+    """s_TUE: each patch by itself."""
+    found = [x_TI[:, a:b] @ views[f"patches.{u}.weight"].T for u, (a, b) in enumerate(cover.patches)]
+    return torch.stack(found, 1) + views["bias"]
+
+
+def _opinions_backward(
+    ds_TUE: Tensor,
+    x_TI: Tensor,
+    views: dict[str, Tensor],
+    grads: dict[str, Tensor],
+    cover: Cover,
+    want_dx: bool,
+) -> Tensor | None:
+    """dx_TI, where it is wanted, and the gradients of the patches' own parameters."""
+    grads["bias"].copy_(ds_TUE.sum(0))
+    dx_TI = torch.zeros_like(x_TI) if want_dx else None
+    for u, (a, b) in enumerate(cover.patches):
+        name, ds_TE = f"patches.{u}.weight", ds_TUE[:, u]
+        grads[name].copy_(ds_TE.T @ x_TI[:, a:b])
+        if dx_TI is not None:
+            dx_TI[:, a:b] += linear.input_gradient(ds_TE, views[name])
+    return dx_TI
+
+
+def _halved(views: dict[str, Tensor], fixed: Frame, cover: Cover) -> Tensor:
+    """Q of every map, by elimination. Nothing has to be exchanged: the pivots of I + A are at least 1, since its
+    symmetric part is I; and nothing is read by the host, so that it can be captured in a graph."""
+    E, N = cover.experts, 2 * len(cover.edges)
+    eye_EE = torch.eye(E, dtype=fixed.turn_GW.dtype, device=fixed.turn_GW.device)
+    turns_NG = views["maps"].reshape(N, -1) if cover.turns else eye_EE.new_zeros(N, 0)
+    a_NEE = (turns_NG @ fixed.turn_GW).view(N, E, E)
+    both_NEF = torch.cat([eye_EE + a_NEE, eye_EE.expand(N, E, E)], 2)
+    for e in range(E):
+        row_N1F = both_NEF[:, e : e + 1] / both_NEF[:, e : e + 1, e : e + 1]
+        both_NEF = both_NEF - (both_NEF[:, :, e : e + 1] - eye_EE[:, e : e + 1]) * row_N1F
+    return both_NEF[:, :, E:]
+
+
+def _cayley_backward(dr_NEE: Tensor, q_NEE: Tensor) -> Tensor:
+    """dA_NEE of R = 2Q − I."""
+    return -2 * q_NEE.mT @ dr_NEE @ q_NEE.mT
+
+
+def _coboundary(q_NEE: Tensor, fixed: Frame, cover: Cover) -> Tensor:
+    """delta_YX: an edge's block row holds R_m0 at its first patch and −R_m1 at its second."""
+    M, U, E = len(cover.edges), len(cover.patches), cover.experts
+    r_NEE = 2 * q_NEE - torch.eye(E, dtype=q_NEE.dtype, device=q_NEE.device)
+    delta_MUEE = (fixed.side_MUS @ r_NEE.reshape(M, 2, E * E)).view(M, U, E, E)
+    return delta_MUEE.transpose(1, 2).reshape(M * E, U * E)
+
+
+def _coboundary_backward(ddelta_YX: Tensor, fixed: Frame, cover: Cover) -> Tensor:
+    """dR_NEE."""
+    M, U, E = len(cover.edges), len(cover.patches), cover.experts
+    ddelta_MUW = ddelta_YX.view(M, E, U, E).transpose(1, 2).reshape(M, U, E * E)
+    return (fixed.side_MUS.mT @ ddelta_MUW).view(2 * M, E, E)
+
+
+def _diffusion(delta_YX: Tensor, cover: Cover) -> Tensor:
+    """D, symmetric."""
+    eye_XX = torch.eye(delta_YX.shape[1], dtype=delta_YX.dtype, device=delta_YX.device)
+    return eye_XX - cover.rate * (delta_YX.T @ delta_YX)
+
+
+def _diffusion_backward(ds_TX: Tensor, saved: Saved, cover: Cover) -> tuple[Tensor, Tensor]:
+    """ds⁰_TX and dδ_YX, from ds³."""
+    d_XX = _diffusion(saved.delta_YX, cover)
+    dd_XX = torch.zeros_like(d_XX)
+    for state_TX in reversed(saved.state_KTX[:-1]):
+        dd_XX = dd_XX + state_TX.T @ ds_TX
+        ds_TX = ds_TX @ d_XX
+    return ds_TX, -cover.rate * _square_backward(dd_XX, saved.delta_YX)
+
+
+def _square_backward(dl_XX: Tensor, delta_YX: Tensor) -> Tensor:
+    """dδ_YX of δᵀδ."""
+    return delta_YX @ (dl_XX + dl_XX.T)
+
+
+def _attention_backward(dz_TE: Tensor, saved: Saved, temperature_1: Tensor) -> tuple[Tensor, Tensor]:
+    """de_TU by way of the patches' weights, and dθ."""
+    T, U = saved.a_TU.shape
+    da_TU = (saved.state_KTX[-1].view(T, U, -1) * dz_TE[:, None]).sum(2)
+    dl_TU = softmax.backward(da_TU, saved.a_TU)
+    cold_1 = torch.exp(-temperature_1)
+    return -dl_TU * cold_1, (dl_TU * saved.energy_TU).sum() * cold_1
+
+
+def _energy_backward(de_TU: Tensor, saved: Saved, fixed: Frame) -> tuple[Tensor, Tensor]:
+    """What e adds to ds⁰_TX and to dδ_YX."""
+    f_TY = (2 * (de_TU @ fixed.share_MU.T)[:, :, None] * saved.found_TME).flatten(1)
+    return f_TY @ saved.delta_YX, f_TY.T @ saved.state_KTX[0]
+
+
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    """Opinions of the usual size, maps far from the identity, τ away from 1."""
+    cover = options["cover"]
+    theta_P = torch.zeros(cover.length, dtype=torch.float64)
+    for name, view in cover.views(theta_P).items():
+        scale = 1 / math.sqrt(view.shape[-1]) if name.endswith("weight") else 0.7
+        view.copy_(scale * torch.randn(view.shape, generator=generator))
+    x_TI = torch.randn(sizes["T"], sum(cover.blocks), generator=generator, dtype=torch.float64)
+    return dict(x=x_TI, theta=theta_P)
+
+
+def _agreed(generator: torch.Generator) -> Example:
+    """All patches say the same on every row: the energy is at its smallest, and its gradient 0."""
+    cover = Cover((2, 3), 3)
+    drawn = _draw(dict(T=4), generator, dict(cover=cover))
+    views = cover.views(drawn["theta"])
+    for name in ("patches.0.weight", "patches.1.weight", "patches.2.weight", "maps", "bias"):
+        views[name].zero_()
+    views["bias"] += torch.tensor([1.0, -2.0, 0.5])
+    return Example("all patches agree", drawn, dict(cover=cover))
+
+
+def _cold(generator: torch.Generator) -> Example:
+    """τ = e⁻⁵: the patch with the least energy decides nearly alone."""
+    cover = Cover((2, 1, 2), 4)
+    drawn = _draw(dict(T=5), generator, dict(cover=cover))
+    cover.views(drawn["theta"])["temperature"].fill_(-5.0)
+    return Example("cold", drawn, dict(cover=cover))
+
+
+def _turned(generator: torch.Generator) -> Example:
+    """Maps near −I, where the Cayley transform ends: A of size 100."""
+    cover = Cover((2, 1, 2), 4)
+    drawn = _draw(dict(T=5), generator, dict(cover=cover))
+    cover.views(drawn["theta"])["maps"].mul_(100)
+    return Example("maps near −I", drawn, dict(cover=cover))
+
+
+def _kept(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """The maps are orthogonal, no step of diffusion makes the patches disagree more, no energy is negative, and the
+    padding has no gradient. Measured: how far from orthogonal; infinite where the rest fails."""
+    cover, theta_P, x_TI = example.options["cover"], example.arguments["theta"], example.arguments["x"]
+    dtheta_P = grads["theta"]
+    assert dtheta_P is not None
+    rest_P = dtheta_P.clone()
+    for view in cover.views(rest_P).values():
+        view.zero_()
+    wrong = bool(rest_P.any()) or bool((outputs[1] < 0).any())
+    _, saved = forward(x_TI, theta_P, cover)
+    if saved is None:
+        return math.inf if wrong else 0.0, 0.0
+    u = torch.finfo(x_TI.dtype).eps
+    glued_K = [float((state_TX @ saved.delta_YX.T).norm()) for state_TX in saved.state_KTX]
+    wrong |= any(later > earlier * (1 + 64 * u) for earlier, later in zip(glued_K, glued_K[1:], strict=False))
+    eye_EE = torch.eye(cover.experts, dtype=x_TI.dtype, device=x_TI.device)
+    r_NEE = 2 * saved.q_NEE - eye_EE
+    size = max(1.0, float(cover.views(theta_P)["maps"].abs().max())) if cover.turns else 1.0
+    return math.inf if wrong else float((r_NEE @ r_NEE.mT - eye_EE).abs().max()), 64 * u * cover.experts * size
+
+
+CONTRACT = Contract(
+    shapes="x[T,I] theta[P] -> z[T,E] energy[T]",
+    sizes=dict(T=(1, 7)),
+    grads=("x", "theta"),
+    parameters=("theta",),
+    draw=_draw,
+    options=(
+        dict(cover=Cover((2, 1, 3), 4)),
+        dict(cover=Cover((5,), 4)),
+        dict(cover=Cover((1, 1), 3)),
+        dict(cover=Cover((2, 3), 1)),
+        dict(cover=Cover((1, 3, 2, 1), 2)),
+    ),
+    claims=(*EVERY_OP, equivariant("T"), Claim("conserves", check=_kept)),
+    edges=(_agreed, _cold, _turned),
+    parts={"theta": lambda theta_P, options: options["cover"].views(theta_P)},
+)
