@@ -84,6 +84,10 @@ class Model(ABC):
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
         """Of what `apply` saved: p_TE, the router's distribution over the experts, and load_E, the rows of each."""
 
+    def energy(self, saved: Any) -> Tensor | None:
+        """Of what `apply` saved: energy_T, how far a sheaf router's patches disagree on each row."""
+        return None
+
     @abstractmethod
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         """What a step on so many rows, with products in `dtype`, asks of its kernels."""

@@ -1,6 +1,7 @@
 """Sparse Mixture-of-Experts.
 
-    z = x Wᵣᵀ + bᵣ;  gates, aux = route(z);  y_t = Σ_{e∈S_t} gates_te·f_e(x_t)
+    z = x Wᵣᵀ + bᵣ, or z, energy = sheaf(x);  gates, aux = route(z);  y_t = Σ_{e∈S_t} gates_te·f_e(x_t)
+    with the sheaf router γ·mean_T(energy) is added to aux, T being the rows of the whole batch
     f_e: (Linear → LayerNorm → GELU) × (1 + depth), then Linear to O
 
 Only routed rows are computed: sorted by expert, worked on in contiguous slices, combined in a fixed order.
@@ -18,8 +19,9 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.kernels.registry import REFERENCE, Kernels, Shape
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
-from gradproof.ops import dispatch, experts, linear, route
+from gradproof.ops import dispatch, experts, linear, route, sheaf
 from gradproof.ops.experts import Chain
+from gradproof.ops.sheaf import Cover
 from gradproof.params import Entry, Weights
 
 
@@ -65,6 +67,11 @@ class MoEConfig:
         return route.Routing(self.k, self.scores, self.renormalise, self.balance, self.z_loss)
 
     @cached_property
+    def cover(self) -> Cover | None:
+        """The patches of the sheaf router."""
+        return Cover(self.patches or (self.inputs,), self.experts) if self.router == "sheaf" else None
+
+    @cached_property
     def chain(self) -> Chain:
         """The shape of one expert."""
         layers = 1 + self.depth
@@ -92,20 +99,26 @@ class MoEConfig:
 
     def spec(self) -> list[Entry]:
         """Router first, then the experts, each in the order of its layers."""
-        spec = experts.linear_entries("router", self.inputs, self.experts)
+        spec = self._router_spec()
         for e in range(self.experts):
             spec += experts.entries(f"experts.{e}.", self.chain.widths)
         return spec
 
+    def _router_spec(self) -> list[Entry]:
+        if self.cover is None:
+            return experts.linear_entries("router", self.inputs, self.experts)
+        return [entry._replace(name=f"router.{entry.name}") for entry in self.cover.spec]
+
     def param_count(self) -> int:
         """The exact number of parameters, without allocating one."""
         expert = spec_count(experts.entries("", self.chain.widths))
-        return self.experts * expert + spec_count(experts.linear_entries("router", self.inputs, self.experts))
+        return self.experts * expert + spec_count(self._router_spec())
 
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row (indices not counted)."""
         routed = self.inputs + experts.saved_per_row(self.chain) + self.outputs
-        return self.k * routed + 3 * self.experts
+        glued = self.cover.saved_per_row() if self.cover else 0
+        return self.k * routed + 3 * self.experts + glued
 
     def working_per_row(self, device: str) -> int:
         """How many numbers more a step holds for each row, at the worst moment of its backward."""
@@ -129,6 +142,7 @@ def _widest(base: MoEConfig, budget: int) -> MoEConfig:
 
 
 class Saved(NamedTuple):
+    glued: tuple[Tensor, sheaf.Saved | None] | None  # energy_T of the sheaf router, and what it saved
     routed: route.Saved
     plan: dispatch.Plan
     rows_NI: Tensor
@@ -164,16 +178,21 @@ class MoE(Model):
         c_E.copy_(route.rebalance(c_E, load_E, self.config.correction))
 
     def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
-        _, saved = self._route(weights, x_TI, None, REFERENCE)
+        z_TE, _ = self._logits(weights, x_TI)
+        _, saved = self._route(z_TE, None, REFERENCE)
         return route.load(saved.index_TK, self.config.experts)
 
     def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
         return saved.routed.q_TE, saved.plan.offset_F[1:] - saved.plan.offset_F[:-1]
 
+    def energy(self, saved: Saved) -> Tensor | None:
+        return saved.glued[0] if saved.glued else None
+
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: route.Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Saved]:
-        routed, saved = self._route(weights, x_TI, whole, kernels)
+        z_TE, glued = self._logits(weights, x_TI)
+        routed, saved = self._route(z_TE, whole, kernels)
         plan = kernels.dispatch.plan(saved.index_TK, self.config.experts)
         rows_NI, _ = kernels.dispatch.forward(x_TI, plan)
         theta_EP, narrow_EP = weights.shards("experts.", self.config.experts)
@@ -182,13 +201,21 @@ class MoE(Model):
         )
         y_TO, _ = kernels.combine.forward(rows_NO, routed.gates_TE, plan)
         # The caller owns the output, the tape keeps its own gates.
-        output = MoEOutput(y_TO, routed.gates_TE.clone(), routed.aux)
-        return output, Saved(saved, plan, rows_NI, kept, rows_NO)
+        aux = routed.aux if glued is None else routed.aux + self.config.gluing / saved.rows * glued[0].sum()
+        output = MoEOutput(y_TO, routed.gates_TE.clone(), aux)
+        return output, Saved(glued, saved, plan, rows_NI, kept, rows_NO)
+
+    def _logits(self, weights: Weights, x_TI: Tensor) -> tuple[Tensor, tuple[Tensor, sheaf.Saved | None] | None]:
+        """z_TE, and of the sheaf router energy_T with what it saved. Both read the masters: a router is never narrow."""
+        if self.config.cover is None:
+            return linear.forward(x_TI, weights["router.weight"], weights["router.bias"])[0], None
+        theta_1P, _ = weights.shards("router.", 1)
+        (z_TE, energy_T), saved = sheaf.forward(x_TI, theta_1P[0], self.config.cover)
+        return z_TE, (energy_T, saved)
 
     def _route(
-        self, weights: Weights, x_TI: Tensor, whole: route.Whole | None, kernels: Kernels
+        self, z_TE: Tensor, whole: route.Whole | None, kernels: Kernels
     ) -> tuple[route.Routed, route.Saved]:
-        z_TE, _ = linear.forward(x_TI, weights["router.weight"], weights["router.bias"])
         return kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
 
     def pull_back(
@@ -222,21 +249,45 @@ class MoE(Model):
             workspace=kernels.workspace,
         )
         dz_TE = kernels.route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
-        self._router_backward(grad_P, dz_TE, x_TI, accumulate)
-        if not want_dx:
-            return None
-        return linear.input_gradient(dz_TE, weights["router.weight"]) + kernels.dispatch.backward(drows_NI, None, plan)
-
-    def _router_backward(self, grad_P: Tensor, dz_TE: Tensor, x_TI: Tensor, accumulate: bool) -> None:
-        """The router's two gradients, written or added under their names."""
-        found = linear.parameter_gradients(dz_TE, x_TI)
-        for name, grad in zip(("router.weight", "router.bias"), found, strict=True):
-            own = self.params.views_of(grad_P)[name]
+        pulled = self._linear_backward if self.config.cover is None else self._sheaf_backward
+        dx_TI, found = pulled(weights, dz_TE, d_aux, x_TI, saved, want_dx)
+        for own, grad in zip(self._router_views(grad_P), found, strict=True):
             own.add_(grad) if accumulate else own.copy_(grad)
+        return None if dx_TI is None else dx_TI + kernels.dispatch.backward(drows_NI, None, plan)
+
+    def _router_views(self, grad_P: Tensor) -> tuple[Tensor, ...]:
+        """The router's gradients: two, or those of the sheaf router in one."""
+        if self.config.cover is not None:
+            return (self.params.shards_of(grad_P, "router.", 1)[0],)
+        views = self.params.views_of(grad_P)
+        return views["router.weight"], views["router.bias"]
+
+    def _linear_backward(
+        self, weights: Weights, dz_TE: Tensor, d_aux: Tensor, x_TI: Tensor, saved: Saved, want_dx: bool
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """What the router sends to x, and its own gradients."""
+        dx_TI = linear.input_gradient(dz_TE, weights["router.weight"]) if want_dx else None
+        return dx_TI, linear.parameter_gradients(dz_TE, x_TI)
+
+    def _sheaf_backward(
+        self, weights: Weights, dz_TE: Tensor, d_aux: Tensor, x_TI: Tensor, saved: Saved, want_dx: bool
+    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
+        """The same, the energy's share in the auxiliary loss included."""
+        assert saved.glued is not None and self.config.cover is not None
+        energy_T, kept = saved.glued
+        denergy_T = (d_aux * (self.config.gluing / saved.routed.rows)).expand_as(energy_T)
+        theta_1P, _ = weights.shards("router.", 1)
+        glued = sheaf.Glued(dz_TE, denergy_T)
+        dx_TI, dtheta_P = sheaf.backward(glued, kept, x_TI, theta_1P[0], self.config.cover, want_dx)
+        return dx_TI, (dtheta_P,)
 
 
 def _small(**options: Any) -> MoEConfig:
     return MoEConfig(**{**dict(inputs=5, outputs=3, experts=4, hidden=6, depth=1), **options})
+
+
+def _glued(**options: Any) -> MoEConfig:
+    return _small(router="sheaf", patches=(2, 1, 2), gluing=0.3, **options)
 
 
 # Rows of a batch of 25.
@@ -284,6 +335,11 @@ CONTRACT = Contract(
         dict(label="correction", config=_small(correction=0.01)),
         dict(label="part of a batch", config=_small(balance=0.1, z_loss=0.01), whole=_WHOLE),
         dict(label="everything", config=_small(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
+        dict(label="sheaf", config=_glued()),
+        dict(label="sheaf, one patch", config=_small(router="sheaf", balance=0.1)),
+        dict(label="sheaf, K = 1", config=_glued(k=1, correction=0.01)),
+        dict(label="sheaf, part of a batch", config=_glued(balance=0.1, z_loss=0.01), whole=_WHOLE),
+        dict(label="sheaf, everything", config=_glued(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
         dict(label="nano", config=MoEConfig.sized("nano")),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),

@@ -73,10 +73,20 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
 
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
     """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
-    small = {each: min(getattr(config, each), most) for each, most in SMALL.items() if hasattr(config, each)}
+    small: dict[str, Any] = {
+        each: min(getattr(config, each), most) for each, most in SMALL.items() if hasattr(config, each)
+    }
+    if getattr(config, "patches", ()):
+        small["patches"] = small_patches(len(config.patches), small["inputs"])
     contract = replace(_contract(name), options=(dict(config=replace(config, **small)),), edges=())
     label = f"{name}: this run's options"
     return _judge(name, label, examples(label, contract, seed), seed, "cpu", quick=True)
+
+
+def small_patches(count: int, inputs: int) -> tuple[int, ...]:
+    """So many inputs in as many patches, three at most."""
+    count = min(count, inputs, 3)
+    return (inputs - count + 1, *[1] * (count - 1))
 
 
 def _contract(name: str) -> Contract:
