@@ -65,7 +65,7 @@ def verify(
         str | None,
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
-    op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops; may be repeated.")] = None,
+    op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")] = None,
     model: Annotated[list[str] | None, typer.Option("--model", help="moe or dense; may be repeated.")] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[
@@ -457,14 +457,14 @@ def _verify_own(
 
     from gradproof.models.subject import FAMILIES, family, judge_model
     from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
-    from gradproof.ops import NAMES, load
+    from gradproof.ops import ENCODERS, NAMES, load
     from gradproof.proof.judge import judge_op
     from gradproof.proof.mutants import run
     from gradproof.proof.verdict import Report
     from gradproof.proof.wrong_backwards import MUTANTS as OF_OPS
 
     torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
-    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *FAMILIES]
+    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *ENCODERS, *FAMILIES]
 
     def judge(name: str, quick: bool = quick) -> Iterator[SubjectVerdict]:
         if name in FAMILIES:

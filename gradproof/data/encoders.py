@@ -1,4 +1,4 @@
-"""From rows to the inputs of a model: one-hot for names; standardised, and in pieces, for numbers."""
+"""From rows to the inputs of a model: one-hot for names; standardised, in pieces, and p-adic, for numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from gradproof.data import padic
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 
@@ -14,9 +15,9 @@ FAR = 1e4  # standard deviations: what is further away counts as this far, so th
 
 
 class Encoder:
-    """x_TI = one-hot | (v − mean)/std | pieces | missing flags; a missing number is 0 in all but its flag.
+    """x_TI = one-hot | (v − mean)/std | pieces | p-adic | missing flags; a missing number is 0 in all but its flag.
 
-    Holds the schema's figures as tensors; P pieces of all numbers."""
+    Holds the schema's figures as tensors; P pieces of all numbers, D numbers that are p-adic."""
 
     def __init__(self, schema: Schema, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         widths = [category.width for category in schema.categories]
@@ -29,6 +30,11 @@ class Encoder:
         self.piece_P = torch.tensor([n for n, _, _ in pieces], dtype=torch.int64, device=device)
         self.start_P = torch.tensor([start for _, start, _ in pieces], dtype=torch.float64, device=device)
         self.stop_P = torch.tensor([stop for _, _, stop in pieces], dtype=torch.float64, device=device)
+        whole = [i for i, number in enumerate(schema.numbers) if number.padic]
+        self.whole_D = torch.tensor(whole, dtype=torch.int64, device=device)
+        self.unit_D = torch.tensor([10.0 ** schema.numbers[i].decimals for i in whole], device=device).double()
+        long = [d for d, i in enumerate(whole) if schema.numbers[i].padic > 1]
+        self.long = torch.tensor(long, dtype=torch.int64, device=device)
         flagged = [i for i, number in enumerate(schema.numbers) if number.missing]
         self.flagged = torch.tensor(flagged, dtype=torch.int64, device=device)
 
@@ -42,8 +48,18 @@ class Encoder:
         z_TN = ((v_TN - self.mean_N) / self.std_N).nan_to_num(0.0).clamp(-FAR, FAR)
         u_TP = (v_TN[:, self.piece_P] - self.start_P) / (self.stop_P - self.start_P)
         flags = v_TN[:, self.flagged].isnan()
-        numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), flags)
+        numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), *self._digits(v_TN), flags)
         return torch.cat([onehot[:, :-1], *(each.to(self.dtype) for each in numbers)], 1)
+
+    def _digits(self, v_TN: Tensor) -> tuple[Tensor, ...]:
+        """The p-adic columns: of every number that has them, then the second ones of those that have two. What is no
+        number, or none that int64 holds, is 0."""
+        if not len(self.whole_D):
+            return ()
+        n_TD = torch.round(v_TN[:, self.whole_D] * self.unit_D)
+        n_TD = torch.where(n_TD.abs() < 2.0**63, n_TD, 0.0).to(torch.int64)
+        first_TD, second_TD = padic.forward(n_TD, dtype=self.dtype)[0]
+        return first_TD, second_TD[:, self.long]
 
     def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
         """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""

@@ -2,7 +2,8 @@
 
 C categorical columns, N number columns, M metrics. The inputs are laid out as
 
-    one-hot of each categorical column | each number, standardised | its pieces | a flag where it may be missing
+    one-hot of each categorical column | each number, standardised | its pieces | its p-adic columns | a flag where it
+    may be missing
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Category:
 class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
     the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its
-    pieces (`data/pieces.py`)."""
+    pieces (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`data/padic.py`)."""
 
     name: str
     mean: float
@@ -79,10 +80,17 @@ class Number:
     missing: bool = False
     date: bool = False
     knots: tuple[float, ...] = ()
+    padic: int = 0
+    decimals: int = 0
 
     @property
     def pieces(self) -> int:
         return max(0, len(self.knots) - 1)
+
+    @property
+    def width(self) -> int:
+        """How many inputs it has."""
+        return 1 + self.pieces + self.padic + self.missing
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,9 @@ class Metric:
     name: str
     low: float = 0.0
     high: float = 1.0
+
+
+PATCHES = 32  # blocks that a sheaf router tells apart
 
 
 @dataclass(frozen=True)
@@ -107,8 +118,20 @@ class Schema:
 
     @property
     def inputs(self) -> int:
-        numbers = sum(1 + number.pieces + number.missing for number in self.numbers)
-        return sum(category.width for category in self.categories) + numbers
+        return sum(self.blocks)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """How many inputs each categorical column has, and the numbers together."""
+        numbers = sum(number.width for number in self.numbers)
+        return (*(category.width for category in self.categories), *([numbers] if numbers else []))
+
+    @property
+    def patches(self) -> tuple[int, ...]:
+        """The blocks that a sheaf router reads; neighbouring columns share one where there would be more than 32."""
+        names, last = self.blocks[:-1], self.blocks[-1:]
+        each = max(1, -(-len(names) // (PATCHES - 1)))
+        return (*(sum(names[i : i + each]) for i in range(0, len(names), each)), *last)
 
     @property
     def outputs(self) -> int:

@@ -75,9 +75,11 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
         from gradproof.data.synthetic import synthetic
 
         made = synthetic(**options)
+        part_R = part(made.rows.outcome_R)
+        schema, notes = _encoded(config, made.schema, made.rows, part_R == TRAIN)
         if not (folder / "schema.json").exists():
-            _write_schema(folder, made.schema, [])
-        return Source(made.schema, made.rows, part(made.rows.outcome_R), [], made.best_R)
+            _write_schema(folder, schema, notes)
+        return Source(schema, made.rows, part_R, notes, made.best_R)
     if not (folder / "schema.json").exists():
         _read(config, folder, part, progress)
     schema, notes = read_schema(folder)
@@ -121,7 +123,18 @@ def _read(
         progress=progress,
     )
     publish(aside, folder / "rows")
-    _write_schema(folder, found.schema, found.notes)
+    train_R = part(np.asarray(found.rows.outcome_R)) == TRAIN
+    schema, notes = _encoded(config, found.schema, found.rows, train_R)
+    _write_schema(folder, schema, [*found.notes, *notes])
+
+
+def _encoded(config: Any, schema: Schema, rows: Rows, train_R: np.ndarray) -> tuple[Schema, list[str]]:
+    """The schema with the encoding that was asked for."""
+    if config.encoding != "padic":
+        return schema, []
+    from gradproof.data.decimals import with_padic
+
+    return with_padic(schema, rows, train_R)
 
 
 def _write_schema(folder: Path, schema: Schema, notes: list[str]) -> None:

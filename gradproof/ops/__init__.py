@@ -31,13 +31,17 @@ NAMES = (
 )
 
 
+ENCODERS = ("padic",)  # of gradproof.data: they have a contract, and nothing to differentiate
+
+
 def wide(x: Tensor) -> Tensor:
     """bf16 and fp16 as fp32, in which statistics, sums and elementwise mathematics are done; others as they are."""
     return x.float() if x.dtype in NARROW else x
 
 
 def load(name: str) -> ModuleType:
-    """The op's module; a sentence for a name that is none. `adamw` has no backward to prove, so it is not listed."""
-    if name not in (*NAMES, "adamw"):
-        raise ValueError(f"there is no op {name!r}; the ops are {', '.join(NAMES)}")
-    return import_module(f"gradproof.ops.{name}")
+    """The op's or encoder's module; a sentence for a name that is none. `adamw` has no backward to prove, so it is not
+    listed."""
+    if name not in (*NAMES, *ENCODERS, "adamw"):
+        raise ValueError(f"there is no op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
+    return import_module(f"gradproof.{'data' if name in ENCODERS else 'ops'}.{name}")

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.ops import linear, softmax
@@ -110,15 +111,17 @@ class Frame(NamedTuple):
 
 @lru_cache(maxsize=64)
 def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
-    """Made once: nothing may be sent to a device while a graph is captured."""
+    """Made once, since nothing may be sent to a device while a graph is captured; and outside of all modes, which would
+    round or poison what is kept."""
     U, M, E = len(cover.patches), len(cover.edges), cover.experts
-    side_MUS, turn_GEE = torch.zeros(M, U, 2), torch.zeros(cover.turns, E, E)
-    for m, (i, j) in enumerate(cover.edges):
-        side_MUS[m, i, 0], side_MUS[m, j, 1] = 1, -1
-    for g, (e, f) in enumerate(combinations(range(E), 2)):
-        turn_GEE[g, e, f], turn_GEE[g, f, e] = 1, -1
-    share_MU = side_MUS.double().abs().sum(2) / torch.tensor(cover.degrees)
-    return Frame(*(each.to(device, dtype) for each in (side_MUS, share_MU, turn_GEE.flatten(1))))
+    with _disable_current_modes(), torch.inference_mode(False):
+        side_MUS, turn_GEE = torch.zeros(M, U, 2), torch.zeros(cover.turns, E, E)
+        for m, (i, j) in enumerate(cover.edges):
+            side_MUS[m, i, 0], side_MUS[m, j, 1] = 1, -1
+        for g, (e, f) in enumerate(combinations(range(E), 2)):
+            turn_GEE[g, e, f], turn_GEE[g, f, e] = 1, -1
+        share_MU = side_MUS.double().abs().sum(2) / torch.tensor(cover.degrees)
+        return Frame(*(each.to(device, dtype) for each in (side_MUS, share_MU, turn_GEE.flatten(1))))
 
 
 class Glued(NamedTuple):

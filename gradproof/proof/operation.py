@@ -25,7 +25,7 @@ def subject(op: ModuleType, name: str, example: Example, dtype: torch.dtype, dev
         given = {**arguments, **options, **values}
         y, saved = op.forward(**wanted(op.forward, given))
         outputs = tuple(y) if isinstance(y, tuple) else (y,)
-        if cotangents is None:
+        if cotangents is None or not grads:
             return outputs, {}
         dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
         found = op.backward(dy, saved, **wanted(op.backward, given))

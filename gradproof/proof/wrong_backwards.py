@@ -9,6 +9,7 @@ Each takes the right function first and then its arguments.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -387,6 +388,47 @@ def _(right, dy, saved, x, theta, cover, want_dx=True):
     dx, dtheta = right(dy, saved, x, theta, cover, want_dx)
     cover.views(dtheta)["patches.0.weight"].mul_(1.02)
     return dx, dtheta
+
+
+# The p-adic encoder: its forward returns both columns; it has no backward.
+
+
+ENCODED, TURNED = "gradproof.data.padic:forward", "gradproof.data.padic:_turned"
+
+
+@wrong("padic", "the most significant digit first", target=TURNED)
+def _(right, rest, p, K):
+    return -torch.fmod(rest, p**K), right(rest, p, K)[1]
+
+
+@wrong("padic", "the sign is lost", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n, p, dtype)[0]
+    return type(found)(*(column.abs() for column in found)), None
+
+
+@wrong("padic", "one digit too few", target=TURNED)
+def _(right, rest, p, K):
+    turned, rest = right(rest, p, K)
+    return turned - torch.fmod(turned, p), rest
+
+
+@wrong("padic", "the numbers as int32", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    return right(n.to(torch.int32).to(torch.int64), p, dtype)
+
+
+@wrong("padic", "|−2⁶³| taken in int64", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n.abs(), p, dtype)[0]
+    return type(found)(*(torch.sign(n) * column for column in found)), None
+
+
+@wrong("padic", "twice as many digits in the first column", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n, p, torch.float64)[0]
+    together = found.first_T + found.second_T / p ** int(24 * math.log(2, p))
+    return type(found)(together.to(dtype), found.second_T.to(dtype)), None
 
 
 # Dispatch: returns dx. Combine: returns drows, dgates.

@@ -29,12 +29,13 @@ def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]
             "probabilities": dict(zip(classes, p_C, strict=True)),
             "metrics": dict(zip(metrics, m_M, strict=True)),
             "gates": g_E,
+            **({"router_energy": e_R[0]} if e_R else {}),
         }
-        for decision, p_C, m_M, g_E in zip(*(array.tolist() for array in predictions), strict=True)
+        for decision, p_C, m_M, g_E, e_R in zip(*(array.tolist() for array in predictions), strict=True)
     ]
     for record in records:
         if record["decision"] is None:
-            record["probability"] = None
+            record |= {key: None for key in ("probability", "router_energy") if key in record}
             record["gates"] = [None] * len(record["gates"])
             record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
     return records
@@ -108,12 +109,14 @@ class _Tally:
 
 
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:
-    """decision, probability, p_<class>…, <metric>…, gate_<e>…; a name already taken gets a trailing underscore."""
+    """decision, probability, p_<class>…, <metric>…, gate_<e>…, with a sheaf router router_energy; a name already taken
+    gets a trailing underscore."""
     import polars as pl
 
     decision_T, p_TC = predictions.decision_T, predictions.probability_TC
     names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics]
     names += [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
+    names += ["router_energy"] * predictions.energy_TR.shape[1]
     columns = {
         "decision": pl.Series([None if d < 0 else schema.classes[d] for d in decision_T.tolist()], dtype=pl.String),
         "probability": p_TC[np.arange(len(p_TC)), decision_T],

@@ -43,20 +43,23 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
 
 def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
     """The configured model for the width of the data, with its initial values."""
-    shape = model_config(config, schema.inputs, schema.outputs)
+    shape = model_config(config, schema.inputs, schema.outputs, schema.patches)
     return family(config.model)(shape, seed=config.seed, device=device)
 
 
-def model_config(config: TrainConfig, inputs: int, outputs: int) -> Any:
+def model_config(config: TrainConfig, inputs: int, outputs: int, patches: tuple[int, ...] = ()) -> Any:
     """The model's own config; a sentence for options that it does not have."""
     kind = family(config.model)
     options = {"balance": BALANCE, **config.model_options} if config.model == "moe" else config.model_options
-    types = {each.name: type(each.default) for each in fields(kind.Config) if each.name not in ("inputs", "outputs")}
+    given = ("inputs", "outputs", "router", "patches")  # by the data and by the run's own options
+    types = {each.name: type(each.default) for each in fields(kind.Config) if each.name not in given}
     for name, value in options.items():
         if name not in types:
             raise ValueError(f"model_options: there is no {name!r} to set; there are {', '.join(types)}")
         if type(value) is not types[name] and (types[name], type(value)) != (float, int):
             raise ValueError(f"model_options: {name} = {value!r} must be {types[name].__name__}")
+    if config.router == "sheaf":
+        options = {**options, "router": "sheaf", "patches": patches}
     return replace(kind.Config.sized(config.size, inputs=inputs, outputs=outputs), **options)
 
 

@@ -184,6 +184,7 @@ class Trainer:
 
     def _record(self, result: StepResult, rate: float) -> dict[str, Any]:
         share_E = result.load.double() / result.load.sum()
+        energy = {"router_energy": float(result.energy)} if self.config.router == "sheaf" else {}
         return {
             "step": self.at.step,
             "rows": self.at.step * self.batches.batch,
@@ -193,6 +194,7 @@ class Trainer:
             "lr": self.step.optimizer.lr,
             "grad_norm": float(result.grad_norm),
             "router_entropy": float(result.entropy),
+            **energy,
             "per_expert_share": share_E.tolist(),
             "rows_per_s": rate,
             "memory": memory_bytes(self.config.device),

@@ -26,6 +26,7 @@ class Predictions(NamedTuple):
     probability_TC: np.ndarray  # float64
     metrics_TM: np.ndarray  # float64, in the metrics' own units
     gates_TE: np.ndarray  # float64
+    energy_TR: np.ndarray  # float64; R = 1 with a sheaf router, whose self-disagreement it is, else 0
 
     @property
     def count(self) -> int:
@@ -69,18 +70,20 @@ class Predictor:
     def _forward(self, rows: Rows) -> Predictions:
         C = len(self.schema.classes)
         if not rows.count:
-            E = getattr(self.model.config, "experts", 1)
-            empty = (np.zeros((0, width)) for width in (C, len(self.low_M), E))
+            E, glued = getattr(self.model.config, "experts", 1), getattr(self.model.config, "router", "") == "sheaf"
+            empty = (np.zeros((0, width)) for width in (C, len(self.low_M), E, int(glued)))
             return Predictions(np.zeros(0, np.int64), *empty)
-        output, _ = self.model.apply(self.model.params, self.encoder.inputs(rows))
+        output, saved = self.model.apply(self.model.params, self.encoder.inputs(rows))
         logits_TO = output.logits_TO.cpu().double()
         probability_TC = torch.softmax(logits_TO[:, :C], 1).numpy()
         metrics_TM = self.low_M + logits_TO[:, C:].numpy() * self.span_M
         gates_TE = output.gates_TE.cpu().double().numpy()
+        energy_T = self.model.energy(saved)
+        energy_TR = np.zeros((rows.count, 0)) if energy_T is None else energy_T.cpu().double().numpy()[:, None]
         decision_T = probability_TC.argmax(1)
         finite_T = logits_TO.isfinite().all(1).numpy()
         if not finite_T.all():
             decision_T[~finite_T] = -1
-            for array in (probability_TC, metrics_TM, gates_TE):
+            for array in (probability_TC, metrics_TM, gates_TE, energy_TR):
                 array[~finite_T] = np.nan
-        return Predictions(decision_T, probability_TC, metrics_TM, gates_TE)
+        return Predictions(decision_T, probability_TC, metrics_TM, gates_TE, energy_TR)

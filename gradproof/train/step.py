@@ -44,15 +44,17 @@ class StepResult(NamedTuple):
     entropy: Tensor  # mean row entropy of the router's distribution, nats
     skipped: Tensor  # 1 where nothing was updated, because loss or gradient was not finite
     scale: Tensor  # the loss scale that this step was taken with
+    energy: Tensor  # mean row energy of a sheaf router; 0 without one
 
 
 class _Part(NamedTuple):
-    """What one micro-batch adds to the result; `entropy` is a sum here."""
+    """What one micro-batch adds to the result; `entropy` and `energy` are sums here."""
 
     loss: Tensor
     gates: Tensor
     load: Tensor
     entropy: Tensor
+    energy: Tensor | None
 
 
 class TrainStep:
@@ -99,6 +101,7 @@ class TrainStep:
         self.scale = flat_P.new_full((), FIRST_SCALE if self.scaling else 1.0)
         self.good = flat_P.new_zeros(())  # steps since the scale last changed
         self.skipped = flat_P.new_zeros(())  # steps skipped so far
+        self._calm = flat_P.new_zeros(())  # the energy of a router that has none
 
     def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
         """One update by the whole batch."""
@@ -150,11 +153,14 @@ class TrainStep:
         results = [self._part(x_TI, target, total, whole, i > 0, kernels) for i, (x_TI, target) in enumerate(parts)]
         loss = torch.stack([each.loss for each in results]).sum() if len(parts) > 1 else results[0].loss
         load_E = torch.stack([each.load for each in results]).sum(0) if len(parts) > 1 else results[0].load
-        entropy = sum((each.entropy for each in results[1:]), results[0].entropy) / sum(len(x_TI) for x_TI, _ in parts)
+        rows = sum(len(x_TI) for x_TI, _ in parts)
+        entropy = sum((each.entropy for each in results[1:]), results[0].entropy) / rows
+        energies = [each.energy for each in results if each.energy is not None]
+        energy = sum(energies[1:], energies[0]) / rows if energies else self._calm
         gates_TE = torch.cat([each.gates for each in results]) if len(parts) > 1 else results[0].gates
         scale = self.scale.clone()
         norm, skipped = self._update(loss, load_E, kernels)
-        return StepResult(loss, gates_TE, norm, load_E, entropy, skipped, scale)
+        return StepResult(loss, gates_TE, norm, load_E, entropy, skipped, scale, energy)
 
     def choose(self, rows: int) -> Kernels:
         """The kernels for so many rows: admitted when a class of shapes is first met."""
@@ -190,11 +196,13 @@ class TrainStep:
         loss, kept = self.loss.forward(output.logits_TO, target, total, kernels)
         d_logits_TO = self.loss.backward(self.scale, kept, output.logits_TO, target, kernels)
         p_TE, load_E = self.model.routed(saved)
+        energy_T = self.model.energy(saved)
         dy, grad_P = (d_logits_TO, self.scale), self.model.params.grad_P
         self.model.pull_back(
             self.weights, grad_P, dy, x_TI, saved, accumulate=accumulate, want_dx=False, kernels=kernels
         )
-        return _Part(loss + output.aux, output.gates_TE, load_E, torch.special.entr(p_TE).sum())
+        energy = None if energy_T is None else energy_T.sum()
+        return _Part(loss + output.aux, output.gates_TE, load_E, torch.special.entr(p_TE).sum(), energy)
 
     def _update(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""

@@ -10,7 +10,7 @@ from gradproof.data.source import check, open_source, read_schema, synthetic_opt
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.data.synthetic import synthetic
 
-CONFIG = dict(target=None, metrics=[], categorical=[], ignore=[], validation=0.1, test=0.2, seed=0)
+CONFIG = dict(target=None, metrics=[], categorical=[], ignore=[], encoding="onehot", validation=0.1, test=0.2, seed=0)
 
 
 def config(data, **other):

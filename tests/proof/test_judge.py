@@ -10,7 +10,7 @@ from gradproof.proof.examples import examples, parse_shapes
 from gradproof.proof.judge import judge_op
 
 
-@pytest.mark.parametrize("name", ops.NAMES)
+@pytest.mark.parametrize("name", (*ops.NAMES, *ops.ENCODERS))
 def test_op_is_proven(name):
     verdict = judge_op(ops.load(name))
     assert verdict.status == "proven", verdict.failures()

@@ -32,7 +32,7 @@ class Echo:
         self.threads.add(threading.get_ident())
         if self.fails_at in values:
             raise ArithmeticError("no")
-        return Predictions(values.astype(np.int64), *(np.stack([values] * 2, 1) for _ in range(3)))
+        return Predictions(values.astype(np.int64), *(np.stack([values] * 2, 1) for _ in range(4)))
 
 
 def together(batcher, *requests):

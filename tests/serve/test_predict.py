@@ -57,7 +57,7 @@ def test_equals_a_forward_and_a_softmax(predictor, schema):
 def test_probabilities_are_taken_in_float64(predictor, schema):
     """In float32 the rows would sum to 1 only to 1e-7."""
     found = predictor(draw(schema, 300))
-    assert [array.dtype for array in found] == [np.int64, np.float64, np.float64, np.float64]
+    assert [array.dtype for array in found] == [np.int64, *[np.float64] * 4]
     assert np.abs(found.probability_TC.sum(1) - 1).max() < 1e-15
 
 

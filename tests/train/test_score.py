@@ -27,7 +27,7 @@ def drawn(T, C, seed=0, sharp=1.0):
 def scored(p_TC, outcome_T, found_TM=None, truth_TM=None, metrics=()):
     none_T0 = np.zeros((len(outcome_T), 0))
     found_TM, truth_TM = (none_T0, none_T0) if found_TM is None else (found_TM, truth_TM)
-    found = Predictions(p_TC.argmax(1), p_TC, found_TM, none_T0)
+    found = Predictions(p_TC.argmax(1), p_TC, found_TM, none_T0, none_T0)
     return score(found, Rows(none_T0, none_T0, outcome_T, truth_TM), schema(p_TC.shape[1], *metrics))
 
 
@@ -150,9 +150,8 @@ def test_a_row_without_a_decision():
     p_TC, outcome_T = drawn(30, 3)
     decision_T, none_T0 = p_TC.argmax(1), np.zeros((30, 0))
     outcome_T[0], decision_T[0], p_TC[0] = 2, -1, np.nan
-    record = score(
-        Predictions(decision_T, p_TC, none_T0, none_T0), Rows(none_T0, none_T0, outcome_T, none_T0), schema(3)
-    )
+    found = Predictions(decision_T, p_TC, none_T0, none_T0, none_T0)
+    record = score(found, Rows(none_T0, none_T0, outcome_T, none_T0), schema(3))
     json.dumps(record, allow_nan=False)
     assert record["accuracy"] == (decision_T == outcome_T).mean()
     assert record["confusion"][2][2] == ((outcome_T[1:] == 2) & (decision_T[1:] == 2)).sum()
