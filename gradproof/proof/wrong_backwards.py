@@ -314,17 +314,15 @@ def _(right, dl, delta):
     return 2 * delta @ dl
 
 
-@wrong("sheaf", "two steps of diffusion instead of three")
-def _(right, dy, saved, x, theta, cover, want_dx=True):
-    if saved is not None:
-        saved = saved._replace(state_KTX=(saved.state_KTX[0], *saved.state_KTX[2:]))
-    return right(dy, saved, x, theta, cover, want_dx)
+@wrong("sheaf", "one of three steps of diffusion has no gradient", target=of_sheaf("_cube_backward"))
+def _(right, dc, d):
+    return right(dc, d) - d @ dc @ d
 
 
 @wrong("sheaf", "the energy taken after diffusion")
 def _(right, dy, saved, x, theta, cover, want_dx=True):
     if saved is not None:
-        found = saved.state_KTX[-1] @ saved.delta_YX.T
+        found = saved.late_TX @ saved.delta_YX.T
         saved = saved._replace(found_TME=found.view_as(saved.found_TME))
     return right(dy, saved, x, theta, cover, want_dx)
 
