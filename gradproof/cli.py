@@ -65,7 +65,9 @@ def verify(
         str | None,
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
-    op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")] = None,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")
+    ] = None,
     model: Annotated[list[str] | None, typer.Option("--model", help="moe or dense; may be repeated.")] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[

@@ -1,8 +1,8 @@
 """Decimals: how many of them the numbers of a column have, so that they are integers of a fixed unit.
 
-A column has d decimals where every training value is the float nearest to an integer over 10^d, for the smallest such d
-up to nine; 12, 0.5 and 3.25 have two. Measurements that use all digits of a float have none: p-adic distances between them
-would mean nothing.
+A column has d decimals where every training value is the float nearest to an integer over 10^d, for the smallest such
+d up to nine; 12, 0.5 and 3.25 have two. Measurements that use all digits of a float have none: p-adic distances between
+them would mean nothing.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def with_padic(schema: Schema, rows: Rows, train_R: np.ndarray) -> tuple[Schema,
     """The schema with p-adic columns for each number whose training values are integers of a fixed unit: a second one
     where some have more digits than the first holds. And a sentence for each number that has none."""
     (index_T,) = np.nonzero(train_R)
-    decimals_N, largest_N = np.zeros(len(schema.numbers), np.int64), np.zeros(len(schema.numbers))
+    decimals_N, largest_N = [0] * len(schema.numbers), np.zeros(len(schema.numbers))
     for start in range(0, len(index_T), CHUNK):
         value_TN = rows.numbers_RN[index_T[start : start + CHUNK]]
         value_TN = np.where(np.isfinite(value_TN), value_TN, 0.0)
         largest_N = np.maximum(largest_N, np.abs(value_TN).max(0, initial=0.0))
         decimals_N = [_decimals(value_TN[:, n], d) for n, d in enumerate(decimals_N)]
     numbers = tuple(
-        _encoded(number, int(d), float(largest))
+        _encoded(number, d, float(largest))
         for number, d, largest in zip(schema.numbers, decimals_N, largest_N, strict=True)
     )
     notes = [

@@ -3,9 +3,9 @@
     enc(n) = sign(n)·Σ_i d_i p^{−(i+1)},  d_i the digits of |n|
 
 Numbers that agree in their lowest k digits are near: for numbers of the same sign (zero counts as either)
-a ≡ b mod p^k ⇒ |enc a − enc b| < p^{−k}. The first column holds K digits, the most with p^K ≤ 2²⁴ (24 for p = 2): rounded
-to float32 they still differ, and no difference is rounded up to p^{−k}. The next K digits are the second column; those
-beyond (of numbers from 2⁴⁸ on, for p = 2) are not encoded.
+a ≡ b mod p^k ⇒ |enc a − enc b| < p^{−k}. The first column holds K digits, the most with p^K ≤ 2²⁴ (24 for p = 2):
+rounded to float32 they still differ, and no difference is rounded up to p^{−k}. The next K digits are the second
+column; those beyond (of numbers from 2⁴⁸ on, for p = 2) are not encoded.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def forward(n_T: Tensor, p: int = 2, dtype: torch.dtype = torch.float32) -> tupl
     found = []
     for _ in range(2):
         turned_T, rest_T = _turned(rest_T, p, K)
-        found.append((torch.sign(n_T) * turned_T / float(p**K)).to(dtype))
+        found.append(((torch.sign(n_T) * turned_T).double() / p**K).to(dtype))
     return Encoded(*found), None
 
 

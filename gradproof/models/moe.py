@@ -206,16 +206,14 @@ class MoE(Model):
         return output, Saved(glued, saved, plan, rows_NI, kept, rows_NO)
 
     def _logits(self, weights: Weights, x_TI: Tensor) -> tuple[Tensor, tuple[Tensor, sheaf.Saved | None] | None]:
-        """z_TE, and of the sheaf router energy_T with what it saved. Both read the masters: a router is never narrow."""
+        """z_TE, and of the sheaf router energy_T with what it saved. From the masters: a router is never narrow."""
         if self.config.cover is None:
             return linear.forward(x_TI, weights["router.weight"], weights["router.bias"])[0], None
         theta_1P, _ = weights.shards("router.", 1)
         (z_TE, energy_T), saved = sheaf.forward(x_TI, theta_1P[0], self.config.cover)
         return z_TE, (energy_T, saved)
 
-    def _route(
-        self, z_TE: Tensor, whole: route.Whole | None, kernels: Kernels
-    ) -> tuple[route.Routed, route.Saved]:
+    def _route(self, z_TE: Tensor, whole: route.Whole | None, kernels: Kernels) -> tuple[route.Routed, route.Saved]:
         return kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
 
     def pull_back(

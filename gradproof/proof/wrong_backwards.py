@@ -364,7 +364,7 @@ def _(right, dy, saved, x, theta, cover, want_dx=True):
 
 @wrong("sheaf", "the last patch does not reach the inputs")
 def _(right, dy, saved, x, theta, cover, want_dx=True):
-    dx, dtheta = right(dy, saved, x, theta, cover, want_dx)
+    _, dtheta = right(dy, saved, x, theta, cover, want_dx)
     blind = theta.clone()
     cover.views(blind)[f"patches.{len(cover.patches) - 1}.weight"].zero_()
     return right(dy, saved, x, blind, cover, want_dx)[0], dtheta

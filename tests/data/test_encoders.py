@@ -49,6 +49,22 @@ def test_pieces():
     assert torch.equal(found[:, 2:], torch.tensor(right, dtype=torch.float64))
 
 
+def test_padic():
+    """Behind the pieces, before the flags: in the column's own unit, second columns after all first ones, and 0 for
+    what is no integer at all."""
+    numbers = (
+        Number("m", 0.0, 1.0, missing=True, padic=2, decimals=1),
+        Number("n", 0.0, 1.0),
+        Number("o", 0.0, 1.0, padic=1),
+    )
+    values = [[0.3, 1, -6], [NAN, 2, 1e300], [2.0**25 / 10, 3, -np.inf], [2.0**24 / 10 + 0.2, 4, 2.4]]
+    schema = Schema("y", ("a",), (), numbers)
+    found = Encoder(schema).inputs(rows([], values))
+    right = [[0.75, -0.375, 0, 0], [0, 0, 0, 1], [0, 0, 0.25, 0], [0.25, 0.25, 0.5, 0]]
+    assert schema.inputs == schema.patches[0] == 7
+    assert torch.equal(found[:, 3:], torch.tensor(right))
+
+
 def test_no_slot_is_zeros():
     """A value that has no slot must not fall into another column's, nor the first one's."""
     found = Encoder(SCHEMA).inputs(rows([[-1, -1]] * 2, [[10, 0, -1]] * 2))

@@ -9,7 +9,9 @@ NAME = st.text(max_size=5)
 FLOAT = st.floats(allow_nan=False, allow_infinity=False)
 CATEGORY = st.builds(Category, NAME, st.lists(NAME, max_size=4, unique=True).map(tuple), st.booleans(), st.booleans())
 KNOTS = st.lists(FLOAT, max_size=3).map(tuple)
-NUMBER = st.builds(Number, NAME, FLOAT, FLOAT, st.booleans(), st.booleans(), KNOTS)
+NUMBER = st.builds(
+    Number, NAME, FLOAT, FLOAT, st.booleans(), st.booleans(), KNOTS, st.integers(0, 2), st.integers(0, 9)
+)
 SCHEMA = st.builds(
     Schema,
     NAME,
@@ -54,3 +56,17 @@ def test_sizes():
     )
     assert (schema.inputs, schema.outputs) == (4 + 2 + 2 + 2 + 1, 4)
     assert (Schema("y", ("a",)).inputs, Schema("y", ("a",)).outputs) == (0, 1)
+
+
+@given(SCHEMA)
+def test_patches_are_all_inputs(schema):
+    """In their order: a patch that begins a column too late would read parts of two."""
+    assert schema.patches == schema.blocks and sum(schema.blocks) == schema.inputs
+
+
+def test_many_columns_share_patches():
+    """Neighbours, in order, and the numbers by themselves: never more than 32."""
+    names = tuple(Category(f"c{i}", ("u", "v"), other=i % 2 == 0) for i in range(70))
+    schema = Schema("y", ("a", "b"), names, (Number("n", 0.0, 1.0), Number("m", 0.0, 1.0, missing=True)))
+    assert len(schema.patches) == 25 and schema.patches[:2] == (8, 7) and schema.patches[-2:] == (2, 3)
+    assert sum(schema.patches) == schema.inputs

@@ -252,6 +252,52 @@ def test_matching_meets_its_budget(exponent):
     assert abs(MoEConfig.matching(budget).param_count() - budget) <= 0.01 * budget
 
 
+SHEAF = dict(router="sheaf", patches=(9, 11, 14, 7, 5, 16, 8, 4, 22))
+
+
+@pytest.mark.parametrize("options", [SHEAF, dict(router="sheaf"), dict(SHEAF, experts=1, k=1), dict(SHEAF, experts=7)])
+def test_the_count_of_a_sheaf_router_is_exact(options):
+    """Without allocating: the maps have E(E − 1)/2 numbers each, not E²; one patch has none."""
+    config = MoEConfig.sized("nano", **options)
+    model = MoE(config)
+    assert config.param_count() == model.params.count == sum(view.numel() for view in model.params.values())
+    assert {name.split(".")[0] for name in model.params} == {"router", "experts"}
+
+
+def test_matching_keeps_what_is_fixed():
+    """The router's own parameters are part of the budget."""
+    config = MoEConfig.matching(200_000, experts=3, **SHEAF)
+    assert config.cover and (config.experts, config.patches) == (3, SHEAF["patches"])
+    assert abs(config.param_count() - 200_000) <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(router="hash"), "router = 'hash': it is one of softmax, sheaf"),
+        (dict(patches=(3, 3)), r"patches = \(3, 3\): widths of at least 1 that add up to the 96 inputs"),
+        (dict(patches=(96, 0)), "widths of at least 1"),
+        (dict(gluing=-1.0), "gluing = -1.0"),
+    ],
+)
+def test_refuses_a_router(options, message):
+    with pytest.raises(ValueError, match=message):
+        MoEConfig(**options)
+
+
+def test_the_energy_joins_the_auxiliary_loss(normal, agree):
+    """γ·mean energy, over the rows of the whole batch where these are a part of it."""
+    x_TI = normal(30, (9, 5))[0]
+    plain, glued = (small(router="sheaf", patches=(2, 1, 2), gluing=each, balance=0.1) for each in (0.0, 0.7))
+    for whole in (None, Whole(25, torch.tensor([20, 12, 3, 15]))):
+        (without, tape), (output, _) = (model.forward(x_TI, whole) for model in (plain, glued))
+        energy_T = plain.energy(tape.saved)
+        assert energy_T.shape == (9,) and float(energy_T.min()) > 0
+        agree(output.aux - without.aux, 0.7 * energy_T.sum() / (25 if whole else 9), 1e-12)
+        assert torch.equal(output.logits_TO, without.logits_TO)
+    assert small().energy(small().forward(x_TI)[1].saved) is None
+
+
 def test_matching_refuses_an_impossible_budget():
     """A model ten times too large would be compared as if it were equal."""
     with pytest.raises(ValueError, match="no MoE of 96 inputs and 20 outputs has as few as 100 parameters"):

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch see
 
 MODELS = {
     "moe": (MoE, MoEConfig(9, 5, hidden=32, depth=1, balance=0.1, z_loss=0.01, correction=0.01)),
+    "sheaf": (MoE, MoEConfig(9, 5, hidden=32, depth=1, balance=0.1, router="sheaf", patches=(4, 2, 3), gluing=0.1)),
     "dense": (Dense, DenseConfig(9, 5, hidden=16, feedforward=32, blocks=1)),
 }
 

@@ -16,13 +16,16 @@ import torch
 from safetensors import SafetensorError
 
 from gradproof.data.split import TEST, TRAIN, VALIDATION
+from gradproof.data.synthetic import BLOCKS
 from gradproof.proof.verdict import SubjectVerdict
+from gradproof.serve.predict import as_records
 from gradproof.train import checkpoint, loop
 from gradproof.train import step as step_module
 from gradproof.train.checkpoint import MODEL, STEP
 from gradproof.train.config import TrainConfig
-from gradproof.train.load import build_model, restore
+from gradproof.train.load import build_model, load_model, restore
 from gradproof.train.loop import Stopped, Trainer, prove
+from gradproof.train.predictor import Predictor
 from gradproof.train.run import start
 
 NOT_REPRODUCED = ("rows_per_s", "memory")
@@ -220,6 +223,28 @@ def test_a_resumed_dense_run(tmp_path, tiny, open_run, undisturbed):
     trainer, _ = open_run(tmp_path / "run", {})
     trainer.train()
     assert ending(trainer) == undisturbed(open_run, options)
+
+
+SHEAF = dict(router="sheaf", encoding="padic")
+
+
+def test_a_resumed_sheaf_run_on_padic_inputs(tmp_path, tiny, open_run, undisturbed):
+    """The same columns and patches after a resume; the energy is in every line."""
+    options = {**tiny, **SHEAF}
+    trainer, _ = open_run(tmp_path / "run", options, interrupt(6))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer, watch = open_run(tmp_path / "run", {})
+    trainer.train()
+    assert ending(trainer) == undisturbed(open_run, options)
+    assert trainer.model.config.patches == (*BLOCKS, 44) and trainer.model.config.inputs == 118
+    assert all(record["router_energy"] > 0 for record in watch.records)
+    loaded = load_model(tmp_path / "run")
+    rows = trainer.source.rows.slice(0, 7)
+    found = Predictor(loaded.model, loaded.schema)(rows)
+    assert found.energy_TR.shape == (7, 1) and (found.energy_TR > 0).all()
+    record = as_records(found, loaded.schema)[0]
+    assert record["router_energy"] == found.energy_TR[0, 0]
 
 
 def test_interrupted_over_and_over(tmp_path, tiny, open_run, undisturbed):
@@ -611,6 +636,7 @@ def test_a_refuted_config_is_never_trained(tmp_path, tiny, monkeypatch):
         (dict(model_options=dict(expert=8)), "model_options: there is no 'expert' to set; there are experts"),
         (dict(model_options=dict(k=9)), "k = 9"),
         (dict(model_options=dict(inputs=5)), "model_options"),
+        (dict(model_options=dict(router="sheaf")), "model_options: there is no 'router' to set"),
         (dict(model_options=dict(hidden="wide")), "model_options"),
         (dict(model_options=dict(k=1.5)), "k = 1.5|model_options"),
         (dict(model_options=dict(hidden=8.5)), "hidden|model_options"),

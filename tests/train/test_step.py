@@ -41,6 +41,7 @@ MODELS = {
         scores="sigmoid", renormalise=True, balance=0.3, z_loss=0.07, correction=0.05, k=3, **o
     ),
     "K = 1": lambda **o: moe(k=1, balance=0.3, **o),
+    "sheaf": lambda **o: moe(router="sheaf", patches=(2, 1, 2), gluing=0.2, balance=0.3, **o),
     "dense": lambda **o: dense(**o),
 }
 
@@ -192,6 +193,16 @@ def test_no_whole_at_all_would_be_seen(normal, monkeypatch):
     monkeypatch.setattr(TrainStep, "_whole", lambda self, parts: None)
     wrong = trained(normal, MODELS["balance, z-loss, correction"](), "weighted quality", CUTS)
     assert apart(wrong, right)["loss"] > 1e-2 and apart(wrong, right)["gradient"] > 1e-3
+
+
+def test_energy_by_hand(normal, agree):
+    """The mean over all rows, however they are cut."""
+    model = MODELS["sheaf"]()
+    x_TI, target = batch(normal, "cross_entropy", 0, 9)
+    energy_T = model.energy(model.forward(x_TI)[1].saved)
+    result = TrainStep(model, "cross_entropy", AdamW(lr=0.0), "fp64").accumulate(cut(x_TI, target, [4, 5]))
+    agree(result.energy, energy_T.mean())
+    assert not TrainStep(moe(), "cross_entropy", AdamW(), "fp64")(x_TI, target).energy
 
 
 def test_load_entropy_and_gates_by_hand(normal, agree):
