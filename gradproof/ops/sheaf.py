@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from itertools import accumulate, combinations
 from typing import Any, NamedTuple
 
@@ -110,7 +110,7 @@ class Frame(NamedTuple):
     eye_XX: Tensor
 
 
-@lru_cache(maxsize=64)
+@cache
 def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
     """Made once, since nothing may be sent to a device while a graph is captured; and outside of all modes, which would
     round or poison what is kept."""

@@ -189,3 +189,11 @@ def test_what_it_costs():
     _, saved = sheaf.forward(*drawn(QUALITY), QUALITY)
     kept = (saved.s_TX, saved.late_TX, saved.found_TME, saved.energy_TU, saved.a_TU)
     assert QUALITY.saved_per_row() == sum(tensor.numel() for tensor in kept) / 5
+
+
+def test_nothing_is_read_by_the_host():
+    """Tensors without data: whoever asks for a value, as a graph that is captured cannot, fails."""
+    x_TI, theta_P = (tensor.to("meta") for tensor in drawn(QUALITY))
+    found, saved = sheaf.forward(x_TI, theta_P, QUALITY)
+    dx_TI, dtheta_P = sheaf.backward(found, saved, x_TI, theta_P, QUALITY)
+    assert (dx_TI.shape, dtheta_P.shape) == (x_TI.shape, theta_P.shape)

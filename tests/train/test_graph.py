@@ -29,6 +29,12 @@ ROUTED = dict(balance=0.1, z_loss=0.01, correction=0.01)
 CASES = {
     "narrow bf16": (MoE, MoEConfig(9, 5, hidden=32, depth=1, **ROUTED), "bf16", "triton"),
     "narrow fp16": (MoE, MoEConfig(9, 5, hidden=32, depth=1, **ROUTED), "fp16", "triton"),
+    "sheaf bf16": (
+        MoE,
+        MoEConfig(9, 5, hidden=32, depth=1, router="sheaf", patches=(4, 2, 3), gluing=0.1, **ROUTED),
+        "bf16",
+        "triton",
+    ),
     "wide bf16": (MoE, MoEConfig(16, 5, hidden=136, depth=1, **ROUTED), "bf16", "grouped"),
     "dense bf16": (Dense, DenseConfig(16, 5, hidden=16, feedforward=32, blocks=1), "bf16", None),
     "dense fp32": (Dense, DenseConfig(9, 5, hidden=16, feedforward=32, blocks=1), "fp32", "cublas"),
