@@ -58,6 +58,12 @@ def _(right, self, weights, grad, dy, x, saved, **options):
     return right(self, weights, grad, (dy[0], torch.zeros_like(dy[1])), x, saved, **options)
 
 
+@wrong("moe", "a part of a batch takes its energy for the whole", target="gradproof.models.moe:MoE._sheaf_backward")
+def _(right, self, weights, dz, d_aux, x, saved, want_dx):
+    saved = saved._replace(routed=saved.routed._replace(rows=x.shape[0]))
+    return right(self, weights, dz, d_aux, x, saved, want_dx)
+
+
 @wrong("moe", "adds to stale gradients", target="gradproof.models.model:Model.backward")
 def _(right, self, d_logits, tape, d_aux=0.0, accumulate=False):
     return right(self, d_logits, tape, d_aux, True)

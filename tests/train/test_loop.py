@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.data.synthetic import BLOCKS
 from gradproof.proof.verdict import SubjectVerdict
-from gradproof.serve.predict import as_records
+from gradproof.serve.predict import as_frame, as_records
 from gradproof.train import checkpoint, loop
 from gradproof.train import step as step_module
 from gradproof.train.checkpoint import MODEL, STEP
@@ -245,6 +245,8 @@ def test_a_resumed_sheaf_run_on_padic_inputs(tmp_path, tiny, open_run, undisturb
     assert found.energy_TR.shape == (7, 1) and (found.energy_TR > 0).all()
     record = as_records(found, loaded.schema)[0]
     assert record["router_energy"] == found.energy_TR[0, 0]
+    frame = as_frame(found, loaded.schema)
+    assert frame.columns[-1] == "router_energy" and frame["router_energy"].to_list() == found.energy_TR[:, 0].tolist()
 
 
 def test_interrupted_over_and_over(tmp_path, tiny, open_run, undisturbed):
