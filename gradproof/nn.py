@@ -576,7 +576,7 @@ def _chosen(kind: type[Model], config: Any, device: str, dtype: torch.dtype, row
     with _settled(device):
         shape = replace(_bare(kind, config).shape(rows, dtype), device=device)
         # Without fast experts nothing is gained, and their reference has narrow gradients that other kernels refuse.
-        return registry.choose(shape) if registry.variants("experts", shape) else REFERENCE
+        return registry.choose(shape, fused=False) if registry.variants("experts", shape) else REFERENCE
 
 
 def _norm_gelu_kernel(device: str, dtype: torch.dtype, width: int, rows: int) -> ModuleType:

@@ -33,9 +33,9 @@ def tune(
         step = TrainStep(model, "cross_entropy", AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
         return lambda: step(x_TI, target_T)
 
-    usual = dict(registry.choose(shape).chosen)
+    usual = dict(registry.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
     found = []
-    for op in registry.OPS:
+    for op in (*registry.OPS, *registry.FUSED):
         registry.tune(op, shape, [])
         admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
         if not admitted:

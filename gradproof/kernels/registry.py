@@ -28,6 +28,7 @@ from gradproof.contract import Evidence, Example
 from gradproof.files import write_atomically
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.experts import Chain
+from gradproof.ops.mixture import Mixture, Parts
 from gradproof.ops.route import Routing
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
@@ -35,6 +36,7 @@ from gradproof.proof.judge import worst_of_each
 from gradproof.proof.verdict import environment, versions
 
 OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")
+FUSED = ("mixture", "update")  # several ops as one; where none is admitted, their parts run by their own kernels
 LOG = logging.getLogger("gradproof.kernels")
 NARROW = ("bfloat16", "float16")
 MOST_ROWS = 1031  # that an admission runs; prime, so that no tile divides it
@@ -64,7 +66,8 @@ class Variant:
     def fits(self, shape: Shape) -> bool:
         """Whether it is made for this shape."""
         work = shape.rows * shape.k * max(a * b for a, b in pairwise(shape.chain.widths))
-        return self.serves(shape.chain) and work <= self.most
+        routed = self.op != "mixture" or shape.routing is not None
+        return routed and self.serves(shape.chain) and work <= self.most
 
     def missing(self) -> str | None:
         """Why it cannot run on this machine, or None."""
@@ -73,7 +76,8 @@ class Variant:
 
 # The first admitted one of an op is taken; after them all comes the reference.
 VARIANTS = (
-    *(Variant(op, "cpu", "cpu") for op in OPS),
+    *(Variant(op, "cpu", "cpu") for op in (*OPS, "update")),
+    Variant("mixture", "cpu", "cpu", most=3e8),  # of larger batches the calls between the parts are nothing
     *(Variant(op, "triton", "cuda") for op in OPS if op != "experts"),
     Variant("experts", "triton", "cuda", NARROW),
     Variant("experts", "grouped", "cuda", ("bfloat16",), most=2e11),
@@ -99,20 +103,21 @@ class Shape:
         if len(active) > MOST_LAYERS:
             widths = (*widths[: MOST_LAYERS + 1], widths[-1])
             active = active[:MOST_LAYERS]
-        if op != "experts":
+        deep = op in ("experts", "mixture")
+        if not deep:
             widths, active = (widths[0], widths[-1]), ()
         return replace(
             self,
-            dtype="float32" if self.dtype in NARROW and op != "experts" else self.dtype,
+            dtype="float32" if self.dtype in NARROW and not deep else self.dtype,
             rows=4 ** max(1, (self.rows - 1).bit_length() + 1 >> 1),
             chain=Chain(widths, active),
-            routing=self.routing if op == "route" else None,
+            routing=self.routing if op in ("route", "mixture") else None,
         )
 
 
 @dataclass(frozen=True)
 class Kernels:
-    """The modules that a model runs its ops with, and their names."""
+    """The modules that a model runs its ops with, and their names. A fused op that is None runs part by part."""
 
     route: ModuleType
     dispatch: ModuleType
@@ -121,15 +126,23 @@ class Kernels:
     cross_entropy: ModuleType
     adamw: ModuleType
     chosen: Mapping[str, str]
+    mixture: ModuleType | None = None
+    update: ModuleType | None = None
     workspace: Workspace | None = None
     capturable: bool = False
 
     @classmethod
     def of(cls, chosen: Mapping[str, str], workspace: Workspace | None = None) -> Kernels:
-        """Kernels by name; what is not named is the reference."""
+        """Kernels by name; what is not named is the reference, or its parts."""
         named = {op: chosen.get(op, "reference") for op in OPS}
+        named |= {op: chosen[op] for op in FUSED if chosen.get(op, "reference") != "reference"}
         modules: dict[str, Any] = {op: _module(op, kernel) for op, kernel in named.items()}
         return cls(**modules, chosen=named, workspace=workspace)
+
+    @property
+    def parts(self) -> Parts:
+        """What runs a mixture part by part."""
+        return Parts(self.route, self.dispatch, self.experts, self.combine)
 
 
 def _module(op: str, kernel: str) -> ModuleType:
@@ -139,17 +152,19 @@ def _module(op: str, kernel: str) -> ModuleType:
 REFERENCE = Kernels.of({})
 
 
-def choose(shape: Shape, workspace: Workspace | None = None, only: Mapping[str, str] | None = None) -> Kernels:
+def choose(
+    shape: Shape, workspace: Workspace | None = None, only: Mapping[str, str] | None = None, fused: bool = True
+) -> Kernels:
     """The kernels for a shape; `only` asks for particular ones (a run that resumes), each still by admission."""
     if os.environ.get("GRADPROOF_KERNELS") == "reference":
         return REFERENCE
     chosen = {}
-    for op in OPS:
+    for op in (*OPS, *FUSED) if fused else OPS:
         wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
     # What has neither a host read nor a reference in it can be captured in a graph.
     whole = shape.device == "cuda" and all(
-        v is not None and not (v.host and shape.experts > 1) for v in chosen.values()
+        v is not None and not (v.host and shape.experts > 1) for v in (chosen[op] for op in OPS)
     )
     names = {op: v.kernel for op, v in chosen.items() if v is not None}
     return replace(Kernels.of(names, workspace), capturable=whole)
@@ -159,7 +174,7 @@ def survey(shape: Shape) -> list[dict[str, Any]]:
     """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
     claim that failed, or missing on this machine with the reason."""
     found = []
-    for op in OPS:
+    for op in (*OPS, *FUSED):
         dtype = shape.of(op).dtype
         for v in VARIANTS:
             if (v.op, v.device) != (op, shape.device) or dtype not in v.dtypes:
@@ -248,7 +263,12 @@ def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
     contract = ops.load(op).CONTRACT
     chain, E, K = shape.chain, shape.experts, shape.k
     sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=max(chain.widths[-1], 2), P=64 * 129)
-    options = dict(experts=(dict(chain=chain),), route=(dict(routing=shape.routing or Routing(K)),))
+    routing = shape.routing or Routing(K)
+    options = dict(
+        experts=(dict(chain=chain),),
+        route=(dict(routing=routing),),
+        mixture=(dict(mixture=Mixture(E, chain, routing)),),
+    )
     if op == "route":  # every option is another kernel: this class has one
         contract = replace(contract, options=options[op], sizes={**contract.sizes, "E": (E,)})
     yield from examples(op, contract, 0)

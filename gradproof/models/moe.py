@@ -19,8 +19,9 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.kernels.registry import REFERENCE, Kernels, Shape
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
-from gradproof.ops import dispatch, experts, linear, route, sheaf
+from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
+from gradproof.ops.mixture import Experts, Mixture, Parameters
 from gradproof.ops.sheaf import Cover
 from gradproof.params import Entry, Weights
 
@@ -76,6 +77,11 @@ class MoEConfig:
         """The shape of one expert."""
         layers = 1 + self.depth
         return Chain((self.inputs, *[self.hidden] * layers, self.outputs), (True,) * layers)
+
+    @cached_property
+    def mixture(self) -> Mixture:
+        """What the op of the same name is told."""
+        return Mixture(self.experts, self.chain, self.routing)
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> MoEConfig:
@@ -141,13 +147,20 @@ def _widest(base: MoEConfig, budget: int) -> MoEConfig:
     return replace(base, hidden=min((low, high), key=lambda hidden: abs(count(hidden) - budget)))
 
 
-class Saved(NamedTuple):
-    glued: tuple[Tensor, sheaf.Saved | None] | None  # energy_T of the sheaf router, and what it saved
-    routed: route.Saved
-    plan: dispatch.Plan
-    rows_NI: Tensor
-    experts: Any
-    rows_NO: Tensor
+class Glued(NamedTuple):
+    """What a forward with the sheaf router keeps."""
+
+    energy_T: Tensor
+    router: sheaf.Saved | None
+    rest: mixture.Saved
+
+    @property
+    def q_TE(self) -> Tensor:
+        return self.rest.q_TE
+
+    @property
+    def load_E(self) -> Tensor:
+        return self.rest.load_E
 
 
 class MoE(Model):
@@ -178,43 +191,53 @@ class MoE(Model):
         c_E.copy_(route.rebalance(c_E, load_E, self.config.correction))
 
     def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
-        z_TE, _ = self._logits(weights, x_TI)
-        _, saved = self._route(z_TE, None, REFERENCE)
+        if self.config.cover is None:
+            z_TE, _ = linear.forward(x_TI, weights["router.weight"], weights["router.bias"])
+        else:
+            (z_TE, _), _ = sheaf.forward(x_TI, self._sheaf(weights), self.config.cover)
+        _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
         return route.load(saved.index_TK, self.config.experts)
 
-    def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
-        return saved.routed.q_TE, saved.plan.offset_F[1:] - saved.plan.offset_F[:-1]
+    def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
+        return saved.q_TE, saved.load_E
 
-    def energy(self, saved: Saved) -> Tensor | None:
-        return saved.glued[0] if saved.glued else None
+    def energy(self, saved: Any) -> Tensor | None:
+        return saved.energy_T if isinstance(saved, Glued) else None
 
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: route.Whole | None = None, kernels: Kernels = REFERENCE
-    ) -> tuple[MoEOutput, Saved]:
-        z_TE, glued = self._logits(weights, x_TI)
-        routed, saved = self._route(z_TE, whole, kernels)
-        plan = kernels.dispatch.plan(saved.index_TK, self.config.experts)
-        rows_NI, _ = kernels.dispatch.forward(x_TI, plan)
-        theta_EP, narrow_EP = weights.shards("experts.", self.config.experts)
-        rows_NO, kept = kernels.experts.forward(
-            rows_NI, theta_EP, plan, self.config.chain, narrow_EP, workspace=kernels.workspace
-        )
-        y_TO, _ = kernels.combine.forward(rows_NO, routed.gates_TE, plan)
-        # The caller owns the output, the tape keeps its own gates.
-        aux = routed.aux if glued is None else routed.aux + self.config.gluing / saved.rows * glued[0].sum()
-        output = MoEOutput(y_TO, routed.gates_TE.clone(), aux)
-        return output, Saved(glued, saved, plan, rows_NI, kept, rows_NO)
+    ) -> tuple[MoEOutput, Any]:
+        given = (self.buffers.get("router.correction"), self.config.mixture, whole, kernels.workspace)
+        if self.config.cover is not None:
+            return self._apply_glued(weights, x_TI, self.config.cover, given, kernels)
+        if self._fused(weights, kernels):
+            mixed, saved = kernels.mixture.forward(x_TI, self.params.flat_P, *given)  # pyright: ignore[reportOptionalMemberAccess]
+        else:
+            mixed, saved = mixture.compose(x_TI, self._parameters(weights), *given, kernels.parts)
+        return MoEOutput(*mixed), saved
 
-    def _logits(self, weights: Weights, x_TI: Tensor) -> tuple[Tensor, tuple[Tensor, sheaf.Saved | None] | None]:
-        """z_TE, and of the sheaf router energy_T with what it saved. From the masters: a router is never narrow."""
-        if self.config.cover is None:
-            return linear.forward(x_TI, weights["router.weight"], weights["router.bias"])[0], None
-        theta_1P, _ = weights.shards("router.", 1)
-        (z_TE, energy_T), saved = sheaf.forward(x_TI, theta_1P[0], self.config.cover)
-        return z_TE, (energy_T, saved)
+    def _apply_glued(
+        self, weights: Weights, x_TI: Tensor, cover: Cover, given: Any, kernels: Kernels
+    ) -> tuple[MoEOutput, Glued]:
+        """With the sheaf router, whose energy joins the auxiliary loss."""
+        (z_TE, energy_T), router = sheaf.forward(x_TI, self._sheaf(weights), cover)
+        (y_TO, gates_TE, aux), rest = mixture.of_logits(x_TI, z_TE, self._experts(weights), *given, kernels.parts)
+        aux = aux + self.config.gluing / rest.routed.rows * energy_T.sum()
+        return MoEOutput(y_TO, gates_TE, aux), Glued(energy_T, router, rest)
 
-    def _route(self, z_TE: Tensor, whole: route.Whole | None, kernels: Kernels) -> tuple[route.Routed, route.Saved]:
-        return kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing, whole)
+    def _fused(self, weights: Weights, kernels: Kernels) -> bool:
+        """The fused kernel reads one flat buffer, in the dtype of the products."""
+        return kernels.mixture is not None and weights is self.params
+
+    def _parameters(self, weights: Weights) -> Parameters:
+        return Parameters(weights["router.weight"], weights["router.bias"], *self._experts(weights))
+
+    def _experts(self, weights: Weights) -> Experts:
+        return Experts(*weights.shards("experts.", self.config.experts))
+
+    def _sheaf(self, weights: Weights) -> Tensor:
+        """theta_P of the sheaf router. From the masters: a router is never narrow."""
+        return weights.shards("router.", 1)[0][0]
 
     def pull_back(
         self,
@@ -222,62 +245,39 @@ class MoE(Model):
         grad_P: Tensor,
         dy: tuple[Tensor, Tensor],
         x_TI: Tensor,
-        saved: Saved,
+        saved: Any,
         *,
         accumulate: bool = False,
         want_dx: bool = True,
         kernels: Kernels = REFERENCE,
     ) -> Tensor | None:
-        dy_TO, d_aux = dy
-        plan = saved.plan
-        drows_NO, dgates_TE = kernels.combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
-        theta_EP, narrow_EP = weights.shards("experts.", self.config.experts)
-        out_EP = self.params.shards_of(grad_P, "experts.", self.config.experts)
-        drows_NI, _ = kernels.experts.backward(
-            drows_NO,
-            saved.experts,
-            saved.rows_NI,
-            theta_EP,
-            plan,
-            self.config.chain,
-            narrow_EP=narrow_EP,
-            out_EP=out_EP,
-            accumulate=accumulate,
-            want_dx=want_dx,
-            workspace=kernels.workspace,
+        how, cotangents = (accumulate, want_dx, kernels.workspace), (dy[0], None, dy[1])
+        if isinstance(saved, Glued):
+            return self._pull_back_glued(weights, grad_P, cotangents, x_TI, saved, how, kernels)
+        if self._fused(weights, kernels):
+            flat = (x_TI, self.params.flat_P, self.config.mixture, grad_P)
+            return kernels.mixture.backward(cotangents, saved, *flat, *how)[0]  # pyright: ignore[reportOptionalMemberAccess]
+        views, shards_EP = self.params.views_of(grad_P), self.params.shards_of(grad_P, "experts.", self.config.experts)
+        out = Parameters(views["router.weight"], views["router.bias"], shards_EP)
+        of = self._parameters(weights)
+        return mixture.pull_back(*cotangents, saved, x_TI, of, out, self.config.mixture, *how, kernels.parts)
+
+    def _pull_back_glued(
+        self, weights: Weights, grad_P: Tensor, cotangents: Any, x_TI: Tensor, saved: Glued, how: Any, kernels: Kernels
+    ) -> Tensor | None:
+        """The same through the sheaf router, the energy's share in the auxiliary loss included."""
+        (accumulate, want_dx, _), cover = how, self.config.cover
+        assert cover is not None
+        out = Experts(self.params.shards_of(grad_P, "experts.", self.config.experts))
+        dz_TE, dx_TI = mixture.to_logits(
+            *cotangents, saved.rest, self._experts(weights), out, self.config.mixture, *how, kernels.parts
         )
-        dz_TE = kernels.route.backward(route.Routed(dgates_TE, d_aux), saved.routed, self.config.routing)
-        pulled = self._linear_backward if self.config.cover is None else self._sheaf_backward
-        dx_TI, found = pulled(weights, dz_TE, d_aux, x_TI, saved, want_dx)
-        for own, grad in zip(self._router_views(grad_P), found, strict=True):
-            own.add_(grad) if accumulate else own.copy_(grad)
-        return None if dx_TI is None else dx_TI + kernels.dispatch.backward(drows_NI, None, plan)
-
-    def _router_views(self, grad_P: Tensor) -> tuple[Tensor, ...]:
-        """The router's gradients: two, or those of the sheaf router in one."""
-        if self.config.cover is not None:
-            return (self.params.shards_of(grad_P, "router.", 1)[0],)
-        views = self.params.views_of(grad_P)
-        return views["router.weight"], views["router.bias"]
-
-    def _linear_backward(
-        self, weights: Weights, dz_TE: Tensor, d_aux: Tensor, x_TI: Tensor, saved: Saved, want_dx: bool
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """What the router sends to x, and its own gradients."""
-        dx_TI = linear.input_gradient(dz_TE, weights["router.weight"]) if want_dx else None
-        return dx_TI, linear.parameter_gradients(dz_TE, x_TI)
-
-    def _sheaf_backward(
-        self, weights: Weights, dz_TE: Tensor, d_aux: Tensor, x_TI: Tensor, saved: Saved, want_dx: bool
-    ) -> tuple[Tensor | None, tuple[Tensor, ...]]:
-        """The same, the energy's share in the auxiliary loss included."""
-        assert saved.glued is not None and self.config.cover is not None
-        energy_T, kept = saved.glued
-        denergy_T = (d_aux * (self.config.gluing / saved.routed.rows)).expand_as(energy_T)
-        theta_1P, _ = weights.shards("router.", 1)
-        glued = sheaf.Glued(dz_TE, denergy_T)
-        dx_TI, dtheta_P = sheaf.backward(glued, kept, x_TI, theta_1P[0], self.config.cover, want_dx)
-        return dx_TI, (dtheta_P,)
+        denergy_T = (cotangents[2] * (self.config.gluing / saved.rest.routed.rows)).expand_as(saved.energy_T)
+        glued, theta_P = sheaf.Glued(dz_TE, denergy_T), self._sheaf(weights)
+        more_TI, dtheta_P = sheaf.backward(glued, saved.router, x_TI, theta_P, cover, want_dx)
+        own_P = self.params.shards_of(grad_P, "router.", 1)[0]
+        own_P.add_(dtheta_P) if accumulate else own_P.copy_(dtheta_P)
+        return dx_TI + more_TI if dx_TI is not None and more_TI is not None else None
 
 
 def _small(**options: Any) -> MoEConfig:

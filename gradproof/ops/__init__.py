@@ -24,11 +24,13 @@ NAMES = (
     "dispatch",
     "combine",
     "experts",
+    "mixture",
     "cross_entropy",
     "bce",
     "mse",
     "quality",
 )
+UPDATES = ("adamw", "update")
 
 
 ENCODERS = ("padic",)  # of gradproof.data: they have a contract, and nothing to differentiate
@@ -40,8 +42,8 @@ def wide(x: Tensor) -> Tensor:
 
 
 def load(name: str) -> ModuleType:
-    """The op's or encoder's module; a sentence for a name that is none. `adamw` has no backward to prove, so it is not
+    """The op's or encoder's module; a sentence for a name that is none. Those without a backward to prove are not
     listed."""
-    if name not in (*NAMES, *ENCODERS, "adamw"):
+    if name not in (*NAMES, *ENCODERS, *UPDATES):
         raise ValueError(f"there is no op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
     return import_module(f"gradproof.{'data' if name in ENCODERS else 'ops'}.{name}")

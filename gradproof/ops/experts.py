@@ -207,7 +207,7 @@ def saved_per_row(chain: Chain) -> int:
     return sum(chain.widths[1:-1])
 
 
-def _theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
+def draw_theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
     """Parameters of the usual size, γ near 1, the padding zero."""
     theta_EP = torch.zeros(experts, chain.length, dtype=torch.float64)
     for theta_P in theta_EP:
@@ -220,7 +220,7 @@ def _theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
 
 def _arguments(plan: Plan, chain: Chain, generator: torch.Generator) -> dict[str, Any]:
     x_NI = torch.randn(plan.slot_N.numel(), chain.widths[0], generator=generator, dtype=torch.float64)
-    return dict(x=x_NI, theta=_theta(chain, plan.offset_F.numel() - 1, generator), plan=plan)
+    return dict(x=x_NI, theta=draw_theta(chain, plan.offset_F.numel() - 1, generator), plan=plan)
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
@@ -228,7 +228,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
     return _arguments(plan, options["chain"], generator)
 
 
-def _by_name(theta_EP: Tensor, chain: Chain) -> dict[str, Tensor]:
+def by_name(theta_EP: Tensor, chain: Chain) -> dict[str, Tensor]:
     """The copies of each parameter in all experts; a vector is one row an expert."""
     found = [chain.views(theta_P) for theta_P in theta_EP]
     return {name: torch.stack([views[name] for views in found]) for name in found[0]}
@@ -278,5 +278,5 @@ CONTRACT = Contract(
     ),
     claims=(*EVERY_OP, Claim("zero_rows_safe", check=_no_gradient)),
     edges=(_one_expert, _starved),
-    parts={"theta": lambda theta_EP, options: _by_name(theta_EP, options["chain"])},
+    parts={"theta": lambda theta_EP, options: by_name(theta_EP, options["chain"])},
 )

@@ -82,7 +82,7 @@ def _checks(op: ModuleType, variant: ModuleType, example: Example, dtype: torch.
         placed = _placed(example, given)
         right, same = op.CONTRACT.same(op, placed), op.CONTRACT.same(variant, placed)
         yield "same_integers", None, differing(right, same), 0.0
-    if op.CONTRACT.grads and "out_EP" in argument_names(op.backward):
+    if op.CONTRACT.grads and {"out_EP", "out_P"} & set(argument_names(op.backward)):
         yield from _into_out(op, variant, example, given, cotangents, (found, own, exact), dtype)
 
 

@@ -87,6 +87,19 @@ class AdamW:
             self.count -= skip
         self.params.touch()
 
+    def end(
+        self, kernel: ModuleType, loss: Tensor, scale: Tensor, skips: Tensor, clip: float | None
+    ) -> tuple[Tensor, Tensor]:
+        """Norm, clip, skip and update by `params.grad_P`, the gradient times `scale`, in one: `kernel` is one of
+        ops/update.py. Returns the norm and whether nothing was moved; `skips` counts that."""
+        if self.params is None:
+            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
+        flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
+        how = (clip, self.betas, self.eps, self.weight_decay)
+        found = kernel.step(*flat, self.count, skips, self.rate, scale, loss, *how)
+        self.params.touch()
+        return found
+
     def _fused(self, params: ParamSpace, divisor: Tensor | None, skip: Tensor | None) -> None:
         """By torch's own kernel."""
         # float32 is what the kernel takes rate and divisor in; float64 must not lose its digits there.

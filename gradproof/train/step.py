@@ -206,8 +206,20 @@ class TrainStep:
 
     def _update(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """Unscale, clip, move the parameters; returns the norm and whether the step was skipped."""
-        params = self.model.params
-        norm = kernels.adamw.norm(params.grad_P) / self.scale
+        if kernels.update is not None:
+            norm, skipped = self.optimizer.end(kernels.update, loss, self.scale, self.skipped, self.clip)
+            if isinstance(self.weights, NarrowWeights):
+                self.weights.refresh()
+        else:
+            norm, skipped = self._by_parts(loss, kernels)
+        self._rebalance(load_E, skipped)
+        if self.scaling:
+            self._rescale(skipped)
+        return norm, skipped
+
+    def _by_parts(self, loss: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        """The same without a kernel for all of it: norm, clip factor and skip in torch, then AdamW."""
+        norm = kernels.adamw.norm(self.model.params.grad_P) / self.scale
         skipped = 1 - (norm * 0 + loss * 0 == 0).float()  # not finite times zero is not zero
         divisor = self.scale
         if self.clip is not None:
@@ -215,9 +227,6 @@ class TrainStep:
         unscaled = self.scaling or self.clip is not None
         narrow_P = self.weights.flat_P if isinstance(self.weights, NarrowWeights) else None
         self.optimizer.step(divisor if unscaled else None, skipped, narrow_P, kernels.adamw)
-        self._rebalance(load_E, skipped)
-        if self.scaling:
-            self._rescale(skipped)
         self.skipped += skipped
         return norm, skipped
 

@@ -491,12 +491,14 @@ def test_low_precision_gradients_are_close_to_exact_ones(normal, kind, dtype):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_the_router_stays_in_fp32(normal, dtype):
-    """Logits of a bf16 product would move the gates by 1e-3 and flip close decisions; these have the same bits."""
+    """Logits of a bf16 product would move the gates by 1e-3 and flip close decisions; these differ by how another
+    kernel adds up 5 products in fp32."""
     gates, entropies = zip(
         *((r.gates, r.entropy) for _, _, r in (gradient(normal, "moe", each, T=257) for each in ("fp32", dtype))),
         strict=True,
     )
-    assert torch.equal(*gates) and torch.equal(*entropies)
+    assert torch.equal(*(each == 0 for each in gates))
+    assert torch.allclose(*gates, rtol=1e-6) and torch.allclose(*entropies, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])

@@ -63,3 +63,37 @@ static double sum_of_squares(const float* g_P, long P, long threads) {
     for (double one : each) all += one;
     return all;
 }
+
+// What the end of a step reads, and what it reports: ops/update.py.
+struct Ending {
+    double rate, scale, loss, clip;  // clip 0: none
+    double beta1, beta2, eps, decay;
+};
+
+// Writes norm and skipped, moves the buffers and counters. The threads meet once, between norm and update; each adds up
+// the squares of all in one order.
+static void update_step(float* p_P, const float* g_P, float* m_P, float* v_P, const bool* decayed_B, long blocks,
+                        const Ending& given, float* count, float* skips, float* norm, float* skipped, long threads) {
+    threads = crew_size(blocks, FEWEST_BLOCKS, threads);
+    const double step_number = *count + 1.0;
+    std::vector<double> each(threads);
+    in_parallel(threads, [&](Crew crew) {
+        const Range own = crew.share(blocks);
+        each[crew.rank] = squares(g_P + own.begin * BLOCK, own.size() * BLOCK);
+        crew.wait();
+        double all = 0;
+        for (double one : each) all += one;
+        const double length = std::sqrt(all) / given.scale;
+        const bool skip = !std::isfinite(static_cast<float>(length)) || !std::isfinite(given.loss);
+        if (crew.rank == 0) {
+            *norm = length, *skipped = skip;
+            *(skip ? skips : count) += 1;
+        }
+        if (skip) return;
+        const double longer = given.clip > 0 ? std::max(1.0, (length + 1e-6) / given.clip) : 1.0;
+        const AdamW adamw(step_number, given.rate, given.scale * longer, given.beta1, given.beta2, given.eps,
+                          given.decay);
+        for (long b = own.begin; b < own.end; b++)
+            adamw.block(p_P + b * BLOCK, g_P + b * BLOCK, m_P + b * BLOCK, v_P + b * BLOCK, decayed_B[b]);
+    });
+}

@@ -41,6 +41,10 @@ FUNCTIONS = {
     "cross_entropy_backward": "ppppiipi",
     "adamw_step": "pppppippppffffi",
     "adamw_norm": "pii f",
+    "mixture_sizes": "piiip",
+    "mixture_forward": "piiiffpppiipppppppppi",
+    "mixture_backward": "piiiffpppppiipppppipi",
+    "update_step": "pppppipppppfffffppi",
 }
 _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_double}
 

@@ -107,13 +107,17 @@ def backward(
     return dx_NI, dtheta_EP
 
 
-@lru_cache(maxsize=64)
-def _shape(chain: Chain, threads: int) -> _Shape:
+def numbers_of(chain: Chain, threads: int) -> list[int]:
+    """The chain as the kernels read it."""
     offsets, layers = chain.offsets, range(chain.layers)
     numbers = [chain.layers, chain.length, threads * chain.length > APART, *chain.widths, *chain.active]
     numbers += [offsets[f"linear.{i}.weight"] for i in range(chain.layers + 1)]
     numbers += [offsets[f"linear.{i}.bias"] for i in range(chain.layers + 1)]
-    numbers += [offsets[f"norm.{i}.weight"] for i in layers] + [offsets[f"norm.{i}.bias"] for i in layers]
-    tensor = torch.tensor(numbers, dtype=torch.int64)
+    return numbers + [offsets[f"norm.{i}.{name}"] for name in ("weight", "bias") for i in layers]
+
+
+@lru_cache(maxsize=64)
+def _shape(chain: Chain, threads: int) -> _Shape:
+    tensor = torch.tensor(numbers_of(chain, threads), dtype=torch.int64)
     kept = sum(chain.widths[1:-1]) + 2 * chain.layers
     return _Shape(tensor, kept)

@@ -3,6 +3,7 @@
 #include "cross_entropy.h"
 #include "dispatch.h"
 #include "experts.h"
+#include "mixture.h"
 #include "norm_gelu.h"
 #include "route.h"
 
@@ -105,5 +106,43 @@ void gradproof_adamw_step(float* p_P, const float* g_P, float* m_P, float* v_P, 
 
 double gradproof_adamw_norm(const float* g_P, int64_t P, int64_t threads) {
     return std::sqrt(sum_of_squares(g_P, P, threads));
+}
+
+void gradproof_update_step(float* p_P, const float* g_P, float* m_P, float* v_P, const bool* decayed_B, int64_t blocks,
+                           float* count, float* skips, const float* rate, const float* scale, const float* loss,
+                           double clip, double beta1, double beta2, double eps, double decay, float* norm,
+                           float* skipped, int64_t threads) {
+    const Ending given{*rate, *scale, *loss, clip, beta1, beta2, eps, decay};
+    update_step(p_P, g_P, m_P, v_P, decayed_B, blocks, given, count, skips, norm, skipped, threads);
+}
+
+// [floats and integers of a tape, floats that a forward works in, and a backward with dx].
+void gradproof_mixture_sizes(const int64_t* mixture, int64_t T, int64_t K, int64_t threads, int64_t* sizes) {
+    const Mixture of(mixture, {K, false, false, 0, 0});
+    const Tape tape(of, T, nullptr, nullptr);
+    sizes[0] = tape.floats, sizes[1] = tape.integers;
+    for (int64_t want_dx : {0, 1}) sizes[2 + want_dx] = MixtureRoom(of, T, want_dx, threads, nullptr).floats;
+}
+
+void gradproof_mixture_forward(const int64_t* mixture, int64_t K, int64_t sigmoid, int64_t renormalise, double balance,
+                               double z_loss, const float* x_TI, const float* theta_P, const float* c_E, int64_t T,
+                               int64_t rows, const int64_t* whole_load_E, float* floats, int64_t* integers, float* work,
+                               float* y_TO, float* q_TE, float* gates_TE, float* aux, int64_t* load_E,
+                               int64_t threads) {
+    const Mixture of(mixture, {K, sigmoid != 0, renormalise != 0, balance, z_loss});
+    const MixtureRoom room(of, T, false, threads, work);
+    const MixtureOut out{y_TO, q_TE, gates_TE, aux, load_E};
+    mixture_forward(of, x_TI, theta_P, c_E, T, rows, whole_load_E, Tape(of, T, floats, integers), room, out, threads);
+}
+
+void gradproof_mixture_backward(const int64_t* mixture, int64_t K, int64_t sigmoid, int64_t renormalise, double balance,
+                                double z_loss, const float* dy_TO, const float* dgates_TE, const float* daux,
+                                const float* x_TI, const float* theta_P, int64_t T, int64_t rows, float* floats,
+                                int64_t* integers, float* q_TE, float* work, float* out_P, int64_t accumulate,
+                                float* dx_TI, int64_t threads) {
+    const Mixture of(mixture, {K, sigmoid != 0, renormalise != 0, balance, z_loss});
+    const MixtureRoom room(of, T, dx_TI != nullptr, threads, work);
+    mixture_backward(of, dy_TO, dgates_TE, *daux, x_TI, theta_P, T, rows, Tape(of, T, floats, integers), q_TE, room,
+                     out_P, accumulate != 0, dx_TI, threads);
 }
 }

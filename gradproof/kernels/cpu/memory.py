@@ -20,6 +20,14 @@ def ready(tensor: Tensor, shape: tuple[int, ...] | None = None) -> Tensor:
     return tensor.contiguous()
 
 
+def in_place(tensor: Tensor, shape: tuple[int, ...]) -> int:
+    """Where a kernel finds the tensor itself, to read or to write it."""
+    _check(tensor, shape)
+    if not tensor.is_contiguous():
+        raise ValueError("what is written in place must be contiguous; this tensor has gaps")
+    return tensor.data_ptr()
+
+
 def rows_ready(tensor: Tensor, shape: tuple[int, int]) -> Tensor:
     """The tensor itself, for it may be written to: its rows may be at any distance, but without gaps in them."""
     _check(tensor, shape)

@@ -24,7 +24,7 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | N
         None if c_E is None else c_E.data_ptr(),
         T,
         E,
-        *_options(routing),
+        *numbers_of(routing),
         rows,
         None if load_E is None else load_E.data_ptr(),
         q_TE.data_ptr(),
@@ -50,7 +50,7 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
         saved.index_TK.data_ptr(),
         saved.share_E.data_ptr(),
         *saved.z_TE.shape,
-        *_options(routing),
+        *numbers_of(routing),
         saved.rows,
         dz_TE.data_ptr(),
         torch.get_num_threads(),
@@ -58,5 +58,6 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
     return dz_TE
 
 
-def _options(routing: Routing) -> tuple[int, bool, bool, float, float]:
+def numbers_of(routing: Routing) -> tuple[int, bool, bool, float, float]:
+    """The routing as the kernels read it."""
     return routing.k, routing.scores == "sigmoid", routing.renormalise, routing.balance, routing.z_loss

@@ -1,0 +1,132 @@
+"""The end of a step as one function: is the gradient finite, how long is it, clip it, move the parameters, count.
+
+    norm = ‖g‖/scale;   skipped = 1 where norm or loss is not finite, else 0
+    AdamW by g/(scale·max(1, (norm + 1e-6)/clip)) as step number count + 1, or nothing at all where skipped is 1
+    count ← count + 1 − skipped;   skips ← skips + skipped
+
+`scale` is what the loss was multiplied by. The arithmetic of AdamW is that of ops/adamw.py.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gradproof.contract import Contract, Example
+from gradproof.ops import adamw
+from gradproof.params import ALIGNMENT
+
+
+class Ended(NamedTuple):
+    p_P: Tensor
+    m_P: Tensor
+    v_P: Tensor
+    count: Tensor
+    skips: Tensor
+    norm: Tensor  # before clipping; infinite where it is NaN, which could not be compared
+    skipped: Tensor
+
+
+def forward(
+    p_P: Tensor,
+    g_P: Tensor,
+    m_P: Tensor,
+    v_P: Tensor,
+    decayed_B: Tensor,
+    count: Tensor,
+    skips: Tensor,
+    rate: Tensor,
+    scale: Tensor,
+    loss: Tensor,
+    clip: float | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.01,
+) -> tuple[Ended, None]:
+    """Everything that a step leaves changed, and what it reports."""
+    norm = adamw.norm(g_P) / scale
+    skipped = 1 - (norm.isfinite() & loss.isfinite()).to(norm.dtype)
+    divisor = scale if clip is None else scale * ((norm + 1e-6) / clip).clamp(min=1.0)
+    how = (divisor, skipped, betas, eps, weight_decay)
+    (p_P, m_P, v_P), _ = adamw.forward(p_P, g_P, m_P, v_P, decayed_B, count + 1, rate, *how)
+    return Ended(p_P, m_P, v_P, count + 1 - skipped, skips + skipped, _comparable(norm), skipped), None
+
+
+def _comparable(norm: Tensor) -> Tensor:
+    return norm.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def out_of_place(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Ended, None]]:
+    """A kernel's step, which moves its buffers and counters in place and returns (norm, skipped), as a function like
+    `forward`."""
+
+    @wraps(forward)
+    def called(
+        p_P: Tensor, g_P: Tensor, m_P: Tensor, v_P: Tensor, decayed_B: Tensor, count: Tensor, skips: Tensor, **rest: Any
+    ) -> tuple[Ended, None]:
+        p_P, m_P, v_P, count, skips = (each.clone() for each in (p_P, m_P, v_P, count, skips))
+        norm, skipped = step(p_P, g_P, m_P, v_P, decayed_B, count, skips, **rest)
+        return Ended(p_P, m_P, v_P, count, skips, _comparable(norm), skipped), None
+
+    return called
+
+
+def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
+    drawn = adamw.CONTRACT.draw(sizes, generator, options)  # pyright: ignore[reportOptionalCall]
+    return {**drawn, **_scalars(count=6.0, skips=2.0, scale=1.0, loss=0.7)}
+
+
+def _scalars(**values: float) -> dict[str, Tensor]:
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in values.items()}
+
+
+def _varied(label: str, generator: torch.Generator, options: dict[str, Any], more: dict[str, Tensor]) -> Example:
+    return Example(label, {**_draw(dict(P=4 * ALIGNMENT), generator, {}), **more}, options)
+
+
+def _spoilt(value: float, at: int) -> Any:
+    """One entry of the gradient that is not finite, wherever it stands, leaves no trace."""
+
+    def example(generator: torch.Generator) -> Example:
+        g_P = torch.randn(4 * ALIGNMENT, generator=generator).double()
+        g_P[at] = value
+        return _varied(f"g[{at}] = {value}", generator, dict(clip=1.0), dict(g=g_P))
+
+    return example
+
+
+def _lost(generator: torch.Generator) -> Example:
+    """A loss that is not finite, though the gradient is."""
+    return _varied("loss not finite", generator, {}, _scalars(loss=float("inf")))
+
+
+def _scaled(generator: torch.Generator) -> Example:
+    """Unscaled before it is clipped: 16 entries of 1024 are a norm of 4."""
+    g_P = torch.zeros(4 * ALIGNMENT).double()
+    g_P[::16] = 1024.0
+    return _varied("scaled", generator, dict(clip=3.0), {"g": g_P, **_scalars(scale=1024.0)})
+
+
+def _faint(generator: torch.Generator) -> Example:
+    """A norm of 1e-5, where the 1e-6 of the clip factor counts; AdamW's own eps does not hide it."""
+    g_P = torch.zeros(4 * ALIGNMENT).double()
+    g_P[0] = 1e-5
+    return _varied("faint", generator, dict(clip=1e-6, eps=1e-12), dict(g=g_P, m=g_P.clone(), v=g_P.square()))
+
+
+def _first(generator: torch.Generator) -> Example:
+    zeros_P = torch.zeros(4 * ALIGNMENT).double()
+    return _varied("first step", generator, {}, {"m": zeros_P, "v": zeros_P.clone(), **_scalars(count=0.0, skips=0.0)})
+
+
+CONTRACT = Contract(
+    shapes="p[P] g[P] m[P] v[P] decayed count skips rate scale loss -> p[P] m[P] v[P] count[] skips[] norm[] skipped[]",
+    sizes=dict(P=(64, 192, 64 * 37)),
+    grads=(),
+    draw=_draw,
+    options=({}, dict(clip=0.5), dict(clip=1e4, weight_decay=0.3, betas=(0.5, 0.9), eps=1e-3)),
+    claims=(),
+    edges=(_first, _spoilt(float("nan"), 255), _spoilt(float("-inf"), 0), _lost, _scaled, _faint),
+)
