@@ -9,6 +9,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -63,12 +64,11 @@ def out_of_place(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tu
     `forward`."""
 
     @wraps(forward)
-    def called(
-        p_P: Tensor, g_P: Tensor, m_P: Tensor, v_P: Tensor, decayed_B: Tensor, count: Tensor, skips: Tensor, **rest: Any
-    ) -> tuple[Ended, None]:
-        p_P, m_P, v_P, count, skips = (each.clone() for each in (p_P, m_P, v_P, count, skips))
-        norm, skipped = step(p_P, g_P, m_P, v_P, decayed_B, count, skips, **rest)
-        return Ended(p_P, m_P, v_P, count, skips, _comparable(norm), skipped), None
+    def called(*args: Any, **given: Any) -> tuple[Ended, None]:
+        bound = signature(forward).bind(*args, **given).arguments
+        own = {name: bound[name].clone() for name in ("p_P", "m_P", "v_P", "count", "skips")}
+        norm, skipped = step(**{**bound, **own})
+        return Ended(**own, norm=_comparable(norm), skipped=skipped), None
 
     return called
 

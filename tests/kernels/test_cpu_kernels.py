@@ -8,16 +8,19 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradproof.kernels.cpu import adamw, combine, cross_entropy, dispatch, experts, norm_gelu, route
+from gradproof.kernels.cpu import adamw, combine, cross_entropy, dispatch, experts, mixture, norm_gelu, route, update
 from gradproof.kernels.cpu.build import available
 from gradproof.ops import adamw as ref_adamw
 from gradproof.ops import combine as ref_combine
 from gradproof.ops import cross_entropy as ref_cross_entropy
 from gradproof.ops import dispatch as ref_dispatch
 from gradproof.ops import experts as ref_experts
+from gradproof.ops import mixture as ref_mixture
 from gradproof.ops import norm_gelu as ref_norm_gelu
 from gradproof.ops import route as ref_route
+from gradproof.ops import update as ref_update
 from gradproof.ops.experts import Chain
+from gradproof.ops.mixture import Mixed, Mixture
 from gradproof.ops.route import Routed, Routing, Whole
 
 
@@ -62,7 +65,7 @@ class Workspace:
     def take(self, name, shape, like):
         key = (name, shape)
         if key not in self.held:
-            self.held[key] = torch.full(shape, torch.nan, dtype=like.dtype)
+            self.held[key] = torch.full(shape, torch.nan if like.is_floating_point() else -1, dtype=like.dtype)
         return self.held[key]
 
 
@@ -519,3 +522,152 @@ def test_norm(threads):
     assert float(adamw.norm(g_P)) == float("inf")
     g_P[71] = torch.nan
     assert bool(adamw.norm(g_P).isnan())
+
+
+# --- mixture ----------------------------------------------------------------------------------------------------------
+
+MIXTURES = {
+    "nano": (32, Mixture(4, NANO, Routing())),
+    "odd widths": (33, Mixture(5, ODD, Routing(k=3, balance=0.2, z_loss=0.02))),
+    "one row": (1, Mixture(3, Chain((4, 2), ()), Routing(k=1))),
+    "more experts than lanes": (40, Mixture(35, Chain((19, 12, 3), (True,)), Routing(scores="sigmoid"))),
+    "many rows": (1100, Mixture(4, Chain((20, 24, 7), (True,)), Routing(renormalise=True, balance=0.1))),
+}
+
+
+def _mixed(module, x_TI, theta_P, dy, of, **options):
+    """Outputs, load and gradients; dy in the dtype of the input."""
+    y, saved = module.forward(x_TI, theta_P, None, of)
+    grads = module.backward(Mixed(*(each.to(x_TI.dtype) for each in dy)), saved, x_TI, theta_P, of, **options)
+    return [each.clone() for each in y], saved.load_E, grads
+
+
+def _mixture_inputs(name, seed=1):
+    rows, of = MIXTURES[name]
+    drawn = ref_mixture._arguments(rows, of, torch.Generator().manual_seed(seed))
+    dy = Mixed(*draw(seed, (rows, of.chain.widths[-1]), (rows, of.experts), ()))
+    return drawn["x"].float(), drawn["theta"].float(), dy, of
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_mixture(name, schedule):
+    """A router's last columns, rows fetched for another expert, a lost cotangent of the gates; the same bits twice."""
+    mixture._shape.cache_clear()
+    x_TI, theta_P, dy, of = _mixture_inputs(name)
+    outputs, load_E, grads = _mixed(mixture, x_TI, theta_P, dy, of)
+    exact, right_E, exact_grads = _mixed(ref_mixture, x_TI.double(), theta_P.double(), dy, of)
+    own, _, own_grads = _mixed(ref_mixture, x_TI, theta_P, dy, of)
+    assert torch.equal(load_E, right_E)
+    for each in zip((*outputs, grads[0]), (*exact, exact_grads[0]), (*own, own_grads[0]), strict=True):
+        near(*each)
+    parts = [of.by_name(each) for each in (grads[1], exact_grads[1], own_grads[1])]
+    for part in parts[0]:
+        near(*(each[part] for each in parts))
+    again, _, grads_again = _mixed(mixture, x_TI, theta_P, dy, of)
+    assert all(same_bits(a, b) for a, b in zip((*outputs, *grads), (*again, *grads_again), strict=True))
+
+
+def test_mixture_writes_over_and_adds(schedule):
+    """Into a given buffer, without dx; what is between the parameters is left as it is."""
+    mixture._shape.cache_clear()
+    x_TI, theta_P, dy, of = _mixture_inputs("odd widths")
+    _, _, (_, right_P) = _mixed(mixture, x_TI, theta_P, dy, of)
+    out_P = torch.full_like(theta_P, torch.nan)
+    _, _, (dx_TI, found_P) = _mixed(mixture, x_TI, theta_P, dy, of, out_P=out_P, want_dx=False)
+    assert dx_TI is None and found_P is out_P
+    (before_P,) = draw(2, theta_P.shape)
+    _, _, (_, added_P) = _mixed(mixture, x_TI, theta_P, dy, of, out_P=before_P.clone(), accumulate=True)
+    for written, right, added, before in zip(
+        *(of.by_name(each).values() for each in (out_P, right_P, added_P, before_P)), strict=True
+    ):
+        assert same_bits(written, right) and torch.allclose(added - before, right, rtol=1e-4, atol=1e-4)
+    assert int(out_P.isnan().sum()) == theta_P.numel() - sum(each.numel() for each in of.by_name(theta_P).values())
+
+
+def test_mixture_reuses_a_workspace(threads):
+    """The second step, with other rows, finds the first one's leavings everywhere; the gates are the caller's own."""
+    workspace, of = Workspace(), MIXTURES["nano"][1]
+    kept = []
+    for seed in (3, 4):
+        x_TI, theta_P, dy, _ = _mixture_inputs("nano", seed)
+        found, saved = mixture.forward(x_TI, theta_P, None, of, workspace=workspace)
+        grads = mixture.backward(dy, saved, x_TI, theta_P, of, workspace=workspace)
+        right, _, right_grads = _mixed(mixture, x_TI, theta_P, dy, of)
+        assert all(same_bits(a, b) for a, b in zip((*found, *grads), (*right, *right_grads), strict=True))
+        kept.append((found.gates_TE, right[1]))
+    assert all(same_bits(*each) for each in kept)
+
+
+def test_whole_experts_are_dealt_to_threads_alike(monkeypatch):
+    """Loads that neighbours would share badly: the busiest first. Which thread takes an expert changes no bit."""
+    chain, plan = (
+        Chain((5, 24, 3), (True,)),
+        ref_dispatch.plan(torch.tensor([0] * 4 + [1] * 26 + [2] * 24 + [3] * 6)[:, None], 4),
+    )
+    x_NI, theta_EP, dy_NO = _inputs(chain, plan)
+    found = []
+    for threads in (1, 2, 3, 4):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
+        found.append((y_NO, *experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)))
+    for each in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], each, strict=True))
+
+
+def test_mixture_refuses_what_it_would_misread():
+    """Pointers know no shapes."""
+    x_TI, theta_P, _, of = _mixture_inputs("odd widths")
+    for wrong in ((x_TI[:, 1:], theta_P), (x_TI, theta_P[64:])):
+        with pytest.raises(ValueError, match="expected"):
+            mixture.forward(*wrong, None, of)
+    with pytest.raises(TypeError, match="float32"):
+        mixture.forward(x_TI, theta_P.double(), None, of)
+
+
+# --- update -----------------------------------------------------------------------------------------------------------
+
+
+def _ending(blocks, spoilt=None, scale=1.0, loss=0.7):
+    p_P, g_P, m_P, v_P = draw(13, *[(64 * blocks,)] * 4)
+    if spoilt is not None:
+        g_P[-1] = spoilt
+    state = (p_P, g_P, 0.1 * m_P, 0.01 * v_P.square(), torch.arange(blocks) % 3 != 1)
+    return state, [torch.tensor(each) for each in (6.0, 2.0, 0.01, scale, loss)]
+
+
+@pytest.mark.parametrize("blocks", [1, 37, 1200])
+@pytest.mark.parametrize("clip", [None, 0.5, 1e6])
+def test_update(blocks, clip, threads):
+    """Threads that clip by their own part of the norm, or count each for itself."""
+    state, scalars = _ending(blocks, scale=8.0)
+    found, _ = update.forward(*state, *scalars, clip=clip)
+    exact, _ = ref_update.forward(
+        *(each.double() if each.is_floating_point() else each for each in state),
+        *(each.double() for each in scalars),
+        clip=clip,
+    )
+    own, _ = ref_update.forward(*state, *scalars, clip=clip)
+    for each in zip(found, exact, own, strict=True):
+        near(*each)
+    again, _ = update.forward(*state, *scalars, clip=clip)
+    assert all(same_bits(a, b) for a, b in zip(found, again, strict=True))
+
+
+@pytest.mark.parametrize("spoilt, loss", [(torch.nan, 0.7), (torch.inf, 0.7), (None, torch.nan), (None, -torch.inf)])
+def test_update_skips(spoilt, loss, threads):
+    """One entry at the far end: every thread must learn of it before it moves anything."""
+    state, scalars = _ending(1200, spoilt, loss=loss)
+    count, skips = scalars[0].clone(), scalars[1].clone()
+    p_P, g_P, m_P, v_P, decayed_B = (each.clone() for each in state)
+    norm, skipped = update.step(p_P, g_P, m_P, v_P, decayed_B, count, skips, *scalars[2:], clip=1.0)
+    assert all(torch.equal(a, b) for a, b in zip((p_P, m_P, v_P), (state[0], state[2], state[3]), strict=True))
+    assert (float(count), float(skips), float(skipped)) == (6, 3, 1)
+    assert bool(norm.isfinite()) == (spoilt is None)
+
+
+def test_update_of_a_gradient_whose_squares_overflow():
+    """1e30 has a finite norm, though no float holds its square: it is clipped, not skipped."""
+    state, scalars = _ending(3)
+    state[1].zero_()[5] = 1e30
+    norm, skipped = update.step(*state[:5], *scalars, clip=1.0)
+    assert float(norm) == pytest.approx(1e30, rel=1e-6) and float(skipped) == 0 and bool(state[0].isfinite().all())

@@ -3,23 +3,27 @@
 import json
 import logging
 import sys
+from dataclasses import replace
+from functools import wraps
+from inspect import signature
 from itertools import count, pairwise
 from types import ModuleType, SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 import torch
 
 from gradproof.kernels import registry
-from gradproof.kernels.registry import REFERENCE, Shape, Variant, admission, choose
+from gradproof.kernels.registry import REFERENCE, VARIANTS, Shape, Variant, admission, choose
 from gradproof.models.moe import MoE, MoEConfig
-from gradproof.ops import combine, dispatch, experts, route
+from gradproof.ops import combine, dispatch, experts, mixture, route, update
 from gradproof.ops.experts import Chain
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import TrainStep
 
 CHAIN = Chain((5, 6, 6, 3), (True, True))
 SHAPE = Shape("cpu", "float32", 9, 4, 2, CHAIN, route.Routing())
-HOMES = dict(experts=experts, dispatch=dispatch, combine=combine, route=route)
+HOMES = dict(experts=experts, dispatch=dispatch, combine=combine, route=route, mixture=mixture, update=update)
 
 
 @pytest.fixture
@@ -126,6 +130,136 @@ def test_broken_kernels_are_refused(planted, caplog, function, rows, claim):
         judged = admission(variant, shape)
     assert not judged.admitted and claim in judged.reason and judged.reason in caplog.text
     assert choose(shape).chosen["experts"] == "reference"
+
+
+def masked_softmax(dy, saved, x_TI, theta_P, mixture, **options):
+    """The router's gradient by the gates in place of the unmasked p: what is off S gets none."""
+    wrong = saved._replace(routed=saved.routed._replace(q_TE=saved.routed.gates_TE))
+    return MIXED(dy, wrong, x_TI, theta_P, mixture, **options)
+
+
+def shrunken_bias(dy, saved, x_TI, theta_P, mixture, **options):
+    """The gradient of the router's bias one part in a thousand too small."""
+    dx_TI, dtheta_P = MIXED(dy, saved, x_TI, theta_P, mixture, **options)
+    mixture.views(dtheta_P).b_E.mul_(0.999)
+    return dx_TI, dtheta_P
+
+
+def swapped_experts(x_TI, theta_P, c_E, mixture, whole=None):
+    """Right but for the rows of experts 0 and 1, which each get the other's parameters."""
+    turned_P = theta_P.clone()
+    if mixture.experts > 1:
+        mixture.views(turned_P).theta_EP[[0, 1]] = mixture.views(theta_P).theta_EP[[1, 0]]
+    return forward_of_mixture(x_TI, turned_P, c_E, mixture, whole)
+
+
+def miscounted(x_TI, theta_P, c_E, mixture, whole=None):
+    """Everything right but the load that is reported."""
+    y, saved = forward_of_mixture(x_TI, theta_P, c_E, mixture, whole)
+    return y, Miscounted(*saved)._replace(counted=saved.load_E + 1) if len(x_TI) > 32 else saved
+
+
+class Miscounted(NamedTuple):
+    routed: object
+    plan: object
+    rows_NI: object
+    experts: object
+    rows_NO: object
+    counted: object = None
+
+    @property
+    def load_E(self):
+        return self.counted
+
+
+MIXED, forward_of_mixture = mixture.backward, mixture.forward
+
+
+@pytest.mark.parametrize(
+    "function, claim",
+    [
+        (masked_softmax, "matches_reference"),
+        (shrunken_bias, "matches_reference of theta: router.bias"),
+        (swapped_experts, "matches_reference of output 0"),
+        (miscounted, "same_integers"),
+    ],
+)
+def test_broken_mixtures_are_refused(planted, function, claim):
+    """What would run instead of four proven kernels is judged as a whole; refused, the parts run."""
+    takes = "backward" if "saved" in function.__code__.co_varnames[:2] else "forward"
+    judged = admission(planted("mixture", **{takes: function}), SHAPE)
+    assert not judged.admitted and claim in judged.reason
+    assert choose(SHAPE).mixture is None and "mixture" not in choose(SHAPE).chosen
+
+
+def planted_update(change):
+    """The op, called with what `change` makes of its arguments, or with its result changed."""
+
+    @wraps(update.forward)
+    def forward(*args, **given):
+        return change(dict(signature(update.forward).bind(*args, **given).arguments))
+
+    return forward
+
+
+def _clips_the_scaled(given):
+    clip = given.get("clip")
+    return RIGHT_UPDATE(**{**given, "clip": clip and clip / float(given["scale"])})
+
+
+def _never_skips_nan(given):
+    found, _ = RIGHT_UPDATE(**given)
+    if not bool(given["g_P"].isnan().any()):
+        return found, None
+    return found._replace(skipped=found.skipped * 0), None
+
+
+def _counts_a_skipped_step(given):
+    found, _ = RIGHT_UPDATE(**given)
+    return found._replace(count=given["count"] + 1), None
+
+
+def _ignores_the_loss(given):
+    return RIGHT_UPDATE(**{**given, "loss": given["loss"] * 0 if given["loss"].isfinite() else given["rate"]})
+
+
+def _decays_when_skipped(given):
+    found, _ = RIGHT_UPDATE(**given)
+    return found._replace(p_P=torch.where(found.skipped > 0, found.p_P * 0.9999, found.p_P)), None
+
+
+def _no_floor_under_the_norm(given):
+    clip = given.get("clip")
+    return RIGHT_UPDATE(**{**given, "clip": clip and clip * (1 + 1e-6 / float(given["g_P"].norm()))})
+
+
+RIGHT_UPDATE = update.forward
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _clips_the_scaled,
+        _never_skips_nan,
+        _counts_a_skipped_step,
+        _ignores_the_loss,
+        _decays_when_skipped,
+        _no_floor_under_the_norm,
+    ],
+)
+def test_broken_updates_are_refused(planted, change):
+    judged = admission(planted("update", forward=planted_update(change)), SHAPE)
+    assert not judged.admitted
+    assert choose(SHAPE).update is None
+
+
+def test_a_dense_model_has_no_mixture(planted):
+    """Nor has a batch so large that the calls between the parts are nothing."""
+    planted("mixture")
+    assert choose(SHAPE).chosen["mixture"] == "planted"
+    assert choose(replace(SHAPE, routing=None, experts=1, k=1)).mixture is None
+    cpu = next(v for v in VARIANTS if v.op == "mixture")
+    assert cpu.fits(SHAPE) and not cpu.fits(replace(SHAPE, rows=10**8))
 
 
 def test_an_unstable_sort_is_refused(planted):

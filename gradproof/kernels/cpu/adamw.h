@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "crew.h"
+#include "vector.h"
 
 constexpr long BLOCK = 64;               // parameters that decay, or not, together
 constexpr long FEWEST_BLOCKS = 1 << 8;  // that are worth another thread
@@ -25,12 +26,11 @@ struct AdamW {
 
     void block(float* p, const float* g, float* m, float* v, bool decayed) const {
         const float kept = decayed ? keep : 1.0f;
-#pragma omp simd
-        for (long i = 0; i < BLOCK; i++) {
-            const float grad = g[i] * inverse_divisor;
-            m[i] += new1 * (grad - m[i]);
-            v[i] = old2 * v[i] + new2 * grad * grad;
-            p[i] = kept * p[i] - step * m[i] / (std::sqrt(v[i]) * inverse_root + eps);
+        UNROLL for (long i = 0; i < BLOCK; i += LANES) {
+            const vec grad = load(g + i) * inverse_divisor, before = load(m + i);
+            const vec mean = before + new1 * (grad - before), square = old2 * load(v + i) + new2 * grad * grad;
+            store(m + i, mean), store(v + i, square);
+            store(p + i, kept * load(p + i) - step * mean / (square_root(square) * inverse_root + eps));
         }
     }
 };

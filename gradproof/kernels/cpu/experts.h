@@ -10,6 +10,7 @@
 #pragma once
 
 #include <numeric>
+#include <vector>
 
 #include "crew.h"
 #include "norm_gelu.h"
@@ -52,6 +53,13 @@ struct Chain {
     }
 };
 
+// Where the rows of a batch come from, if they are not there yet: row n is x[slot_n / K].
+struct Source {
+    const float* x_TI;
+    const int64_t* slot_N;
+    long k;
+};
+
 // Row n belongs to expert e where offset[e] ≤ n < offset[e + 1]. A forward keeps h_NH of one layer after the other, then
 // the rows' statistics, likewise.
 struct Batch {
@@ -63,6 +71,7 @@ struct Batch {
     float* kept;
 
     long rows() const { return offset_F[experts]; }
+    long rows(long e) const { return offset_F[e + 1] - offset_F[e]; }
     long chunk() const { return std::min(CHUNK, rows()); }
     const float* theta(long e) const { return theta_EP + e * theta_row; }
     float* h_of(long layer) const {
@@ -85,6 +94,14 @@ static void each_chunk(const Batch& batch, Range rows, F f) {
         for (long n = std::max<long>(rows.begin, batch.offset_F[e]); n < end; n += CHUNK)
             f(Chunk{e, n, std::min(CHUNK, end - n)});
     }
+}
+
+// Rows that are copied by the thread that works on them are in its caches.
+static void fetch_chunk(const Source& source, long in, Chunk at, Crew crew, float* rows_NI) {
+    const Range own = crew.share(at.count);
+    for (long n = at.first + own.begin; n < at.first + own.end; n++)
+        std::memcpy(rows_NI + n * in, source.x_TI + source.slot_N[n] / source.k * in, in * sizeof(float));
+    crew.wait();
 }
 
 // x_CH holds the activations of the chunk's layers in turn.
@@ -198,10 +215,10 @@ static void backward_chunk(const Batch& batch, Chunk at, Crew crew, const float*
 
 static bool whole_experts(long rows, long experts) { return experts > 1 && rows <= WHOLE; }
 
-// Where the rows of thread t begin: an equal part, or at an expert's first row where that is near, or must be.
+// Where the rows of thread t begin: an equal part, or at an expert's first row where that is near.
 static long share_begin(const Batch& batch, long t, long threads) {
     const long even = batch.rows() * t / threads;
-    long best = even, near = whole_experts(batch.rows(), batch.experts) ? batch.rows() : SNAP;
+    long best = even, near = SNAP;
     for (long e = 0; e <= batch.experts && 0 < t && t < threads; e++)
         if (const long off = std::abs(batch.offset_F[e] - even); off <= near) best = batch.offset_F[e], near = off;
     return best;
@@ -211,16 +228,54 @@ static Range share(const Batch& batch, long t, long threads) {
     return {share_begin(batch, t, threads), share_begin(batch, t + 1, threads)};
 }
 
+// How many rows the busiest thread has.
+static long busiest(const Batch& batch, const std::vector<long>& owner, long threads) {
+    std::vector<long> rows(threads);
+    for (long e = 0; e < batch.experts; e++) rows[owner[e]] += batch.rows(e);
+    return *std::max_element(rows.begin(), rows.end());
+}
+
+// The thread of each expert, where they are whole: neighbours, since their parameters are updated by one thread too;
+// but where that leaves threads idle, the busiest expert first, each to whom has the fewest rows so far.
+static std::vector<long> owners(const Batch& batch, long threads) {
+    std::vector<long> near(batch.experts), even(batch.experts), order(batch.experts), given(threads);
+    for (long e = 0; e < batch.experts; e++)
+        near[e] = std::min(threads - 1, (batch.offset_F[e] + batch.offset_F[e + 1]) * threads / (2 * batch.rows()));
+    std::iota(order.begin(), order.end(), 0L);
+    std::stable_sort(order.begin(), order.end(), [&](long a, long b) { return batch.rows(a) > batch.rows(b); });
+    for (long e : order) {
+        even[e] = std::min_element(given.begin(), given.end()) - given.begin();
+        given[even[e]] += batch.rows(e);
+    }
+    return busiest(batch, near, threads) - busiest(batch, even, threads) < SNAP ? near : even;
+}
+
+// f(chunk) for the rows of one thread, of several that do not share chunks.
+template <class F>
+static void each_own_chunk(const Batch& batch, Crew all, F f) {
+    if (all.size == 1 || !whole_experts(batch.rows(), batch.experts))
+        return each_chunk(batch, share(batch, all.rank, all.size), f);
+    const std::vector<long> owner = owners(batch, all.size);
+    for (long e = 0; e < batch.experts; e++)
+        if (owner[e] == all.rank) each_chunk(batch, {batch.offset_F[e], batch.offset_F[e + 1]}, f);
+}
+
 static long crew_size(const Batch& batch, long threads) {
     return batch.chain.together ? threads : crew_size(batch.rows(), FEWEST, threads);
 }
 
-static void experts_forward(const Batch& batch, float* scratch, float* y_NO, long threads) {
+// before(chunk, crew) comes before the forward of each chunk.
+template <class F>
+static void experts_forward(const Batch& batch, float* scratch, float* y_NO, long threads, F before) {
     in_parallel(crew_size(batch, threads), [&](Crew all) {
         const bool together = batch.chain.together;
-        const Range rows = together ? Range{0, batch.rows()} : share(batch, all.rank, all.size);
+        const Crew crew = together ? all : Crew{0, 1};
         float* x_CH = together ? scratch : scratch + all.rank * batch.chunk() * batch.chain.widest();
-        each_chunk(batch, rows, [&](Chunk at) { forward_chunk(batch, at, together ? all : Crew{0, 1}, x_CH, y_NO); });
+        const auto forward = [&](Chunk at) {
+            before(at, crew);
+            forward_chunk(batch, at, crew, x_CH, y_NO);
+        };
+        together ? each_chunk(batch, {0, batch.rows()}, forward) : each_own_chunk(batch, all, forward);
     });
 }
 
@@ -270,8 +325,9 @@ static void backward_apart(const Batch& batch, Crew all, const float* dy_NO, flo
     const long widest = batch.chain.widest(), room_length = Room::length(widest, batch.chunk(), 1);
     const auto room = [&](long rank) { return scratch + rank * room_length; };
     const auto apart = [&](long rank) { return room(all.size) + (rank - 1) * batch.chain.length; };
-    const Range rows = share(batch, all.rank, all.size);
-    each_chunk(batch, rows, [&](Chunk at) {
+    const bool whole = whole_experts(batch.rows(), batch.experts);
+    const Range rows = whole ? Range{0, batch.rows()} : share(batch, all.rank, all.size);
+    each_own_chunk(batch, all, [&](Chunk at) {
         const bool within = offset_F[at.expert] < rows.begin;
         const bool first = at.first == std::max<long>(offset_F[at.expert], rows.begin);
         const Write write = !first ? Write::add : within ? Write::set : first_write(batch, grads);
@@ -279,7 +335,7 @@ static void backward_apart(const Batch& batch, Crew all, const float* dy_NO, flo
         backward_chunk(batch, at, {0, 1}, dy_NO, Room(room(all.rank), widest, batch.chunk()), grad_P, write, dx_NI);
     });
     all.wait();
-    for (long rank = 1; rank < all.size; rank++) {
+    for (long rank = 1; !whole && rank < all.size; rank++) {
         const Range other = share(batch, rank, all.size);
         const long e = std::upper_bound(offset_F, offset_F + batch.experts + 1, other.begin) - offset_F - 1;
         if (other.size() && offset_F[e] < other.begin)

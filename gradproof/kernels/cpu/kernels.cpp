@@ -17,7 +17,8 @@ void gradproof_experts_forward(const int64_t* chain, const float* x_NI, const fl
                                const int64_t* offset_F, int64_t experts, float* kept, float* scratch, float* y_NO,
                                int64_t threads) {
     const Chain shape(chain);
-    experts_forward({shape, x_NI, theta_EP, theta_row, offset_F, experts, kept}, scratch, y_NO, threads);
+    const Batch batch{shape, x_NI, theta_EP, theta_row, offset_F, experts, kept};
+    experts_forward(batch, scratch, y_NO, threads, [](Chunk, Crew) {});
 }
 
 void gradproof_experts_backward(const int64_t* chain, const float* x_NI, const float* theta_EP, int64_t theta_row,

@@ -113,8 +113,9 @@ static void mixture_forward(const Mixture& of, const float* x_TI, const float* t
     route_forward(tape.z_TE, c_E, T, E, of.routing, rows, whole_load_E, {out.q_TE, tape.gates_TE, tape.index_TK},
                   tape.share_E, out.aux, threads);
     dispatch_plan(tape.index_TK, T * K, E, tape.slot_N, tape.row_TK, tape.offset_F);
-    dispatch_forward(x_TI, tape.slot_N, T * K, K, I, tape.rows_NI, threads);
-    experts_forward(tape.batch(of, theta_P), room.scratch, tape.rows_NO, threads);
+    experts_forward(tape.batch(of, theta_P), room.scratch, tape.rows_NO, threads, [&](Chunk at, Crew crew) {
+        fetch_chunk({x_TI, tape.slot_N, K}, I, at, crew, tape.rows_NI);
+    });
     combine_forward(tape.rows_NO, tape.gates_TE, tape.index_TK, tape.row_TK, T, E, K, of.outputs(), out.y_TO, threads);
     std::copy_n(tape.gates_TE, T * E, out.gates_TE);  // the caller's own
     for (long e = 0; e < E; e++) out.load_E[e] = tape.offset_F[e + 1] - tape.offset_F[e];

@@ -107,3 +107,12 @@ INLINE vec reciprocal(vec x) {
     return 1.0f / x;
 #endif
 }
+
+INLINE vec square_root(vec x) {
+#if defined(__AVX512F__)
+    return reinterpret_cast<vec>(_mm512_sqrt_ps(reinterpret_cast<__m512>(x)));
+#else
+    UNROLL for (int i = 0; i < LANES; i++) x[i] = std::sqrt(x[i]);
+    return x;
+#endif
+}
