@@ -290,7 +290,7 @@ def _load(module: Any, example: Example) -> Tensor:
 
 CONTRACT = Contract(
     shapes="x[T,I] theta[P] c[E] -> y[T,O] gates[T,E] aux[]",
-    sizes=dict(T=(1, 7, 33)),
+    sizes=dict(T=(1, 33)),
     grads=("x", "theta"),
     parameters=("theta",),
     draw=_draw,

@@ -489,6 +489,14 @@ def _(right, dy, saved, rows, gates, plan):
     return drows, 0.98 * dgates
 
 
+# Mixture: dy is (y, gates, aux); returns dx, dtheta.
+
+
+@wrong("mixture", "the gates' own cotangent is left out")
+def _(right, dy, saved, x, theta, mixture, *rest):
+    return right(dy._replace(gates_TE=None), saved, x, theta, mixture, *rest)
+
+
 # Losses: return the gradient of the logits or outputs.
 
 
