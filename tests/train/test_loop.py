@@ -199,15 +199,21 @@ def test_a_resumed_run_ends_with_the_same_bytes(tmp_path, tiny, open_run, undist
     assert watch.said == []
 
 
+def interrupted_once(open_run, path, options):
+    """The run after an interrupt at step 6, and who watched the rest."""
+    trainer, _ = open_run(path, options, interrupt(6))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train()
+    trainer, watch = open_run(path, {})
+    trainer.train()
+    return trainer, watch
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_resumed_run_in_low_precision(tmp_path, tiny, open_run, undisturbed, precision):
     """A narrow copy from before the restore, or a loss scale from the start, would change the bits."""
     options = {**tiny, "precision": precision}
-    trainer, _ = open_run(tmp_path / "run", options, interrupt(6))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    trainer, _ = open_run(tmp_path / "run", {})
-    trainer.train()
+    trainer, _ = interrupted_once(open_run, tmp_path / "run", options)
     assert ending(trainer) == undisturbed(open_run, options)
 
 
@@ -231,11 +237,7 @@ SHEAF = dict(router="sheaf", encoding="padic")
 def test_a_resumed_sheaf_run_on_padic_inputs(tmp_path, tiny, open_run, undisturbed):
     """The same columns and patches after a resume; the energy is in every line."""
     options = {**tiny, **SHEAF}
-    trainer, _ = open_run(tmp_path / "run", options, interrupt(6))
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    trainer, watch = open_run(tmp_path / "run", {})
-    trainer.train()
+    trainer, watch = interrupted_once(open_run, tmp_path / "run", options)
     assert ending(trainer) == undisturbed(open_run, options)
     assert trainer.model.config.patches == (*BLOCKS, 44) and trainer.model.config.inputs == 118
     assert all(record["router_energy"] > 0 for record in watch.records)
