@@ -217,7 +217,12 @@ class MoE(Model):
         return MoEOutput(*mixed), saved
 
     def _apply_glued(
-        self, weights: Weights, x_TI: Tensor, cover: Cover, given: Any, kernels: Kernels
+        self,
+        weights: Weights,
+        x_TI: Tensor,
+        cover: Cover,
+        given: tuple[Tensor | None, Mixture, route.Whole | None, Any],
+        kernels: Kernels,
     ) -> tuple[MoEOutput, Glued]:
         """With the sheaf router, whose energy joins the auxiliary loss."""
         (z_TE, energy_T), router = sheaf.forward(x_TI, self._sheaf(weights), cover)
@@ -263,7 +268,14 @@ class MoE(Model):
         return mixture.pull_back(*cotangents, saved, x_TI, of, out, self.config.mixture, *how, kernels.parts)
 
     def _pull_back_glued(
-        self, weights: Weights, grad_P: Tensor, cotangents: Any, x_TI: Tensor, saved: Glued, how: Any, kernels: Kernels
+        self,
+        weights: Weights,
+        grad_P: Tensor,
+        cotangents: tuple[Tensor, None, Tensor],
+        x_TI: Tensor,
+        saved: Glued,
+        how: tuple[bool, bool, Any],
+        kernels: Kernels,
     ) -> Tensor | None:
         """The same through the sheaf router, the energy's share in the auxiliary loss included."""
         (accumulate, want_dx, _), cover = how, self.config.cover
