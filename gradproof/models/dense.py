@@ -45,13 +45,14 @@ class DenseConfig:
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> DenseConfig:
-        """0.7b, a deep stack for speed and memory; nano, tiny, medium, full match the MoE's count, for the `inputs` and
-        `outputs` given."""
+        """0.7b, a deep stack for speed and memory; nano, tiny, medium, full match the MoE's count and a number matches
+        itself, for the `inputs` and `outputs` given."""
         if name == "0.7b":
             return replace(cls(hidden=1024, feedforward=4096, blocks=84), **overrides)
-        if name not in SIZES:
-            raise ValueError(f"there is no dense size {name!r}; the sizes are {', '.join(SIZES)} and 0.7b")
-        return cls.matching(SIZES[name], **overrides)
+        if name not in SIZES and not name.isdecimal():
+            raise ValueError(f"there is no dense size {name!r}; the sizes are {', '.join(SIZES)} and 0.7b, or a count")
+        ends = {end: overrides.pop(end) for end in ("inputs", "outputs") if end in overrides}
+        return replace(cls.matching(SIZES.get(name) or int(name), **ends), **overrides)
 
     @classmethod
     def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> DenseConfig:
@@ -83,6 +84,14 @@ class DenseConfig:
     def param_count(self) -> int:
         """The exact number of parameters, without allocating one."""
         return spec_count(self.spec())
+
+    def active_count(self) -> int:
+        """How many parameters a row meets: all."""
+        return self.param_count()
+
+    def flops_per_row(self) -> int:
+        """Of the products of a training step, forward and backward: 6 a weight."""
+        return 6 * self.chain.products
 
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row."""

@@ -9,6 +9,7 @@ Only routed rows are computed: sorted by expert, worked on in contiguous slices,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
@@ -85,21 +86,34 @@ class MoEConfig:
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> MoEConfig:
-        """nano, tiny, medium or full."""
+        """nano, tiny, medium or full; a number is the count to match, for the `inputs` and `outputs` given."""
         shapes = {"nano": (128, 2), "tiny": (2048, 5), "medium": (4096, 5), "full": (4096, 12)}
+        if name.isdecimal():
+            ends = {end: overrides.pop(end) for end in ("inputs", "outputs") if end in overrides}
+            return replace(cls.matching(int(name), **ends), **overrides)
         if name not in shapes:
-            raise ValueError(f"there is no MoE size {name!r}; the sizes are {', '.join(shapes)}")
+            raise ValueError(f"there is no MoE size {name!r}; the sizes are {', '.join(shapes)}, or a count")
         hidden, depth = shapes[name]
         return replace(cls(hidden=hidden, depth=depth), **overrides)
 
     @classmethod
-    def matching(cls, budget: int, inputs: int = 96, outputs: int = 20, **fixed: Any) -> MoEConfig:
-        """The config whose parameter count is nearest to `budget`: depth 2 where that comes within half a percent,
-        otherwise whichever depth up to 5 comes nearest. `fixed` are other fields: the router, the experts, …"""
-        nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget) for depth in range(1, 6)]
-        error = {config: abs(config.param_count() - budget) for config in nearest}
+    def matching(
+        cls,
+        budget: int,
+        inputs: int = 96,
+        outputs: int = 20,
+        *,
+        measure: Callable[[MoEConfig], int] | None = None,
+        **fixed: Any,
+    ) -> MoEConfig:
+        """The config whose `measure`, by default its parameter count, is nearest to `budget`: depth 2 where that comes
+        within half a percent, otherwise whichever depth up to 5 comes nearest. `fixed` are other fields: the router,
+        the experts, …"""
+        measure = measure or cls.param_count
+        nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget, measure) for depth in range(1, 6)]
+        error = {config: abs(measure(config) - budget) for config in nearest}
         best = nearest[1] if error[nearest[1]] <= 0.005 * budget else min(nearest, key=lambda config: error[config])
-        if best.hidden == 1 and best.param_count() > 2 * budget:
+        if best.hidden == 1 and measure(best) > 2 * budget:
             raise ValueError(f"no MoE of {inputs} inputs and {outputs} outputs has as few as {budget:,} parameters")
         return best
 
@@ -120,6 +134,14 @@ class MoEConfig:
         expert = spec_count(experts.entries("", self.chain.widths))
         return self.experts * expert + spec_count(self._router_spec())
 
+    def active_count(self) -> int:
+        """How many parameters a row meets: the router's and those of K experts."""
+        return self.param_count() - (self.experts - self.k) * spec_count(experts.entries("", self.chain.widths))
+
+    def flops_per_row(self) -> int:
+        """Of the products of a training step, forward and backward: 6 for each weight that a row meets."""
+        return 6 * (self.k * self.chain.products + self.inputs * self.experts)
+
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row (indices not counted)."""
         routed = self.inputs + experts.saved_per_row(self.chain) + self.outputs
@@ -132,12 +154,12 @@ class MoEConfig:
         return self.inputs + self.outputs + routed
 
 
-def _widest(base: MoEConfig, budget: int) -> MoEConfig:
-    """`base` with the hidden width whose count is nearest to the budget; the count rises with the width."""
+def _widest(base: MoEConfig, budget: int, measure: Callable[[MoEConfig], int]) -> MoEConfig:
+    """`base` with the hidden width whose measure is nearest to the budget; the measure rises with the width."""
     low, high = 1, 2
 
     def count(hidden: int) -> int:
-        return replace(base, hidden=hidden).param_count()
+        return measure(replace(base, hidden=hidden))
 
     while count(high) < budget:
         high *= 2

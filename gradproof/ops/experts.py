@@ -36,6 +36,11 @@ class Chain:
         """Those with a norm; the last linear is not counted."""
         return len(self.active)
 
+    @property
+    def products(self) -> int:
+        """The weights of its matrices: multiplications that one row takes."""
+        return sum(i * o for i, o in pairwise(self.widths))
+
     @cached_property
     def offsets(self) -> dict[str, int]:
         """Where each parameter starts in an expert's row of theta."""

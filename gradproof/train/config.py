@@ -11,7 +11,9 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+Config = TypeVar("Config")
 
 
 @dataclass(frozen=True)
@@ -100,8 +102,13 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     """The config of all layers, later ones before earlier ones; a sentence for what does not fit."""
-    known = {each.name for each in fields(TrainConfig)}
-    types_of = get_type_hints(TrainConfig)
+    return fill(TrainConfig, *layers)
+
+
+def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:
+    """`resolve` for any dataclass of options."""
+    known = {each.name for each in fields(kind)}
+    types_of = get_type_hints(kind)
     merged: dict[str, Any] = {}
     for layer in layers:
         if not isinstance(layer, Mapping):
@@ -110,7 +117,7 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
             if name not in known:
                 raise ValueError(f"there is no option {name!r}; the options are {', '.join(sorted(known))}")
             merged[name] = _checked(name, value, types_of[name])
-    return TrainConfig(**merged)
+    return kind(**merged)
 
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
@@ -123,7 +130,10 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
         plain = get_origin(choice) or choice
         if plain is float and type(value) is int:
             return float(value)
-        if type(value) is plain and (plain is not list or all(isinstance(item, str) for item in value)):
+        if plain is list and type(value) is list:
+            (item,) = get_args(choice)
+            return [_checked(f"{name}[{i}]", each, item) for i, each in enumerate(value)]
+        if type(value) is plain:
             return value
     names = " or ".join("null" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
     raise ValueError(f"{name} = {value!r} must be {names}")

@@ -1,0 +1,93 @@
+"""Matched budgets: for one target, the configuration of each family that comes nearest to it. Nothing is allocated.
+
+What is held equal is one of
+
+    total    parameters
+    active   parameters that a row meets: the router's and those of K of the E experts
+    flops    products of a training step for one row, forward and backward: 6 for each weight that the row meets
+
+A dense model of `budget` parameters is the yardstick of all three: its parameters are all active, and its flops are
+what the others have to come to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from gradproof.ablate.families import Family
+from gradproof.models.dense import DenseConfig
+from gradproof.models.moe import MoEConfig
+from gradproof.train.config import TrainConfig
+from gradproof.train.load import model_config
+
+MATCHES = ("total", "active", "flops")
+NEAR = 0.01  # further off than this share of the target is worth a sentence
+SHAPES = {"moe": ("hidden", "depth"), "dense": ("hidden", "feedforward", "blocks")}
+
+
+@dataclass(frozen=True)
+class Solved:
+    """A family's configuration, and how far what is held equal is from its target."""
+
+    family: str
+    config: Any
+    match: str
+    target: int
+
+    @property
+    def total(self) -> int:
+        return self.config.param_count()
+
+    @property
+    def active(self) -> int:
+        return self.config.active_count()
+
+    @property
+    def flops(self) -> int:
+        return self.config.flops_per_row()
+
+    @property
+    def off(self) -> float:
+        """As a share of the target; negative where it stays below."""
+        return getattr(self, self.match) / self.target - 1
+
+    @property
+    def shape(self) -> dict[str, int]:
+        """The fields that were solved for."""
+        return {name: getattr(self.config, name) for name in SHAPES[self.family.split("-")[0]]}
+
+    def note(self) -> str:
+        """A sentence where the target was missed by more than a percent."""
+        if abs(self.off) <= NEAR:
+            return ""
+        what = {"total": "parameters", "active": "active parameters", "flops": "FLOPs a row"}[self.match]
+        found = getattr(self, self.match)
+        return f"{self.family}: {found:,} {what} are the nearest possible to {self.target:,}, {self.off:+.1%} off"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        figures = {"total": self.total, "active": self.active, "flops": self.flops}
+        return {**figures, "target": self.target, "off": self.off, "config": asdict(self.config)}
+
+
+def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, **data: Any) -> Solved:
+    """The family's configuration at `budget` parameters, or at what a dense model of so many has of `match`. `data` are
+    fields that follow from the table: the widths of its columns, for a router that reads them."""
+    if match not in MATCHES:
+        raise ValueError(f"match = {match!r}: it is one of {', '.join(MATCHES)}")
+    if budget < 1:
+        raise ValueError(f"budget = {budget}: a model has at least one parameter")
+    yardstick = DenseConfig.matching(budget, inputs, outputs)
+    target = yardstick.flops_per_row() if match == "flops" else budget
+    if family.model == "dense":
+        return Solved(family.name, yardstick, match, target)
+    measure = {"total": MoEConfig.param_count, "active": MoEConfig.active_count, "flops": MoEConfig.flops_per_row}
+    options = family.train_options() | {"model_options": {**family.options, **data}}
+    base = model_config(TrainConfig(**options), inputs, outputs)
+    fixed = {each.name: getattr(base, each.name) for each in fields(base)}
+    for solved_for in ("inputs", "outputs", *SHAPES["moe"]):
+        del fixed[solved_for]
+    return Solved(
+        family.name, MoEConfig.matching(target, inputs, outputs, measure=measure[match], **fixed), match, target
+    )
