@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -24,6 +25,26 @@ def write_atomically(path: Path, text: str, *, new: bool = False) -> None:
         aside.unlink(missing_ok=True)
         raise
     sync(path.parent)
+
+
+def claim(path: Path) -> Path | None:
+    """Makes a folder, and says which is the outermost that had to be made for it; None where it was there."""
+    made = None if path.exists() else path
+    while made is not None and not made.parent.exists():
+        made = made.parent
+    path.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def take_back(path: Path, made: Path | None) -> None:
+    """Removes what is in `path`, then it and the folders above it down from `made`, unless others use them."""
+    for each in path.iterdir():
+        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    with suppress(OSError):
+        for folder in (path, *path.parents):
+            if made is None or not folder.is_relative_to(made):
+                break
+            folder.rmdir()
 
 
 def publish(aside: Path, folder: Path) -> None:

@@ -22,13 +22,15 @@ SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
 
 @dataclass
 class Source:
-    """Rows with their parts (TRAIN, VALIDATION, TEST); `best_R`, the chance of the best decision, where it is known."""
+    """Rows with their parts (TRAIN, VALIDATION, TEST); `best_R`, the chance of the best decision, and `regime_R`, the
+    rule behind each row, where they are known."""
 
     schema: Schema
     rows: Rows
     part_R: np.ndarray
     notes: list[str]
     best_R: np.ndarray | None = None
+    regime_R: np.ndarray | None = None
 
     def index(self, part: int) -> np.ndarray:
         """The rows of a part."""
@@ -79,7 +81,7 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
         schema, notes = _encoded(config, made.schema, made.rows, part_R == TRAIN)
         if not (folder / "schema.json").exists():
             _write_schema(folder, schema, notes)
-        return Source(schema, made.rows, part_R, notes, made.best_R)
+        return Source(schema, made.rows, part_R, notes, made.best_R, made.regime_R)
     if not (folder / "schema.json").exists():
         _read(config, folder, part, progress)
     schema, notes = read_schema(folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from gradproof.train.score import log_loss
 
 MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
 MOST_NUMBERS = 50_000_000  # rows times inputs: a wide table is fitted to fewer rows
+
+Predict = Callable[[np.ndarray], np.ndarray]  # x_TI to probability_TC
 
 
 def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict[str, Any]:
@@ -28,16 +30,29 @@ def logistic_regression(
     """Fitted to the training rows R, scored on T, whose inputs come in `chunks`; a note without scikit-learn."""
     row: dict[str, Any] = {"name": "logistic regression", "accuracy": None, "log_loss": None, "note": ""}
     try:
-        from sklearn.linear_model import LogisticRegression
+        import sklearn.linear_model  # noqa: F401
     except ImportError:
         return {**row, "note": "needs scikit-learn: pip install 'gradproof[ablate]'"}
     if len(np.unique(outcome_R)) < 2:
         return {**row, "note": "one class alone cannot be fitted"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # not converged in 200 iterations: near enough for a comparison
-        fitted = LogisticRegression(max_iter=200).fit(x_RI, outcome_R)
-    probability_TC = np.zeros((len(outcome_T), classes))
-    probability_TC[:, fitted.classes_] = np.concatenate([fitted.predict_proba(x_TI) for x_TI in chunks])
+    predict = fit_logistic(x_RI, outcome_R, classes)
+    probability_TC = np.concatenate([predict(x_TI) for x_TI in chunks])
     accuracy = float((probability_TC.argmax(1) == outcome_T).mean())
     note = f"fitted to {len(outcome_R):,} rows"
     return {**row, "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T), "note": note}
+
+
+def fit_logistic(x_RI: np.ndarray, outcome_R: np.ndarray, classes: int, c: float = 1.0) -> Predict:
+    """A function from x_TI to probability_TC; a class without a row has probability 0. `c` is scikit-learn's C."""
+    from sklearn.linear_model import LogisticRegression
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # not converged in 200 iterations: near enough for a comparison
+        fitted = LogisticRegression(C=c, max_iter=200).fit(x_RI, outcome_R)
+
+    def predict(x_TI: np.ndarray) -> np.ndarray:
+        probability_TC = np.zeros((len(x_TI), classes))
+        probability_TC[:, fitted.classes_] = fitted.predict_proba(x_TI)
+        return probability_TC
+
+    return predict

@@ -25,13 +25,8 @@ CHUNK = 1024
 def report(trainer: Trainer) -> dict[str, Any]:
     """Scores the best checkpoint on the rows that nothing was chosen by, beside what anyone would compare with."""
     source, config, at = trainer.source, trainer.config, trainer.at
-    best = checkpoint.best(trainer.run.checkpoints, trainer.watch.say)
-    if best is None:
-        raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
-    restore(trainer.model, best)
-    index_T = spaced(source.index(TEST), SCORED_ROWS)
+    best, test, index_T = score_best(trainer)
     truth = source.rows.take(index_T)
-    test = score(predictions(trainer.predictor, source.rows, index_T), truth, source.schema)
     name = f"{config.model} {config.size}"
     scores = [{"name": name, "accuracy": test["accuracy"], "log_loss": test["log_loss"], "note": "best checkpoint"}]
     scores += _compared(trainer, truth, index_T)
@@ -66,6 +61,18 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "evidence": _evidence(trainer.run.path / "evidence.jsonl"),
         "environment": environment(config, trainer.kernels()),
     }
+
+
+def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any], np.ndarray]:
+    """The best checkpoint, which the trainer's model then is, its score on the test rows, and which rows these are."""
+    source = trainer.source
+    best = checkpoint.best(trainer.run.checkpoints, trainer.watch.say)
+    if best is None:
+        raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
+    restore(trainer.model, best)
+    index_T = spaced(source.index(TEST), SCORED_ROWS)
+    found = predictions(trainer.predictor, source.rows, index_T)
+    return best, score(found, source.rows.take(index_T), source.schema), index_T
 
 
 def finished_report(run: Path) -> dict[str, Any] | None:

@@ -8,16 +8,22 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gradproof.files import write_atomically
+from gradproof.files import claim, take_back, write_atomically
 from gradproof.train.config import TrainConfig, resolve
 
 OWN_FILES = {".lock", ".partial-config.json"}  # what a crash before config.json leaves behind
+
+
+class Folder(Protocol):
+    """What one process at a time may work in."""
+
+    @property
+    def path(self) -> Path: ...
 
 
 class Run:
@@ -40,7 +46,7 @@ class Run:
     def discard(self) -> None:
         """Takes a run back that this process could not start: nothing is left of it."""
         if self.fresh:
-            _take_back(self.path, self.made)
+            take_back(self.path, self.made)
 
 
 def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
@@ -66,7 +72,7 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
 
 
 @contextmanager
-def lock(run: Run) -> Iterator[None]:
+def lock(run: Folder) -> Iterator[None]:
     """Holds the run for this process; however the process ends, the system lets go of it."""
     descriptor = os.open(run.path / ".lock", os.O_CREAT | os.O_RDWR)
     try:
@@ -82,29 +88,15 @@ def lock(run: Run) -> Iterator[None]:
 
 def _create(path: Path, given: Mapping[str, Any]) -> Run:
     config = resolve(given)
-    made = None if path.exists() else path
-    while made is not None and not made.parent.exists():
-        made = made.parent
-    path.mkdir(parents=True, exist_ok=True)
+    made = claim(path)
     try:
         write_atomically(path / "config.json", json.dumps(config.to_dict(), indent=1) + "\n", new=True)
     except FileExistsError:
         raise ValueError(f"another process has just started a run in {path}; choose another --out") from None
     except OSError:
-        _take_back(path, made)
+        take_back(path, made)
         raise
     return Run(path, fresh=True, made=made)
-
-
-def _take_back(path: Path, made: Path | None) -> None:
-    """Removes what is in `path`, then it and the folders above it down from `made`, unless others use them."""
-    for each in path.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
-    with suppress(OSError):
-        for folder in (path, *path.parents):
-            if made is None or not folder.is_relative_to(made):
-                break
-            folder.rmdir()
 
 
 def _check_same(run: Run, given: Mapping[str, Any]) -> None:

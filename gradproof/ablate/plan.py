@@ -1,0 +1,133 @@
+"""What a study will run: the table read for every seed, the budgets solved, the units. All that can be refused is
+refused here, before the first run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradproof.ablate.budget import Solved, solve
+from gradproof.ablate.families import Family
+from gradproof.ablate.study import Study, StudyConfig
+from gradproof.ablate.unit import Unit, units
+from gradproof.data.source import Source, open_source
+from gradproof.data.split import TEST, TRAIN, VALIDATION
+from gradproof.models.sizes import cost
+from gradproof.train.config import TrainConfig, fill
+from gradproof.train.loop import check_options
+
+FEWEST = 5  # rows of each class: some to train on, to choose by and to test with
+
+Progress = Callable[[int, int], None]
+
+
+class Plan:
+    """The units of a study, and what they were solved from."""
+
+    def __init__(self, study: Study, progress: Progress):
+        config, contestants = study.config, study.config.contestants()
+        check_extras(config)
+        check_contestants(config)
+        self.study, self.notes = study, []
+        self.solved: dict[tuple[str, int], Solved] = {}
+        encodings = dict.fromkeys([*(each.encoding for each in contestants), *["onehot"] * bool(config.baselines)])
+        seeds = config.seed_list()
+        for done, seed in enumerate(seeds):
+            for encoding in encodings:
+                source = self._read(encoding, seed)
+                for each in contestants:
+                    if each.encoding == encoding:
+                        self.solved[each.name, seed] = solve_for(each, config, source)
+            progress(done + 1, len(seeds))
+        first = [self.solved[each.name, seeds[0]] for each in contestants]
+        self.notes += [note for each in first if (note := each.note())]
+        self.jobs = jobs(config, list(self.solved.values()))
+        self.units: list[Unit] = units(study, self.solved)
+
+    def _read(self, encoding: str, seed: int) -> Source:
+        config = self.study.config
+        folder = self.study.data(encoding, seed)
+        folder.mkdir(parents=True, exist_ok=True)
+        source = open_source(_reader(config, encoding, seed), folder)
+        check_rows(source, config.data)
+        self.notes += [note for note in source.notes if note not in self.notes]
+        return source
+
+
+def preview(config: StudyConfig, folder: Path) -> list[Solved]:
+    """The first seed's configurations, without a run; the table is read into `folder`."""
+    check_contestants(config)
+    found = []
+    for each in config.contestants():
+        there = folder / each.encoding
+        there.mkdir(exist_ok=True)
+        found.append(solve_for(each, config, open_source(_reader(config, each.encoding, config.seed), there)))
+    return found
+
+
+def solve_for(each: Family, config: StudyConfig, source: Source) -> Solved:
+    """The family's configuration for the width of the table."""
+    return solve(each, config.budget, config.match, source.schema.inputs, source.schema.outputs)
+
+
+def check_extras(config: StudyConfig) -> None:
+    """One sentence where the extra is missing."""
+    try:
+        import scipy.stats
+        import sklearn.ensemble  # noqa: F401
+    except ImportError:
+        raise ValueError("gradproof ablate needs scikit-learn and scipy: pip install 'gradproof[ablate]'") from None
+    _ = scipy.stats
+
+
+def check_contestants(config: StudyConfig) -> None:
+    """Options that no model has, and budgets that none can have, whatever the table."""
+    for each in config.contestants():
+        check_options(fill(TrainConfig, config.train_options(each, config.seed, config.learning_rates[0])))
+
+
+def check_rows(source: Source, data: str) -> None:
+    """Enough rows of every class, and some in each part."""
+    count_C = np.bincount(np.asarray(source.rows.outcome_R), minlength=len(source.schema.classes))
+    rarest = int(count_C.argmin())
+    if count_C[rarest] < FEWEST:
+        raise ValueError(
+            f"class {source.schema.classes[rarest]!r} has {count_C[rarest]} of the {len(source.rows.outcome_R):,} rows of "
+            f"{data}; a study needs {FEWEST} of each class: leave such rows out or merge classes"
+        )
+    if min(len(source.index(part)) for part in (TRAIN, VALIDATION, TEST)) < 1:
+        raise ValueError(f"{data} has too few rows to train, choose and test with; it needs some dozens")
+
+
+def jobs(config: StudyConfig, solved: list[Solved]) -> int:
+    """Runs at a time: as many as there are cores, as fit into memory, and on a GPU one."""
+    largest = max(cost(each.family, each.config, config.batch, config.device).total for each in solved)
+    memory = _memory(config.device)
+    if largest > memory:
+        raise ValueError(
+            f"budget = {config.budget:,}: a training step takes about {largest / 2**30:,.1f} GiB, and this machine has "
+            f"{memory / 2**30:,.1f} GiB; give a smaller --budget"
+        )
+    if config.device == "cuda":
+        return config.jobs or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(config.jobs or cores, memory // max(1, largest)))
+
+
+def _memory(device: str) -> int:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.mem_get_info()[1]
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _reader(config: StudyConfig, encoding: str, seed: int) -> Any:
+    """The options that reading a table depends on."""
+    plain = config.train_options(replace(config.contestants()[0], encoding=encoding), seed, config.learning_rates[0])
+    return fill(TrainConfig, plain)

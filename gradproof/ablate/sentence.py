@@ -1,0 +1,59 @@
+"""The answer in words: does MoE help on this table, by how much, how sure is that, and who else is ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gradproof.ablate.statistics import Comparison, Estimate
+
+
+def answer(found: Comparison, labels: Mapping[str, str], on: str = "on this table") -> str:
+    """One comparison: `first` helps, hurts, or there is no evidence. Without a test, only the difference."""
+    first, second = labels[found.first], labels[found.second]
+    figures = f"{points(found.difference.mean)} against {second}{interval(found.difference)}"
+    if found.p_holm is None:
+        return f"{first} {on}: {figures}; one seed tells nothing about chance"
+    if not found.significant:
+        return f"No evidence that {first} helps {on}: {figures}{_chance(found)}"
+    verb = "helps" if found.difference.mean > 0 else "hurts"
+    return f"{first} {verb} {on}: {figures}{_chance(found)}"
+
+
+def summary(
+    main: Comparison, beside: Sequence[Comparison], labels: Mapping[str, str], on: str = "on this table"
+) -> str:
+    """The main comparison, and the baselines that are ahead of its first; where none is, the best of them behind."""
+    ahead = sorted((c for c in beside if c.difference.mean < 0), key=lambda c: c.difference.mean)
+    behind = sorted((c for c in beside if c.difference.mean >= 0), key=lambda c: c.difference.mean)
+    parts = [answer(main, labels, on)]
+    parts += [f"{labels[c.second]} is {_apart(c)} ahead" for c in ahead]
+    if not ahead and behind:
+        parts.append(f"{labels[behind[0].second]} is {_apart(behind[0])} behind")
+    return "; ".join(parts) + "."
+
+
+def points(difference: float) -> str:
+    """A difference of accuracies, signed, with a real minus: +0.2 points."""
+    return f"{_signed(difference)} points"
+
+
+def interval(found: Estimate) -> str:
+    if found.low is None or found.high is None:
+        return ""
+    return f", 95% interval {_signed(found.low)} to {_signed(found.high)}"
+
+
+def _apart(found: Comparison) -> str:
+    """How far apart, and whether that may be chance."""
+    apart = f"{abs(100 * found.difference.mean):.1f} points"
+    return apart if found.significant or found.p_holm is None else f"{apart} (within chance)"
+
+
+def _chance(found: Comparison) -> str:
+    p = found.p_holm or 0.0
+    return f" (p {'< 0.001' if p < 0.001 else f'= {p:.2g}'} after Holm's correction)"
+
+
+def _signed(difference: float) -> str:
+    text = f"{100 * difference:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")

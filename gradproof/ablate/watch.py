@@ -1,0 +1,99 @@
+"""Looking on at all runs of a study: bars on a terminal, a line a finished run elsewhere, and the table at the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from gradproof.ablate.unit import Unit
+
+
+class StudyWatch:
+    """`bar` is None where there is no terminal."""
+
+    def __init__(self, bar: Any, done: int, total: int):
+        self.bar, self.done, self.total, self.tasks = bar, done, total, {}
+        self.begun, self.before = time.monotonic(), done
+        if bar is not None:
+            self.whole = bar.add_task("all runs", completed=done, total=total, figures="")
+
+    def started(self, unit: Unit) -> None:
+        if self.bar is not None:
+            self.tasks[unit.name] = self.bar.add_task(f"  {unit.name}", total=None, figures="")
+
+    def moved(self, unit: Unit, done: int, total: int) -> None:
+        if self.bar is not None:
+            self.bar.update(self.tasks[unit.name], completed=done, total=total)
+
+    def ended(self, unit: Unit, result: dict[str, Any]) -> None:
+        self.done += 1
+        figures = f"validation {result['validation']['accuracy']:.2%} in {result['seconds']:.1f} s"
+        if self.bar is None:
+            print(f"[{self.done} of {self.total}] {unit.name}: {figures}", file=sys.stderr, flush=True)
+            return
+        self.bar.remove_task(self.tasks.pop(unit.name))
+        each = (time.monotonic() - self.begun) / (self.done - self.before)
+        left = each * (self.total - self.done)
+        last = f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
+        self.bar.update(self.whole, completed=self.done, figures=f"{self.done} of {self.total}, {last}")
+
+
+@contextmanager
+def watching(done: int, total: int) -> Iterator[StudyWatch]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield StudyWatch(None, done, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn())
+    with Progress(*columns, TextColumn("{task.fields[figures]}"), console=console, transient=True) as bar:
+        yield StudyWatch(bar, done, total)
+
+
+def show_study(record: dict[str, Any], console: Any) -> None:
+    """The table, the other comparisons of families, and the answer."""
+    from rich.table import Table
+
+    heads = ("accuracy", "95% interval", "parameters", "active", "MFLOP/row", "seconds", "settings")
+    table = Table("", *heads, box=None, pad_edge=False)
+    for column in table.columns[1:7]:
+        column.justify = "right"
+    for row in record["rows"]:
+        found = row["accuracy"]
+        span = "" if found["low"] is None else f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+        counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("total", "active")]
+        flops = "" if row["flops"] is None else f"{row['flops'] / 1e6:,.3g}"
+        settings = ", ".join(dict.fromkeys(row["settings"]))
+        seconds = f"{row['seconds']:.1f}"
+        table.add_row(row["label"], f"{found['mean']:.2%}", span, *counts, flops, seconds, f"[dim]{settings}[/]")
+    bayes = record["study"]["bayes"]
+    if bayes is not None:
+        table.add_row("Bayes-optimal", f"{bayes:.2%}")
+    console.print(table)
+    for note in record["notes"]:
+        console.print(f"  {note}", style="dim", markup=False)
+    for each in record["answers"][1:]:
+        console.print(f"{each}.", soft_wrap=True, markup=False)
+    console.print(record["summary"], soft_wrap=True, markup=False, style="bold")
+
+
+def show_budgets(listed: Sequence[dict[str, Any]], console: Any) -> None:
+    """The solved configurations of a preview."""
+    from rich.table import Table
+
+    table = Table("family", "parameters", "active", "MFLOP/row", "off", "shape", box=None, pad_edge=False)
+    for column in table.columns[1:5]:
+        column.justify = "right"
+    for each in listed:
+        counts = [f"{each[name]:,}" for name in ("total", "active")]
+        shape = ", ".join(f"{name} {value}" for name, value in each["shape"].items())
+        table.add_row(each["family"], *counts, f"{each['flops'] / 1e6:,.3g}", f"{each['off']:+.2%}", shape)
+    console.print(table)
+    for each in listed:
+        if each["note"]:
+            console.print(f"  {each['note']}", style="dim", markup=False)
