@@ -414,7 +414,7 @@ def _ablate_planned(plan: Any, ray: bool) -> dict[str, Any]:
         if ray:
             from gradproof.ablate.cluster import run_on_ray
 
-            run_on_ray(todo, watch)
+            run_on_ray(todo, watch, plan.study.config.device)
         else:
             run_all(todo, plan.jobs, watch)
     results = [result for unit in plan.units if (result := finished(unit)) is not None]

@@ -97,7 +97,7 @@ def check_rows(source: Source, data: str) -> None:
     rarest = int(count_C.argmin())
     if count_C[rarest] < FEWEST:
         raise ValueError(
-            f"class {source.schema.classes[rarest]!r} has {count_C[rarest]} of the {len(source.rows.outcome_R):,} rows of "
+            f"class {source.schema.classes[rarest]!r} has {count_C[rarest]} of the {source.rows.count:,} rows of "
             f"{data}; a study needs {FEWEST} of each class: leave such rows out or merge classes"
         )
     if min(len(source.index(part)) for part in (TRAIN, VALIDATION, TEST)) < 1:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradproof.ablate.families import Family
+from gradproof.ablate.runs import Failed
 from gradproof.ablate.sentence import answer, summary
 from gradproof.ablate.statistics import Comparison, compare, estimate, holm
 from gradproof.ablate.study import BASELINES, Study, StudyConfig
@@ -76,7 +77,9 @@ def comparisons(
 
 def _best(results: Sequence[Result], name: str, seed: int) -> Result:
     """The setting that the validation rows chose: the highest accuracy, then the lowest loss."""
-    mine = [each for each in results if (each["contestant"], each["seed"]) == (name, seed)]
+    mine = [each for each in results if (each["contestant"], each["seed"]) == (name, seed) and "diverged" not in each]
+    if not mine:
+        raise Failed(f"{name} diverged at every learning rate of seed {seed}; give lower learning_rates, another --out")
     return max(mine, key=lambda each: (each["validation"]["accuracy"], -each["validation"]["log_loss"]))
 
 
@@ -96,7 +99,7 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
         "active": mine[0]["active"],
         "flops": mine[0]["flops"],
         "seconds": _mean([each["seconds"] for each in mine]),
-        "search_seconds": _mean([each["seconds"] for each in results if each["contestant"] == name]),
+        "search_seconds": sum(each["seconds"] for each in results if each["contestant"] == name) / len(mine),
         "settings": [each["setting"] for each in mine],
         "scores": [each["test"]["accuracy"] for each in mine],
         "budget": None,

@@ -13,10 +13,10 @@ def answer(found: Comparison, labels: Mapping[str, str], on: str = "on this tabl
     figures = f"{points(found.difference.mean)} against {second}{interval(found.difference)}"
     if found.p_holm is None:
         return f"{first} {on}: {figures}; one seed tells nothing about chance"
-    if not found.significant:
-        return f"No evidence that {first} helps {on}: {figures}{_chance(found)}"
-    verb = "helps" if found.difference.mean > 0 else "hurts"
-    return f"{first} {verb} {on}: {figures}{_chance(found)}"
+    if found.significant and found.difference.mean > 0:
+        return f"{first} helps {on}: {figures}{_chance(found)}"
+    hurts = "it hurts, " if found.significant else ""
+    return f"No evidence that {first} helps {on}: {hurts}{figures}{_chance(found)}"
 
 
 def summary(

@@ -104,7 +104,8 @@ def _routed(trainer: Trainer, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarr
         output, saved = model.apply(model.params, trainer.encoder.inputs(chunk))
         p_TE = model.routed(saved)[0].double()
         entropy_T = -(p_TE * p_TE.clamp_min(1e-300).log()).sum(1)
-        right_T = output.logits_TO[:, :C].argmax(1).cpu() == torch.from_numpy(chunk.outcome_R)
-        parts.append((output.gates_TE.double().cpu(), entropy_T.cpu(), right_T))
-    gates_TE, entropy_T, right_T = (torch.cat(each).numpy() for each in zip(*parts, strict=True))
-    return gates_TE, entropy_T, None, right_T
+        right_T = output.logits_TO[:, :C].argmax(1).cpu() == torch.from_numpy(np.asarray(chunk.outcome_R))
+        energy_T = model.energy(saved)
+        parts.append((output.gates_TE.double(), entropy_T, right_T, *([] if energy_T is None else [energy_T.double()])))
+    gates_TE, entropy_T, right_T, *energy = (torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True))
+    return gates_TE, entropy_T, energy[0] if energy else None, right_T

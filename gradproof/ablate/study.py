@@ -45,7 +45,7 @@ class StudyConfig:
     tests: bool = True
     steps: int = 3000
     batch: int = 256
-    learning_rates: list[float] = field(default_factory=lambda: [1e-3, 3e-3, 1e-2])
+    learning_rates: list[float] = field(default_factory=lambda: [3e-3, 1e-2, 3e-2])
     validation: float = 0.1
     test: float = 0.2
     device: Literal["cpu", "cuda"] = "cpu"

@@ -95,7 +95,7 @@ def _share_table(data: Path, folder: Path) -> None:
 def _trained(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
     from gradproof.ablate.specialisation import specialisation
     from gradproof.data.split import TEST, TRAIN
-    from gradproof.train.loop import Trainer, prove
+    from gradproof.train.loop import Diverged, Trainer, prove
     from gradproof.train.report import score_best
     from gradproof.train.run import lock, start
 
@@ -105,7 +105,10 @@ def _trained(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
         trainer = Trainer(run, _Watch(progress))
         prove(run, trainer.model)
         trainer.resume()
-        trainer.train()
+        try:
+            trainer.train()
+        except Diverged as diverged:
+            return {"diverged": str(diverged), "seconds": trainer.at.seconds, "curve": []}
         best, test, index_T = score_best(trainer)
         history = [line for line in trainer.metrics.read() if "validation_accuracy" in line]
         kept = {"accuracy": trainer.at.best_accuracy, "log_loss": trainer.at.best_loss}

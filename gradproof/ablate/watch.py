@@ -30,7 +30,8 @@ class StudyWatch:
 
     def ended(self, unit: Unit, result: dict[str, Any]) -> None:
         self.done += 1
-        figures = f"validation {result['validation']['accuracy']:.2%} in {result['seconds']:.1f} s"
+        found = "diverged" if "diverged" in result else f"validation {result['validation']['accuracy']:.2%}"
+        figures = f"{found} in {result['seconds']:.1f} s"
         if self.bar is None:
             print(f"[{self.done} of {self.total}] {unit.name}: {figures}", file=sys.stderr, flush=True)
             return
@@ -59,21 +60,18 @@ def show_study(record: dict[str, Any], console: Any) -> None:
     """The table, the other comparisons of families, and the answer."""
     from rich.table import Table
 
-    heads = ("accuracy", "95% interval", "parameters", "active", "MFLOP/row", "seconds", "settings")
-    table = Table("", *heads, box=None, pad_edge=False)
-    for column in table.columns[1:7]:
-        column.justify = "right"
+    table = Table("", "%", "95% interval", "parameters", "active", "MFLOP/row", "s", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify, column.no_wrap = "right", True
     for row in record["rows"]:
         found = row["accuracy"]
         span = "" if found["low"] is None else f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
         counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("total", "active")]
         flops = "" if row["flops"] is None else f"{row['flops'] / 1e6:,.3g}"
-        settings = ", ".join(dict.fromkeys(row["settings"]))
-        seconds = f"{row['seconds']:.1f}"
-        table.add_row(row["label"], f"{found['mean']:.2%}", span, *counts, flops, seconds, f"[dim]{settings}[/]")
+        table.add_row(row["label"], f"{100 * found['mean']:.2f}", span, *counts, flops, f"{row['seconds']:.1f}")
     bayes = record["study"]["bayes"]
     if bayes is not None:
-        table.add_row("Bayes-optimal", f"{bayes:.2%}")
+        table.add_row("best possible", f"{100 * bayes:.2f}")
     console.print(table)
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)

@@ -106,13 +106,14 @@ class MoEConfig:
         measure: Callable[[MoEConfig], int] | None = None,
         **fixed: Any,
     ) -> MoEConfig:
-        """The config whose `measure`, by default its parameter count, is nearest to `budget`: depth 2 where that comes
-        within half a percent, otherwise whichever depth up to 5 comes nearest. `fixed` are other fields: the router,
-        the experts, …"""
+        """The config whose `measure`, by default its parameter count, is nearest to `budget`, of the least depth that
+        comes within a percent: narrow experts learn better when they are not deep. Where none does, whichever depth up
+        to 5 comes nearest. `fixed` are other fields: the router, the experts, …"""
         measure = measure or cls.param_count
         nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget, measure) for depth in range(1, 6)]
         error = {config: abs(measure(config) - budget) for config in nearest}
-        best = nearest[1] if error[nearest[1]] <= 0.005 * budget else min(nearest, key=lambda config: error[config])
+        near = [config for config in nearest if error[config] <= 0.01 * budget]
+        best = near[0] if near else min(nearest, key=lambda config: error[config])
         if best.hidden == 1 and measure(best) > 2 * budget:
             raise ValueError(f"no MoE of {inputs} inputs and {outputs} outputs has as few as {budget:,} parameters")
         return best
@@ -140,7 +141,8 @@ class MoEConfig:
 
     def flops_per_row(self) -> int:
         """Of the products of a training step, forward and backward: 6 for each weight that a row meets."""
-        return 6 * (self.k * self.chain.products + self.inputs * self.experts)
+        router = self.cover.products if self.cover else self.inputs * self.experts
+        return 6 * (self.k * self.chain.products + router)
 
     def saved_per_row(self) -> int:
         """How many numbers a tape keeps for each input row (indices not counted)."""

@@ -62,6 +62,12 @@ class Cover:
         return [sum(u in edge for edge in self.edges) for u in range(len(self.patches))]
 
     @property
+    def products(self) -> int:
+        """Multiplications that one row takes: the patches' logits, the steps of diffusion, the disagreements."""
+        X, Y = self.experts * len(self.patches), self.experts * len(self.edges)
+        return self.experts * sum(b - a for a, b in self.patches) + STEPS * X * X + Y * X
+
+    @property
     def rate(self) -> float:
         """α."""
         return 1 / (2 * max(self.degrees))

@@ -49,6 +49,10 @@ class Stopped(Exception):
     """A run that cannot go on; the sentence names its last good checkpoint."""
 
 
+class Diverged(Stopped):
+    """The loss, a gradient or the outputs are no numbers any more."""
+
+
 class Watch(Protocol):
     """Who looks on: a bar on a terminal, lines elsewhere."""
 
@@ -171,7 +175,7 @@ class Trainer:
         file = self.run.path / "failed.json"
         with suppress(OSError):  # a full disk must not hide what happened
             write_atomically(file, json.dumps(record) + "\n")
-        raise Stopped(
+        raise Diverged(
             f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
             "a lower --lr, with another --out, is the usual cure"
         )
@@ -206,7 +210,7 @@ class Trainer:
         loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
         at = self.at
         if not math.isfinite(loss):
-            raise Stopped(
+            raise Diverged(
                 f"the model's outputs for validation rows are not finite after step {at.step}, which is not saved; "
                 f"{self._last_good()}; a lower --lr, with another --out, is the usual cure"
             )
