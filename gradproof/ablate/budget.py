@@ -71,9 +71,9 @@ class Solved:
         return {**figures, "target": self.target, "off": self.off, "config": asdict(self.config)}
 
 
-def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, **data: Any) -> Solved:
-    """The family's configuration at `budget` parameters, or at what a dense model of so many has of `match`. `data` are
-    fields that follow from the table: the widths of its columns, for a router that reads them."""
+def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, patches: tuple[int, ...] = ()) -> Solved:
+    """The family's configuration at `budget` parameters, or at what a dense model of so many has of `match`. `patches`
+    are the widths of the table's columns, for a router that reads them."""
     if match not in MATCHES:
         raise ValueError(f"match = {match!r}: it is one of {', '.join(MATCHES)}")
     if budget < 1:
@@ -83,8 +83,7 @@ def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, **
     if family.model == "dense":
         return Solved(family.name, yardstick, match, target)
     measure = {"total": MoEConfig.param_count, "active": MoEConfig.active_count, "flops": MoEConfig.flops_per_row}
-    options = family.train_options() | {"model_options": {**family.options, **data}}
-    base = model_config(TrainConfig(**options), inputs, outputs)
+    base = model_config(TrainConfig(**family.train_options()), inputs, outputs, patches)
     fixed = {each.name: getattr(base, each.name) for each in fields(base)}
     for solved_for in ("inputs", "outputs", *SHAPES["moe"]):
         del fixed[solved_for]

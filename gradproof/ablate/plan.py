@@ -43,10 +43,10 @@ class Plan:
                 for each in contestants:
                     if each.encoding == encoding:
                         self.solved[each.name, seed] = solve_for(each, config, source)
+            self.jobs = jobs(config, [self.solved[each.name, seed] for each in contestants])
             progress(done + 1, len(seeds))
         first = [self.solved[each.name, seeds[0]] for each in contestants]
         self.notes += [note for each in first if (note := each.note())]
-        self.jobs = jobs(config, list(self.solved.values()))
         self.units: list[Unit] = units(study, self.solved)
 
     def _read(self, encoding: str, seed: int) -> Source:
@@ -72,7 +72,8 @@ def preview(config: StudyConfig, folder: Path) -> list[Solved]:
 
 def solve_for(each: Family, config: StudyConfig, source: Source) -> Solved:
     """The family's configuration for the width of the table."""
-    return solve(each, config.budget, config.match, source.schema.inputs, source.schema.outputs)
+    schema = source.schema
+    return solve(each, config.budget, config.match, schema.inputs, schema.outputs, schema.patches)
 
 
 def check_extras(config: StudyConfig) -> None:

@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -74,9 +75,7 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
     part = _splitter(config)
     options = synthetic_options(config.data)
     if options is not None:
-        from gradproof.data.synthetic import synthetic
-
-        made = synthetic(**options)
+        made = _synthetic(**options)
         part_R = part(made.rows.outcome_R)
         schema, notes = _encoded(config, made.schema, made.rows, part_R == TRAIN)
         if not (folder / "schema.json").exists():
@@ -91,6 +90,14 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
         again = f"remove {folder / 'schema.json'} to read {config.data} again"
         raise ValueError(f"{folder / 'rows'} is damaged ({error}); {again}") from None
     return Source(schema, rows, part(np.asarray(rows.outcome_R)), notes)
+
+
+@lru_cache(maxsize=1)
+def _synthetic(rows: int, seed: int, regimes: int) -> Any:
+    """Kept, as a study asks a process for the same set again and again; nobody writes to it."""
+    from gradproof.data.synthetic import synthetic
+
+    return synthetic(rows, seed, regimes)
 
 
 def read_schema(folder: Path) -> tuple[Schema, list[str]]:

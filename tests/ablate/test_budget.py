@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from gradproof.ablate.budget import MATCHES, solve
 from gradproof.ablate.families import DEFAULT, Family, family
+from gradproof.data.synthetic import schema
 from gradproof.models.dense import DenseConfig
 from gradproof.params import ParamSpace
 
@@ -16,20 +17,20 @@ from gradproof.params import ParamSpace
 @given(exponent=st.floats(5, 8.845))
 def test_every_family_meets_every_budget(name, match, exponent):
     """Between 100,000 and 700 million within 1%, whatever is held equal."""
-    found = solve(family(name), round(10**exponent), match, 96, 20)
+    found = solve(family(name), round(10**exponent), match, 96, 20, schema().patches)
     assert abs(found.off) <= 0.01 and not found.note()
 
 
 @pytest.mark.parametrize("name", DEFAULT)
 def test_the_ends_of_the_range(name):
     for budget in (100_000, 700_000_000):
-        assert abs(solve(family(name), budget, "total", 96, 20).off) <= 0.01
+        assert abs(solve(family(name), budget, "total", 96, 20, schema().patches).off) <= 0.01
 
 
 @pytest.mark.parametrize("name", DEFAULT)
 def test_counts_are_those_of_the_model(name):
     """The parameters that a real model of this configuration would lay out, none of them allocated."""
-    found = solve(family(name), 300_000, "total", 37, 5)
+    found = solve(family(name), 300_000, "total", 37, 5, (20, 10, 7))
     assert ParamSpace(found.config.spec(), device="meta").count == found.total
 
 

@@ -1,0 +1,84 @@
+"""A study's config and its folder."""
+
+import json
+
+import pytest
+
+from gradproof.ablate.study import StudyConfig, start
+from gradproof.train.config import fill
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"seeds": 1}, "seeds = 1: a test needs two seeds or more"),
+        ({"families": ["moe", "forest"]}, "there is no family 'forest'"),
+        ({"families": []}, "families is empty"),
+        ({"families": ["moe", "moe"]}, "one of them is there twice"),
+        ({"baselines": ["xgboost"]}, "there is no baseline 'xgboost'; the baselines are hist-gradient-boosting"),
+        ({"budget": 0}, "budget = 0 must be at least 1"),
+        ({"match": "memory"}, "match = 'memory': it is one of total, active, flops"),
+        ({"learning_rates": [0.1, "fast"]}, r"learning_rates\[1\] = 'fast' must be float"),
+        ({"options": {"moe": 3}}, "options holds a table for each family"),
+        ({"options": {"mixture": {}}}, "options are given for 'mixture', which is none of"),
+        ({"test": 0.95}, "shares of the rows"),
+        ({"steps": 0}, "steps = 0 must be at least 1"),
+        ({"stepz": 3}, "there is no option 'stepz'"),
+    ],
+)
+def test_refused(given, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        fill(StudyConfig, given)
+
+
+def test_one_seed_without_tests():
+    assert fill(StudyConfig, {"seeds": 1, "tests": False}).seed_list() == [0]
+
+
+def test_every_family_gets_the_same(tmp_path):
+    """Steps, batch and split of a seed are equal; nobody is stopped early."""
+    config = StudyConfig(steps=70, batch=9)
+    runs = [fill_train(config, each) for each in config.contestants()]
+    assert {(run.steps, run.batch, run.seed, run.test, run.patience) for run in runs} == {(70, 9, 3, 0.2, None)}
+    assert [(run.model, run.router, run.encoding) for run in runs] == [
+        ("moe", "softmax", "onehot"),
+        ("moe", "sheaf", "padic"),
+        ("dense", "softmax", "onehot"),
+    ]
+
+
+def fill_train(config, each):
+    from gradproof.train.config import resolve
+
+    return resolve(config.train_options(each, 3, 0.01))
+
+
+def test_the_same_options_find_the_study_again(tmp_path, monkeypatch):
+    """Without --out too; how many run at a time is no part of a study, its steps are."""
+    monkeypatch.chdir(tmp_path)
+    first = start(None, {"steps": 5, "jobs": 1})
+    assert first.fresh and json.loads((first.path / "study.json").read_text())["steps"] == 5
+    again = start(None, {"steps": 5, "jobs": 2})
+    assert again.path == first.path and not again.fresh and again.config.jobs == 2
+    assert start(first.path, {}).config.steps == 5
+    assert start(None, {"steps": 6}).path != first.path
+    with pytest.raises(ValueError, match="belongs to another study: steps is 5 there and 6 here"):
+        start(first.path, {"steps": 6})
+
+
+def test_nothing_is_left_of_a_study_that_cannot_start(tmp_path):
+    study = start(tmp_path / "deep" / "study", {})
+    study.discard()
+    assert not (tmp_path / "deep").exists()
+
+
+def test_folders_of_others(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty and holds no study"):
+        start(tmp_path, {})
+    with pytest.raises(ValueError, match="is a file; a study is a folder"):
+        start(tmp_path / "notes.txt", {})
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "study.json").write_text("{")
+    with pytest.raises(ValueError, match="is no study's config"):
+        start(tmp_path / "broken", {})
