@@ -73,11 +73,11 @@ def hist_gradient_boosting(source: Source, rate: float, seed: int) -> Fitted:
         return np.concatenate([codes_RC, rows.numbers_RN], 1)
 
     begun = time.perf_counter()
-    model = HistGradientBoostingClassifier(
+    model: Any = HistGradientBoostingClassifier(
         learning_rate=rate,
         max_iter=ROUNDS,
-        categorical_features=[*named, *[False] * len(source.schema.numbers)],
-        early_stopping=True,
+        categorical_features=[*named, *[False] * len(source.schema.numbers)],  # type: ignore[arg-type]
+        early_stopping=True,  # type: ignore[arg-type]
         n_iter_no_change=10,
         random_state=seed,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from gradproof.ablate.runs import Failed, Watch
@@ -13,12 +14,11 @@ from gradproof.ablate.unit import Unit, work
 def check_ray() -> Any:
     """Ray itself; one sentence where it is not installed."""
     try:
-        import ray
+        return import_module("ray")
     except ImportError:
         raise ValueError(
             "--ray needs Ray: pip install 'gradproof[ray]'; without --ray this machine runs it all"
         ) from None
-    return ray
 
 
 def run_on_ray(todo: Sequence[Unit], watch: Watch, device: str = "cpu") -> None:

@@ -43,6 +43,7 @@ def family(name: str, options: dict[str, Any] | None = None) -> Family:
             f"there is no family {name!r}; a family is moe or dense, with -sheaf and -padic where they apply: "
             f"{', '.join(DEFAULT)}, moe-padic, …"
         )
-    found = Family(name, model, *(routers or ["softmax"]), *(encodings or ["onehot"]), dict(options or {}))
+    router, encoding = (routers or ["softmax"])[0], (encodings or ["onehot"])[0]
+    found = Family(name, model, router, encoding, dict(options or {}))
     TrainConfig(model=found.model, router=found.router, encoding=found.encoding)  # type: ignore[arg-type]
     return found

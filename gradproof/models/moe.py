@@ -103,18 +103,18 @@ class MoEConfig:
         inputs: int = 96,
         outputs: int = 20,
         *,
-        measure: Callable[[MoEConfig], int] | None = None,
+        measure: Measure | None = None,
         **fixed: Any,
     ) -> MoEConfig:
         """The config whose `measure`, by default its parameter count, is nearest to `budget`, of the least depth that
         comes within a percent: narrow experts learn better when they are not deep. Where none does, whichever depth up
         to 5 comes nearest. `fixed` are other fields: the router, the experts, …"""
-        measure = measure or cls.param_count
-        nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget, measure) for depth in range(1, 6)]
-        error = {config: abs(measure(config) - budget) for config in nearest}
+        of: Measure = measure or (lambda config: config.param_count())
+        nearest = [_widest(cls(inputs, outputs, **{**fixed, "depth": depth}), budget, of) for depth in range(1, 6)]
+        error = {config: abs(of(config) - budget) for config in nearest}
         near = [config for config in nearest if error[config] <= 0.01 * budget]
         best = near[0] if near else min(nearest, key=lambda config: error[config])
-        if best.hidden == 1 and measure(best) > 2 * budget:
+        if best.hidden == 1 and of(best) > 2 * budget:
             raise ValueError(f"no MoE of {inputs} inputs and {outputs} outputs has as few as {budget:,} parameters")
         return best
 
@@ -156,7 +156,7 @@ class MoEConfig:
         return self.inputs + self.outputs + routed
 
 
-def _widest(base: MoEConfig, budget: int, measure: Callable[[MoEConfig], int]) -> MoEConfig:
+def _widest(base: MoEConfig, budget: int, measure: Measure) -> MoEConfig:
     """`base` with the hidden width whose measure is nearest to the budget; the measure rises with the width."""
     low, high = 1, 2
 
@@ -169,6 +169,9 @@ def _widest(base: MoEConfig, budget: int, measure: Callable[[MoEConfig], int]) -
         middle = (low + high) // 2
         low, high = (middle, high) if count(middle) <= budget else (low, middle)
     return replace(base, hidden=min((low, high), key=lambda hidden: abs(count(hidden) - budget)))
+
+
+Measure = Callable[[MoEConfig], int]
 
 
 class Glued(NamedTuple):

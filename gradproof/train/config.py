@@ -107,8 +107,8 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
 
 def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:
     """`resolve` for any dataclass of options."""
-    known = {each.name for each in fields(kind)}
     types_of = get_type_hints(kind)
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     merged: dict[str, Any] = {}
     for layer in layers:
         if not isinstance(layer, Mapping):
