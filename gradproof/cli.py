@@ -135,21 +135,29 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
+]
+Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
+Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
+
+
 @app.command()
 def train(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
-    ] = None,
+    config: ConfigFile = None,
     model: Annotated[Family | None, typer.Option(help="A sparse mixture of experts, or the dense baseline.")] = None,
-    size: Annotated[str | None, typer.Option(help="nano, tiny, medium, full; dense also 0.7b.")] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
+    size: Annotated[
+        str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b.")
     ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")] = None,
+    data: Data = None,
+    target: Target = None,
     metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
     categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
-    ignore: Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")] = None,
+    ignore: Ignore = None,
     encoding: Annotated[
         Encoding | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
     ] = None,
@@ -271,15 +279,10 @@ class Match(StrEnum):
 
 @app.command()
 def ablate(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
-    ] = None,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
-    ] = None,
-    target: Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")] = None,
-    ignore: Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")] = None,
+    config: ConfigFile = None,
+    data: Data = None,
+    target: Target = None,
+    ignore: Ignore = None,
     budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
     match: Annotated[Match | None, typer.Option(help="What the others have as much of as the dense model.")] = None,
     families: Annotated[

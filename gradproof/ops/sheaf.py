@@ -63,9 +63,9 @@ class Cover:
 
     @property
     def products(self) -> int:
-        """Multiplications that one row takes: the patches' logits, the steps of diffusion, the disagreements."""
+        """Multiplications that one row takes: the patches' logits, their diffusion, the disagreements."""
         X, Y = self.experts * len(self.patches), self.experts * len(self.edges)
-        return self.experts * sum(b - a for a, b in self.patches) + STEPS * X * X + Y * X
+        return self.experts * sum(b - a for a, b in self.patches) + ((X + Y) * X if Y else 0)
 
     @property
     def rate(self) -> float:
