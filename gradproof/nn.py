@@ -210,7 +210,7 @@ class MoE(nn.Module):
     def from_torch(cls, module: TorchMoE) -> MoE:
         """The way back."""
         like = module.router.weight
-        made = _made(cls, asdict(module.config), like)
+        made = _made(cls, _sizes(module.config), like)
         with torch.no_grad():
             made.router.weight.copy_(like)
             made.router.bias.copy_(module.router.bias)
@@ -709,7 +709,7 @@ def from_torch(module: nn.Module) -> MoE | Dense | LinearNormGELU:
 
 
 def _from_model(cls: type[Any], model: Model) -> Any:
-    made = _made(cls, asdict(model.config), model.params.flat_P)
+    made = _made(cls, _sizes(model.config), model.params.flat_P)
     for name, view in made.views().items():
         view.copy_(model.params[name])
     return made
@@ -721,6 +721,15 @@ def _to_model(kind: type[Any], module: MoE | Dense, theta_EP: Tensor) -> Any:
     for name, view in module.views().items():
         model.params[name].copy_(view)
     return model
+
+
+def _sizes(config: Any) -> dict[str, Any]:
+    """The arguments of a module with this config; those of the sheaf router have no module here."""
+    if getattr(config, "router", "softmax") != "softmax":
+        raise ValueError(
+            f"router = {config.router!r}: gradproof.nn.MoE has the softmax router alone; use gradproof.MoE"
+        )
+    return {name: value for name, value in asdict(config).items() if name not in ("router", "patches", "gluing")}
 
 
 def _made(cls: type[Any], sizes: dict[str, Any], like: Tensor) -> Any:
@@ -799,4 +808,4 @@ def _seed() -> int:
 
 
 def _shown(config: Any) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in asdict(config).items())
+    return ", ".join(f"{name}={value!r}" for name, value in _sizes(config).items())

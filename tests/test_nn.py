@@ -263,6 +263,13 @@ def test_seeds():
     assert not torch.equal(first.experts.theta, second.experts.theta)
 
 
+def test_a_sheaf_router_has_no_module():
+    """Its parameters have other names: a KeyError, or a router left at zero, in place of a sentence."""
+    model = gradproof.MoE(gradproof.MoEConfig(5, 3, hidden=6, router="sheaf", patches=(2, 3)))
+    with pytest.raises(ValueError, match=r"router = 'sheaf': .* has the softmax router alone"):
+        nn.MoE.from_model(model)
+
+
 @pytest.mark.parametrize("correction", (0.0, 0.01))
 def test_to_and_from_our_models(correction, normal, agree):
     config = gradproof.MoEConfig(5, 3, hidden=6, depth=1, balance=0.1, correction=correction)
