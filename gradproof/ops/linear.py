@@ -28,9 +28,28 @@ def input_gradient(dy_TO: Tensor, w_OI: Tensor) -> Tensor:
     return dy_TO @ w_OI
 
 
-def parameter_gradients(dy_TO: Tensor, x_TI: Tensor) -> tuple[Tensor, Tensor]:
-    """dw_OI, db_O."""
-    return wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+def parameter_gradients(
+    dy_TO: Tensor, x_TI: Tensor, out: tuple[Tensor, ...] | None = None, accumulate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """dw_OI, db_O: written to `out` where given, or added to it."""
+    if out is None:
+        return wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+    dw_OI, db_O = out
+    if accumulate:
+        db_O.add_(wide(dy_TO).sum(0))
+        if dy_TO.dtype == dw_OI.dtype:
+            dw_OI.addmm_(dy_TO.T, x_TI)
+        else:
+            dw_OI.add_(wide_product(dy_TO.T, x_TI))
+    else:
+        torch.sum(dy_TO, 0, dtype=db_O.dtype, out=db_O)
+        if dy_TO.dtype == dw_OI.dtype:
+            torch.mm(dy_TO.T, x_TI, out=dw_OI)
+        elif dy_TO.is_cuda:
+            torch.mm(dy_TO.T, x_TI, out_dtype=torch.float32, out=dw_OI)
+        else:
+            dw_OI.copy_(wide_product(dy_TO.T, x_TI))
+    return dw_OI, db_O
 
 
 def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:

@@ -37,7 +37,7 @@ FUNCTIONS = {
     "dispatch_backward": "ppiiipi",
     "combine_forward": "ppppiiiipi",
     "combine_backward": "pppppiiiippi",
-    "cross_entropy_forward": "pppifiippi i",
+    "cross_entropy_forward": "pppifpiippi i",
     "cross_entropy_backward": "ppppiipi",
     "adamw_step": "pppppippppffffi",
     "adamw_norm": "pii f",

@@ -85,9 +85,10 @@ void gradproof_combine_backward(const float* dy_TO, const float* rows_NO, const 
 }
 
 int64_t gradproof_cross_entropy_forward(const float* z_TC, const int64_t* target_T, const float* weight_C,
-                                        int64_t given, double total, int64_t T, int64_t C, float* scale_T,
-                                        float* loss, int64_t threads) {
-    return cross_entropy_forward(z_TC, target_T, weight_C, given ? &total : nullptr, T, C, scale_T, loss, threads);
+                                        int64_t given, double total, const int64_t* ignore, int64_t T, int64_t C,
+                                        float* scale_T, float* loss, int64_t threads) {
+    return cross_entropy_forward(z_TC, target_T, weight_C, given ? &total : nullptr, ignore, T, C, scale_T, loss,
+                                 threads);
 }
 
 void gradproof_cross_entropy_backward(const float* dloss, const float* scale_T, const float* z_TC,
