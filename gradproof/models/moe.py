@@ -273,7 +273,7 @@ CONTRACT = Contract(
         dict(label="correction", config=_small(correction=0.01)),
         dict(label="part of a batch", config=_small(balance=0.1, z_loss=0.01), whole=_WHOLE),
         dict(label="everything", config=_small(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
-        dict(label="nano", config=MoEConfig.sized("nano")),
+        dict(label="nano", config=MoEConfig.sized("nano"), sizes=dict(T=(32,))),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),
     edges=(_starved, _ties),

@@ -26,7 +26,8 @@ def backward(dy_BD: Tensor, saved: None, mask_BS: Tensor) -> Tensor:
 
 def share(mask_BS: Tensor, like: Tensor) -> Tensor:
     """share_BS1: m_bs/n_b."""
-    return (mask_BS / mask_BS.sum(1, keepdim=True).clamp(min=1)).to(wide(like).dtype)[..., None]
+    m_BS = mask_BS.to(wide(like).dtype)
+    return (m_BS / m_BS.sum(1, keepdim=True).clamp(min=1))[..., None]
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
@@ -47,11 +48,23 @@ def _unseen(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float
     return float((dx_BSD[~mask_BS] != 0).sum() + (outputs[0][~mask_BS.any(1)] != 0).sum()), 0.0
 
 
+def _mean(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """The shares of a sequence sum to 1: each output is the mean of the tokens that count."""
+    x_BSD, mask_BS = example.arguments["x"], example.arguments["mask"]
+    means = [x_SD[mask_S].mean(0) for x_SD, mask_S in zip(x_BSD, mask_BS, strict=True) if mask_S.any()]
+    off = [float((y - mean).abs().max()) for y, mean in zip(outputs[0][mask_BS.any(1)], means, strict=True)]
+    return max(off, default=0.0), 8 * torch.finfo(outputs[0].dtype).eps * float(x_BSD.abs().max())
+
+
 CONTRACT = Contract(
     shapes="x[B,S,D] mask[B,S] -> y[B,D]",
     sizes=dict(B=(1, 2, 5), S=(1, 3, 8), D=(1, 4, 17)),
     grads=("x",),
     draw=_draw,
-    claims=(*EVERY_OP, equivariant("B"), equivariant("S"), Claim("zero_rows_safe", check=_unseen)),
+    claims=(
+        *(*EVERY_OP, equivariant("B"), equivariant("S")),
+        Claim("conserves", check=_mean),
+        Claim("zero_rows_safe", check=_unseen),
+    ),
     edges=(_holes,),
 )
