@@ -4,7 +4,7 @@
     cross-attention  x + W_o·Attention(q, k, v),  q = W_q·LN(x),  (k, v) = W_kv·memory
     feed-forward     x + FFN(LN(x))
 
-The backward of each runs its sublayer's first, then the norm's, and adds what comes out to the gradient of the residual.
+The backward of each runs its sublayer's first, then the norm's, and adds what comes out to the residual's gradient.
 Rows are T = B·S tokens. Products read `weights.operand`, which may be narrow; the residual is never narrower than fp32.
 """
 

@@ -51,6 +51,7 @@ class Model(ABC):
     """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
 
     Config: type[Any]  # of `config`
+    loss_options: Mapping[str, Mapping[str, Any]] = {}  # of a loss that is asked for by its name
 
     def __init__(
         self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32

@@ -182,6 +182,7 @@ class Transformer(Model):
 
     Config = TransformerConfig
     config: TransformerConfig
+    loss_options = {"cross_entropy": {"ignore": PADDING}}
 
     @classmethod
     def sized(cls, name: str, **options: Any) -> Transformer:

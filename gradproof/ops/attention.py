@@ -8,6 +8,7 @@ with `causal`, where it stands no later than the query. A query that sees no key
 """
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ def forward(
     """y_BSD in the format of q_BSD; `saved` is p_BASL."""
     q_BASW, k_BALW, v_BALW = (split(each, heads) for each in (q_BSD, k_BLD, v_BLD))
     s_BASL = scores(q_BASW, k_BALW)
-    p_BASL = probabilities(s_BASL, visible(mask_BL, *s_BASL.shape[2:], causal, s_BASL.device))
+    seen_BASL = visible(mask_BL, q_BSD.shape[1], k_BLD.shape[1], causal, q_BSD.device)
+    p_BASL = probabilities(s_BASL, seen_BASL)
     y_BASW = p_BASL.to(v_BLD.dtype) @ v_BALW
     return joined(y_BASW), p_BASL
 
@@ -80,6 +82,17 @@ def joined(x_BASW: Tensor) -> Tensor:
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     """A call in bf16 or fp16: queries, keys and values are narrow; the softmax inside is not."""
     return {**arguments, **{name: arguments[name].to(dtype) for name in "qkv"}}
+
+
+def _terms(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
+    """The sums of the absolute values of the terms of dq, dk and dv; dq of a query that sees one key is p·(dp − dp)."""
+    heads = given.get("heads", 1)
+    _, p_BASL = forward(given["q"], given["k"], given["v"], given["mask"], heads, given.get("causal", False))
+    dy, q, k, v = (split(each.abs(), heads) for each in (cotangents[0], *(given[name] for name in "qkv")))
+    dp_BASL = dy @ v.transpose(2, 3)
+    ds_BASL = p_BASL * (dp_BASL + (p_BASL * dp_BASL).sum(-1, keepdim=True)) / math.sqrt(q.shape[3])
+    found = ds_BASL @ k, ds_BASL.transpose(2, 3) @ q, p_BASL.transpose(2, 3) @ dy
+    return dict(zip("qkv", map(joined, found), strict=True))
 
 
 def _mask(lengths_B: Tensor, keys: int) -> Tensor:
@@ -166,5 +179,6 @@ CONTRACT = Contract(
     draw=_draw,
     options=(dict(heads=1), dict(heads=2), dict(heads=4), dict(heads=2, causal=True)),
     claims=(*EVERY_OP, equivariant("B"), Claim("conserves", check=_average), Claim("zero_rows_safe", check=_blind)),
+    terms=_terms,
     edges=(_unmasked, _causal, _one_token, _narrow_heads, _nothing_seen, _sharp),
 )

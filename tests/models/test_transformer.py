@@ -35,8 +35,8 @@ def tokens(config, B, S, seed, padded=True):
 
 
 def torchs(model):
-    """(forward, {our name: torch's parameter}): the same network of nn.TransformerEncoderLayer, nn.TransformerDecoderLayer,
-    nn.Embedding and nn.LayerNorm, pre-norm, tanh GELU."""
+    """(forward, {our name: torch's parameter}): the same network of nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer, nn.Embedding and nn.LayerNorm, pre-norm, tanh GELU."""
     c = model.config
     D = c.width
     options = dict(dropout=0.0, activation=lambda x: F.gelu(x, approximate="tanh"), batch_first=True, norm_first=True)

@@ -49,7 +49,8 @@ def forward(
     total: Tensor | float | None = None,
     ignore: int | None = None,
 ) -> tuple[Tensor, Saved]:
-    """The loss. Refuses a target outside 0..C−1 that is not `ignore`: on the device by an assertion that nothing waits for."""
+    """The loss. Refuses a target outside 0..C−1 that is not `ignore`: on the device by an assertion that nothing waits
+    for."""
     check(z_TC)
     T, C = z_TC.shape
     if not z_TC.is_cuda or T == 0 or target_T.shape != (T,) or target_T.dtype != torch.int64:
