@@ -66,7 +66,7 @@ def verify(
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
     op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops; may be repeated.")] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", help="moe or dense; may be repeated.")] = None,
+    model: Annotated[list[str] | None, typer.Option("--model", help="moe, dense or transformer; may be repeated.")] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Also plant wrong backwards; each must be refuted.")
@@ -115,6 +115,7 @@ Out = Annotated[
 class Family(StrEnum):
     moe = "moe"
     dense = "dense"
+    transformer = "transformer"
 
 
 class Precision(StrEnum):
@@ -128,11 +129,14 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
     ] = None,
-    model: Annotated[Family | None, typer.Option(help="A sparse mixture of experts, or the dense baseline.")] = None,
+    model: Annotated[Family | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")] = None,
     size: Annotated[str | None, typer.Option(help="nano, tiny, medium, full; dense also 0.7b.")] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
+        typer.Option(
+            metavar="synthetic[:regimes=N,rows=N]|FILE",
+            help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")] = None,
     metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
@@ -162,10 +166,13 @@ def train(
 
         gradproof train --data loans.csv --target approved --out runs/loans
 
+        gradproof train --model transformer --data book.txt --out runs/book
+
         gradproof train --resume --out runs/loans
     """
     with errors(debug):
         from gradproof.data.source import check, synthetic_options
+        from gradproof.data.text import check as check_text
         from gradproof.train.config import read_config, resolve
         from gradproof.train.run import lock, start
         from gradproof.train.watch import show_scores
@@ -178,7 +185,11 @@ def train(
         given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
-            check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
+            named = [*resolved.metrics, *resolved.categorical, *resolved.ignore]
+            if resolved.model == "transformer":
+                check_text(resolved.data, [*([resolved.target] if resolved.target else []), *named])
+            else:
+                check(resolved.data, resolved.target, named)
             check_device(Device(resolved.device))
         if "data" in given and synthetic_options(resolved.data) is None:
             given["data"] = os.path.abspath(resolved.data)  # whatever folder it is resumed in
@@ -218,13 +229,15 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     """A run that could not start is taken back; exit code 1 where one that had started must stop."""
     from gradproof.train.loop import Stopped, Trainer, prove
     from gradproof.train.report import finished_report, report, write_report
+    from gradproof.train.text import TextTrainer
+    from gradproof.train.text_report import text_report
 
     done = finished_report(run.path)
     if done is not None:
         watch.say(f"{run.path} is finished; nothing to do")
         return done
     try:
-        trainer = Trainer(run, watch)
+        trainer = TextTrainer(run, watch) if run.config.model == "transformer" else Trainer(run, watch)
     except Exception:
         run.discard()
         raise
@@ -232,7 +245,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
         prove(run, trainer.model)
         trainer.resume()
         trainer.train()
-        record = report(trainer)
+        record = text_report(trainer) if isinstance(trainer, TextTrainer) else report(trainer)
         write_report(run.path, record)
     except Stopped as stopped:
         print(f"gradproof: {stopped}", file=sys.stderr)

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
+# What `gradproof train --model transformer` does without a flag: a row is a whole sequence there.
+OF_TEXT = {"batch": 16, "lr": 2e-3}
+
+
 @dataclass(frozen=True)
 class TrainConfig:
     """The defaults are what `gradproof train` without a flag does; docs/train.md says what each option means."""
 
-    model: Literal["moe", "dense"] = "moe"
+    model: Literal["moe", "dense", "transformer"] = "moe"
     size: str = "nano"
     model_options: dict[str, Any] = field(default_factory=dict)  # experts, k, balance, …: fields of the model's config
     data: str = "synthetic"
@@ -106,7 +110,7 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
             if name not in known:
                 raise ValueError(f"there is no option {name!r}; the options are {', '.join(sorted(known))}")
             merged[name] = _checked(name, value, types_of[name])
-    return TrainConfig(**merged)
+    return TrainConfig(**{**(OF_TEXT if merged.get("model") == "transformer" else {}), **merged})
 
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
