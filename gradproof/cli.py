@@ -66,7 +66,9 @@ def verify(
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
     op: Annotated[list[str] | None, typer.Option("--op", help="One of Gradproof's ops; may be repeated.")] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", help="moe, dense or transformer; may be repeated.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="moe, dense or transformer; may be repeated.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Also plant wrong backwards; each must be refuted.")
@@ -129,7 +131,9 @@ def train(
     config: Annotated[
         Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
     ] = None,
-    model: Annotated[Family | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")] = None,
+    model: Annotated[
+        Family | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")
+    ] = None,
     size: Annotated[str | None, typer.Option(help="nano, tiny, medium, full; dense also 0.7b.")] = None,
     data: Annotated[
         str | None,

@@ -22,14 +22,14 @@ def tune(
     """Milliseconds a step for each op and kernel, fastest first. That order is kept, and decides from now on."""
     from gradproof.models.subject import family
 
-    kind = family("dense" if case.dense else "moe")
-    shape = kind(kind.Config.sized(case.name)).shape(case.rows, DTYPES[precision])
+    kind = family(case.family)
+    shape = kind(case.config).shape(case.rows, DTYPES[precision])
     shape = replace(shape, device=device)
     x_TI = torch.randn(case.rows, 96, generator=seeded("tune")).to(device)
     target_T = torch.randint(0, 20, (case.rows,), generator=seeded("tune", "target")).to(device)
 
     def stepping(kernels: dict[str, str]) -> Callable[[], object]:
-        model = kind(kind.Config.sized(case.name), device=device)
+        model = kind(case.config, device=device)
         step = TrainStep(model, "cross_entropy", AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
         return lambda: step(x_TI, target_T)
 

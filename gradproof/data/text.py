@@ -43,7 +43,9 @@ def check(data: str, named: Sequence[str]) -> None:
     if data.partition(":")[0] == "synthetic":
         raise ValueError("a transformer learns a text: give one with --data FILE.txt")
     if named:
-        raise ValueError(f"--model transformer learns to continue a text, which has no column {named[0]!r}; leave it out")
+        raise ValueError(
+            f"--model transformer learns to continue a text, which has no column {named[0]!r}; leave it out"
+        )
     if not path.is_file():
         raise ValueError(f"--data {data}: there is no such file; a transformer learns a text file")
     if path.suffix.lower() in (".csv", ".parquet"):

@@ -76,7 +76,7 @@ class Variant:
 
 # The first admitted one of an op is taken; after them all comes the reference.
 VARIANTS = (
-    *(Variant(op, "cpu", "cpu") for op in ROW_OPS),
+    *(Variant(op, "cpu", "cpu") for op in (*ROW_OPS, "ffn")),
     *(Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts"),
     Variant("experts", "triton", "cuda", NARROW),
     Variant("experts", "grouped", "cuda", ("bfloat16",), most=2e11),

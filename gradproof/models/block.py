@@ -5,7 +5,7 @@
     feed-forward     x + FFN(LN(x))
 
 The backward of each runs its sublayer's first, then the norm's, and adds what comes out to the residual's gradient.
-Rows are T = B·S tokens. Products read `weights.operand`, which may be narrow; the residual is never narrower than fp32.
+Rows are T tokens: all B·S of them, or those that are no padding (`Layout`). Products read `weights.operand`, which may be narrow; the residual is never narrower than fp32.
 """
 
 from __future__ import annotations
@@ -45,6 +45,40 @@ class Write:
         own.add_(grad) if self.accumulate else own.copy_(grad)
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where rows stand in their sequences: row t at place `place_T[t]` of all B·S, or in order where that is None.
+    `mask_BS` says which places count as keys; None where all do."""
+
+    batch: int
+    places: int
+    mask_BS: Tensor | None = None
+    place_T: Tensor | None = None
+
+    def spread(self, x_TG: Tensor) -> Tensor:
+        """x_BSG, zero where no row stands."""
+        if self.place_T is not None:
+            x_TG = x_TG.new_zeros(self.batch * self.places, x_TG.shape[1]).index_copy(0, self.place_T, x_TG)
+        return x_TG.view(self.batch, self.places, -1)
+
+    def rows(self, x_BSG: Tensor) -> Tensor:
+        """x_TG."""
+        x_TG = x_BSG.flatten(0, 1)
+        return x_TG if self.place_T is None else x_TG.index_select(0, self.place_T)
+
+
+def layout_of(token_BS: Tensor) -> Layout:
+    """Of an encoder's tokens. On a CPU padding is left out: no product computes it. On a GPU nobody looks at the tokens,
+    nor waits for them."""
+    mask_BS = token_BS >= 0
+    if mask_BS.is_cuda:
+        return Layout(*token_BS.shape, mask_BS)
+    if bool(mask_BS.all()):
+        return Layout(*token_BS.shape)
+    place_T = mask_BS.flatten().nonzero()[:, 0]
+    return Layout(*token_BS.shape, mask_BS, place_T if len(place_T) else None)
+
+
 class Normed(NamedTuple):
     """What LayerNorm keeps: its input and statistics, for its own backward, and its output, for the product's."""
 
@@ -54,7 +88,7 @@ class Normed(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What an attention sublayer keeps. `projected` is qkv_TG, or (q_TD, kv_ZG) of cross-attention."""
+    """What an attention sublayer keeps. `projected` is qkv_BSG, or (q_BSD, kv_BLG) of cross-attention."""
 
     normed: Normed
     projected: tuple[Tensor, ...]
@@ -116,57 +150,60 @@ def project_backward(read: Read, write: Write, name: str, dy_TO: Tensor, x_TI: T
     return linear.input_gradient(dy_TO, read.weights.operand(f"{name}.weight"))
 
 
-def self_attention(
-    read: Read, prefix: str, x_TD: Tensor, batch: int, mask_BS: Tensor | None, causal: bool
-) -> tuple[Tensor, Attended]:
+def self_attention(read: Read, prefix: str, x_TD: Tensor, layout: Layout, causal: bool) -> tuple[Tensor, Attended]:
     """x + SelfAttention(LN x)."""
     n_TD, normed = norm(read, f"{prefix}norm", x_TD)
     qkv_TG = project(read, f"{prefix}qkv", n_TD)
-    q_BSD, k_BSD, v_BSD = _batched(qkv_TG, batch).chunk(3, -1)
-    heads_BSD, kept = read.kernels.attention.forward(q_BSD, k_BSD, v_BSD, mask_BS, read.heads, causal)
-    heads_TD = heads_BSD.flatten(0, 1)
-    return x_TD + project(read, f"{prefix}out", heads_TD), Attended(normed, (qkv_TG,), heads_TD, kept)
+    qkv_BSG = layout.spread(qkv_TG)
+    heads_BSD, kept = read.kernels.attention.forward(*qkv_BSG.chunk(3, -1), layout.mask_BS, read.heads, causal)
+    heads_TD = layout.rows(heads_BSD)
+    return wide(project(read, f"{prefix}out", heads_TD)).add_(x_TD), Attended(normed, (qkv_BSG,), heads_TD, kept)
 
 
 def self_attention_backward(
-    read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Attended, batch: int
+    read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Attended, layout: Layout
 ) -> Tensor:
     """Returns dx_TD."""
-    qkv_TG = saved.projected[0]
-    dheads_TD = project_backward(read, write, f"{prefix}out", dy_TD.to(qkv_TG.dtype), saved.heads_TD)
-    q_BSD, k_BSD, v_BSD = _batched(qkv_TG, batch).chunk(3, -1)
-    found = read.kernels.attention.backward(_batched(dheads_TD, batch), saved.kept, q_BSD, k_BSD, v_BSD, read.heads)
-    dqkv_TG = torch.cat(found, -1).flatten(0, 1)
+    qkv_BSG = saved.projected[0]
+    dheads_TD = project_backward(read, write, f"{prefix}out", dy_TD.to(qkv_BSG.dtype), saved.heads_TD)
+    found = read.kernels.attention.backward(layout.spread(dheads_TD), saved.kept, *qkv_BSG.chunk(3, -1), read.heads)
+    dqkv_TG = layout.rows(torch.cat(found, -1))
     dn_TD = project_backward(read, write, f"{prefix}qkv", dqkv_TG, saved.normed.n_TD)
-    return dy_TD + norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed)
+    return norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed).add_(dy_TD)
 
 
 def cross_attention(
-    read: Read, prefix: str, x_TD: Tensor, memory_ZD: Tensor, batch: int, mask_BL: Tensor | None
+    read: Read, prefix: str, x_TD: Tensor, layout: Layout, memory_ZD: Tensor, across: Layout
 ) -> tuple[Tensor, Attended]:
-    """x + CrossAttention(LN x, memory); Z = B·L rows of memory."""
+    """x + CrossAttention(LN x, memory); Z rows of memory, laid out as `across`."""
     n_TD, normed = norm(read, f"{prefix}norm", x_TD)
-    q_TD, kv_ZG = project(read, f"{prefix}q", n_TD), project(read, f"{prefix}kv", memory_ZD)
-    k_BLD, v_BLD = _batched(kv_ZG, batch).chunk(2, -1)
-    heads_BSD, kept = read.kernels.attention.forward(_batched(q_TD, batch), k_BLD, v_BLD, mask_BL, read.heads, False)
-    heads_TD = heads_BSD.flatten(0, 1)
-    return x_TD + project(read, f"{prefix}out", heads_TD), Attended(normed, (q_TD, kv_ZG), heads_TD, kept)
+    q_BSD = layout.spread(project(read, f"{prefix}q", n_TD))
+    kv_BLG = across.spread(project(read, f"{prefix}kv", memory_ZD))
+    heads_BSD, kept = read.kernels.attention.forward(q_BSD, *kv_BLG.chunk(2, -1), across.mask_BS, read.heads, False)
+    heads_TD = layout.rows(heads_BSD)
+    return wide(project(read, f"{prefix}out", heads_TD)).add_(x_TD), Attended(normed, (q_BSD, kv_BLG), heads_TD, kept)
 
 
 def cross_attention_backward(
-    read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Attended, memory_ZD: Tensor, batch: int
+    read: Read,
+    write: Write,
+    prefix: str,
+    dy_TD: Tensor,
+    saved: Attended,
+    layout: Layout,
+    memory_ZD: Tensor,
+    across: Layout,
 ) -> tuple[Tensor, Tensor]:
     """Returns dx_TD, dmemory_ZD."""
-    q_TD, kv_ZG = saved.projected
-    dheads_TD = project_backward(read, write, f"{prefix}out", dy_TD.to(q_TD.dtype), saved.heads_TD)
-    k_BLD, v_BLD = _batched(kv_ZG, batch).chunk(2, -1)
-    dq_BSD, dk_BLD, dv_BLD = read.kernels.attention.backward(
-        _batched(dheads_TD, batch), saved.kept, _batched(q_TD, batch), k_BLD, v_BLD, read.heads
+    q_BSD, kv_BLG = saved.projected
+    dheads_TD = project_backward(read, write, f"{prefix}out", dy_TD.to(q_BSD.dtype), saved.heads_TD)
+    dq_BSD, *dkv = read.kernels.attention.backward(
+        layout.spread(dheads_TD), saved.kept, q_BSD, *kv_BLG.chunk(2, -1), read.heads
     )
-    dkv_ZG = torch.cat((dk_BLD, dv_BLD), -1).flatten(0, 1)
-    dmemory_ZD = project_backward(read, write, f"{prefix}kv", dkv_ZG, memory_ZD)
-    dn_TD = project_backward(read, write, f"{prefix}q", dq_BSD.flatten(0, 1), saved.normed.n_TD)
-    return dy_TD + norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed), wide(dmemory_ZD)
+    dmemory_ZD = project_backward(read, write, f"{prefix}kv", across.rows(torch.cat(dkv, -1)), memory_ZD)
+    dn_TD = project_backward(read, write, f"{prefix}q", layout.rows(dq_BSD), saved.normed.n_TD)
+    dx_TD = norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed).add_(dy_TD)
+    return dx_TD, wide(dmemory_ZD)
 
 
 def feed_forward(read: Read, prefix: str, x_TD: Tensor) -> tuple[Tensor, Fed]:
@@ -174,7 +211,7 @@ def feed_forward(read: Read, prefix: str, x_TD: Tensor) -> tuple[Tensor, Fed]:
     n_TD, normed = norm(read, f"{prefix}norm", x_TD)
     w1_FD, b1_F, w2_DF, b2_D = (read.weights.operand(f"{prefix}{name}") for name in _FED)
     y_TD, kept = read.kernels.ffn.forward(n_TD, w1_FD, b1_F, w2_DF, b2_D)
-    return x_TD + y_TD, Fed(normed, kept)
+    return wide(y_TD).add_(x_TD), Fed(normed, kept)
 
 
 def feed_forward_backward(read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Fed) -> Tensor:
@@ -183,12 +220,7 @@ def feed_forward_backward(read: Read, write: Write, prefix: str, dy_TD: Tensor, 
     out = tuple(write.grads[f"{prefix}{name}"] for name in _FED)
     n_TD = saved.normed.n_TD
     found = read.kernels.ffn.backward(dy_TD.to(n_TD.dtype), saved.kept, n_TD, w1_FD, w2_DF, out, write.accumulate)
-    return dy_TD + norm_backward(read, write, f"{prefix}norm", found.dx_TD, saved.normed)
+    return norm_backward(read, write, f"{prefix}norm", found.dx_TD, saved.normed).add_(dy_TD)
 
 
 _FED = ("up.weight", "up.bias", "down.weight", "down.bias")
-
-
-def _batched(x_TG: Tensor, batch: int) -> Tensor:
-    """x_BSG."""
-    return x_TG.view(batch, -1, x_TG.shape[1])

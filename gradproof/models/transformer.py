@@ -21,7 +21,7 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
 from gradproof.kernels.registry import REFERENCE, TOKEN_OPS, Block, Kernels, Shape
 from gradproof.models import block
-from gradproof.models.block import Attended, Fed, Normed, Read, Write
+from gradproof.models.block import Attended, Fed, Layout, Normed, Read, Write
 from gradproof.models.model import SIZES, Model, MoEOutput, spec_count
 from gradproof.ops import pool, positional, wide
 from gradproof.ops.embedding import PADDING
@@ -164,9 +164,10 @@ class Layer(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """What encoder or decoder keep: the tokens, their layers, the final norm."""
+    """What encoder or decoder keep: the tokens, where their rows stand, the layers, the final norm."""
 
     token_BS: Tensor
+    layout: Layout
     layers: list[Layer]
     normed: Normed
 
@@ -229,50 +230,47 @@ class Transformer(Model):
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Saved]:
         c, read = self.config, Read(weights, kernels, self.config.heads)
-        encoder = decoder = pooled_BD = memory = None
+        encoder = decoder = pooled_BD = None
         if c.encodes:
-            memory_ZD, encoder = self._encode(read, x_TI[:, 0] if c.mode == "seq2seq" else x_TI)
-            memory = (memory_ZD, encoder.token_BS)
+            encoder = self._encode(read, x_TI[:, 0] if c.mode == "seq2seq" else x_TI)
         if c.decodes:
-            last_TD, decoder = self._decode(read, x_TI[:, 1] if c.mode == "seq2seq" else x_TI, memory)
+            decoder = self._decode(read, x_TI[:, 1] if c.mode == "seq2seq" else x_TI, encoder)
+            last_TD = decoder.normed.n_TD
         else:
-            assert memory is not None
-            last_TD, _ = pool.forward(wide(memory[0]).view(*x_TI.shape, -1), x_TI >= 0)
-            pooled_BD = last_TD = last_TD.to(memory[0].dtype)
+            assert encoder is not None
+            memory_ZD = encoder.normed.n_TD
+            last_TD, _ = pool.forward(encoder.layout.spread(wide(memory_ZD)), x_TI >= 0)
+            pooled_BD = last_TD = last_TD.to(memory_ZD.dtype)
         logits_TO = wide(block.project(read, "output", last_TD))
         output = MoEOutput(logits_TO, logits_TO.new_ones(logits_TO.shape[0], 1), logits_TO.new_zeros(()))
         return output, Saved(encoder, decoder, pooled_BD)
 
-    def _embed(self, read: Read, token_BS: Tensor) -> Tensor:
+    def _embed(self, read: Read, token_BS: Tensor, layout: Layout) -> Tensor:
         """x_TD."""
         x_BSD, _ = read.kernels.embedding.forward(token_BS, read.weights["embedding.weight"])
-        return positional.forward(x_BSD, read.weights["position.weight"])[0].flatten(0, 1)
+        return layout.rows(positional.forward(x_BSD, read.weights["position.weight"])[0])
 
-    def _encode(self, read: Read, token_BS: Tensor) -> tuple[Tensor, Stack]:
-        """memory_ZD."""
-        x_TD, mask_BS, B = self._embed(read, token_BS), _mask(token_BS), token_BS.shape[0]
-        layers = []
+    def _encode(self, read: Read, token_BS: Tensor) -> Stack:
+        layout = block.layout_of(token_BS)
+        x_TD, layers = self._embed(read, token_BS, layout), []
         for i in range(self.config.encoder_layers):
-            x_TD, attended = block.self_attention(read, f"encoder.{i}.self.", x_TD, B, mask_BS, False)
+            x_TD, attended = block.self_attention(read, f"encoder.{i}.self.", x_TD, layout, False)
             x_TD, fed = block.feed_forward(read, f"encoder.{i}.ffn.", x_TD)
             layers.append(Layer(attended, None, fed))
-        n_TD, normed = block.norm(read, "encoder.norm", x_TD)
-        return n_TD, Stack(token_BS, layers, normed)
+        return Stack(token_BS, layout, layers, block.norm(read, "encoder.norm", x_TD)[1])
 
-    def _decode(self, read: Read, token_BS: Tensor, memory: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Stack]:
-        """The last norm's rows; `memory` is memory_ZD with the tokens that it was made of."""
-        x_TD, B = self._embed(read, token_BS), token_BS.shape[0]
-        mask_BL = None if memory is None else _mask(memory[1])
-        layers = []
+    def _decode(self, read: Read, token_BS: Tensor, encoder: Stack | None) -> Stack:
+        layout = Layout(*token_BS.shape)
+        x_TD, layers = self._embed(read, token_BS, layout), []
         for i in range(self.config.decoder_layers):
-            x_TD, attended = block.self_attention(read, f"decoder.{i}.self.", x_TD, B, None, True)
+            x_TD, attended = block.self_attention(read, f"decoder.{i}.self.", x_TD, layout, True)
             crossed = None
-            if memory is not None:
-                x_TD, crossed = block.cross_attention(read, f"decoder.{i}.cross.", x_TD, memory[0], B, mask_BL)
+            if encoder is not None:
+                memory_ZD, across = encoder.normed.n_TD, encoder.layout
+                x_TD, crossed = block.cross_attention(read, f"decoder.{i}.cross.", x_TD, layout, memory_ZD, across)
             x_TD, fed = block.feed_forward(read, f"decoder.{i}.ffn.", x_TD)
             layers.append(Layer(attended, crossed, fed))
-        n_TD, normed = block.norm(read, "decoder.norm", x_TD)
-        return n_TD, Stack(token_BS, layers, normed)
+        return Stack(token_BS, layout, layers, block.norm(read, "decoder.norm", x_TD)[1])
 
     def pull_back(
         self,
@@ -299,50 +297,49 @@ class Transformer(Model):
             # Source and target share their embedding: the second adds to what the first wrote.
             write = Write(grads, True) if saved.encoder is not None else write
         else:
-            assert saved.pooled_BD is not None
+            assert saved.pooled_BD is not None and saved.encoder is not None
             dpooled_BD = block.project_backward(read, write, "output", dy[0].to(saved.pooled_BD.dtype), saved.pooled_BD)
-            dmemory_ZD = pool.backward(wide(dpooled_BD), None, x_TI >= 0).flatten(0, 1)
+            dmemory_ZD = saved.encoder.layout.rows(pool.backward(wide(dpooled_BD), None, x_TI >= 0))
         if saved.encoder is not None:
             own = Write(grads, accumulate)
             dx_TD = self._encode_backward(read, own, dmemory_ZD, saved.encoder)
-            self._embed_backward(read, write, dx_TD, saved.encoder.token_BS)
+            self._embed_backward(read, write, dx_TD, saved.encoder)
 
     def _encode_backward(self, read: Read, write: Write, dn_TD: Tensor, saved: Stack) -> Tensor:
         """Returns the gradient of the embedded tokens."""
-        B = saved.token_BS.shape[0]
         dx_TD = block.norm_backward(read, write, "encoder.norm", dn_TD, saved.normed)
-        for i, layer in reversed(list(enumerate(saved.layers))):
+        for i in reversed(range(len(saved.layers))):
+            layer = saved.layers.pop()  # a tape serves once: what is done with is freed
             dx_TD = block.feed_forward_backward(read, write, f"encoder.{i}.ffn.", dx_TD, layer.fed)
-            dx_TD = block.self_attention_backward(read, write, f"encoder.{i}.self.", dx_TD, layer.attended, B)
+            dx_TD = block.self_attention_backward(
+                read, write, f"encoder.{i}.self.", dx_TD, layer.attended, saved.layout
+            )
         return dx_TD
 
     def _decode_backward(self, read: Read, write: Write, dn_TD: Tensor, saved: Stack, encoder: Stack | None) -> Tensor:
         """Returns dmemory_ZD, the sum over all layers; zeros without an encoder. Finishes with the embedding."""
-        B = saved.token_BS.shape[0]
         dx_TD = block.norm_backward(read, write, "decoder.norm", dn_TD, saved.normed)
         dmemory_ZD = dx_TD.new_zeros(()) if encoder is None else torch.zeros_like(encoder.normed.x_TD)
-        for i, layer in reversed(list(enumerate(saved.layers))):
+        for i in reversed(range(len(saved.layers))):
+            layer = saved.layers.pop()
             dx_TD = block.feed_forward_backward(read, write, f"decoder.{i}.ffn.", dx_TD, layer.fed)
             if encoder is not None and layer.crossed is not None:
+                own, across = (layer.crossed, saved.layout), (encoder.normed.n_TD, encoder.layout)
                 dx_TD, dmemory = block.cross_attention_backward(
-                    read, write, f"decoder.{i}.cross.", dx_TD, layer.crossed, encoder.normed.n_TD, B
+                    read, write, f"decoder.{i}.cross.", dx_TD, *own, *across
                 )
                 dmemory_ZD += dmemory
-            dx_TD = block.self_attention_backward(read, write, f"decoder.{i}.self.", dx_TD, layer.attended, B)
-        self._embed_backward(read, write, dx_TD, saved.token_BS)
+            dx_TD = block.self_attention_backward(
+                read, write, f"decoder.{i}.self.", dx_TD, layer.attended, saved.layout
+            )
+        self._embed_backward(read, write, dx_TD, saved)
         return dmemory_ZD
 
-    def _embed_backward(self, read: Read, write: Write, dx_TD: Tensor, token_BS: Tensor) -> None:
-        dx_BSD, dp_CD = positional.backward(dx_TD.view(*token_BS.shape, -1), None, read.weights["position.weight"])
+    def _embed_backward(self, read: Read, write: Write, dx_TD: Tensor, saved: Stack) -> None:
+        dx_BSD, dp_CD = positional.backward(saved.layout.spread(dx_TD), None, read.weights["position.weight"])
         write.put("position.weight", dp_CD)
-        dw_VD = read.kernels.embedding.backward(dx_BSD, None, token_BS, read.weights["embedding.weight"])
+        dw_VD = read.kernels.embedding.backward(dx_BSD, None, saved.token_BS, read.weights["embedding.weight"])
         write.put("embedding.weight", dw_VD)
-
-
-def _mask(token_BS: Tensor) -> Tensor | None:
-    """Which tokens are no padding; None where that is known to be all of them. On a GPU nobody looks, nor waits."""
-    mask_BS = token_BS >= 0
-    return None if not mask_BS.is_cuda and bool(mask_BS.all()) else mask_BS
 
 
 def _require(holds: Tensor, sentence: str) -> None:

@@ -114,14 +114,14 @@ def _(right, read, write, prefix, dy, saved):
 
 
 @wrong("transformer", "the residual's gradient goes through the norm", target=BLOCK + "self_attention_backward")
-def _(right, read, write, prefix, dy, saved, batch):
-    dn = right(read, write, prefix, dy, saved, batch) - dy
+def _(right, read, write, prefix, dy, saved, layout):
+    dn = right(read, write, prefix, dy, saved, layout) - dy
     return dn + block.norm_backward(read, write, f"{prefix}norm", dy, saved.normed)
 
 
 @wrong("transformer", "the residual is not added", target=BLOCK + "self_attention_backward")
-def _(right, read, write, prefix, dy, saved, batch):
-    return right(read, write, prefix, dy, saved, batch) - dy
+def _(right, read, write, prefix, dy, saved, layout):
+    return right(read, write, prefix, dy, saved, layout) - dy
 
 
 @wrong("transformer", "the final norm's backward takes its output", target=BLOCK + "norm_backward")
@@ -131,14 +131,14 @@ def _(right, read, write, name, dn, normed):
 
 
 @wrong("transformer", "W_o's gradient takes the sublayer's input", target=BLOCK + "self_attention_backward")
-def _(right, read, write, prefix, dy, saved, batch):
-    return right(read, write, prefix, dy, saved._replace(heads_TD=saved.normed.n_TD), batch)
+def _(right, read, write, prefix, dy, saved, layout):
+    return right(read, write, prefix, dy, saved._replace(heads_TD=saved.normed.n_TD), layout)
 
 
 @wrong("transformer", "W_o's gradient takes the heads interleaved", target=BLOCK + "cross_attention_backward")
-def _(right, read, write, prefix, dy, saved, memory, batch):
+def _(right, read, write, prefix, dy, saved, *memory):
     heads = saved.heads_TD.unflatten(1, (read.heads, -1)).transpose(1, 2).flatten(1)
-    return right(read, write, prefix, dy, saved._replace(heads_TD=heads), memory, batch)
+    return right(read, write, prefix, dy, saved._replace(heads_TD=heads), *memory)
 
 
 @wrong("transformer", "Q, K and V pass no gradient on", target=BLOCK + "project_backward")
@@ -155,14 +155,14 @@ def _(right, read, write, name, dy, x):
 
 
 @wrong("transformer", "K and V pass no gradient on to the memory", target=BLOCK + "cross_attention_backward")
-def _(right, read, write, prefix, dy, saved, memory, batch):
-    dx, dmemory = right(read, write, prefix, dy, saved, memory, batch)
+def _(right, read, write, prefix, dy, saved, *memory):
+    dx, dmemory = right(read, write, prefix, dy, saved, *memory)
     return dx, torch.zeros_like(dmemory)
 
 
 @wrong("transformer", "only the first layer's gradient reaches the memory", target=BLOCK + "cross_attention_backward")
-def _(right, read, write, prefix, dy, saved, memory, batch):
-    dx, dmemory = right(read, write, prefix, dy, saved, memory, batch)
+def _(right, read, write, prefix, dy, saved, *memory):
+    dx, dmemory = right(read, write, prefix, dy, saved, *memory)
     return dx, dmemory * (".0." in prefix)
 
 
@@ -182,8 +182,8 @@ def _(right, dy, saved, mask):
 
 
 @wrong("transformer", "the source's embedding overwrites the target's", target=MODEL + "_embed_backward")
-def _(right, self, read, write, dx, token):
-    return right(self, read, replace(write, accumulate=False), dx, token)
+def _(right, self, read, write, dx, saved):
+    return right(self, read, replace(write, accumulate=False), dx, saved)
 
 
 @wrong("transformer", "K's gradient under V's name", target=ATTENTION)

@@ -59,7 +59,11 @@ class Loss:
         """Returns dy_TO."""
         op = getattr(kernels, self.name, self.op)
         first, *rest = argument_names(op.forward)
-        given = {first: self._shaped(y_TO, target), **dict(zip(rest, self._tuple(target), strict=False)), **self.options}
+        given = {
+            first: self._shaped(y_TO, target),
+            **dict(zip(rest, self._tuple(target), strict=False)),
+            **self.options,
+        }
         asked = {name: given[name] for name in argument_names(op.backward) if name in given}
         dy = op.backward(dloss, saved, **asked)
         return dy if dy.shape == y_TO.shape else dy.view_as(y_TO)

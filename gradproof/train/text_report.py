@@ -70,7 +70,13 @@ def _summary(scores: list[dict[str, Any]]) -> str:
 
 def _score(name: str, loss: float, accuracy: float | None) -> dict[str, Any]:
     bits = loss / math.log(2)
-    return {"name": name, "accuracy": accuracy, "log_loss": loss, "bits_per_byte": bits, "note": f"{bits:.3f} bits a byte"}
+    return {
+        "name": name,
+        "accuracy": accuracy,
+        "log_loss": loss,
+        "bits_per_byte": bits,
+        "note": f"{bits:.3f} bits a byte",
+    }
 
 
 def _compared(train_N: np.ndarray, test_N: np.ndarray, target_BS: np.ndarray) -> list[tuple[str, float, float | None]]:

@@ -119,9 +119,9 @@ def test_a_step_is_that_of_ours(name):
 
 
 def test_who_is_run_where():
-    assert not any(way.captured for way in peers_of(False, "cpu").values())
-    assert {"dense-all-captured", "grouped_mm-captured"} <= set(peers_of(False, "cuda"))
-    assert set(peers_of(True, "cuda")) == set(DENSE)
+    assert not any(way.captured for way in peers_of("moe", "cpu").values())
+    assert {"dense-all-captured", "grouped_mm-captured"} <= set(peers_of("moe", "cuda"))
+    assert set(peers_of("dense", "cuda")) == set(DENSE)
 
 
 def test_held_bytes_are_parameters_and_moments():

@@ -60,7 +60,8 @@ def test_fast_kernels_are_admitted_and_agree(mode, monkeypatch):
     fast.choose(6)
     monkeypatch.setenv("GRADPROOF_KERNELS", "reference")
     slow, _, _ = make(mode)
-    assert {fast.choose(6).chosen[op] for op in ("attention", "layernorm", "ffn", "embedding")} == {"aten"}
+    assert {fast.choose(6).chosen[op] for op in ("attention", "layernorm", "embedding")} == {"aten"}
+    assert fast.choose(6).chosen["ffn"] in ("cpu", "aten")  # the first needs g++
     assert set(slow.choose(6).chosen.values()) == {"reference"}
     for _ in range(5):
         a, b = fast(x, target), slow(x, target)

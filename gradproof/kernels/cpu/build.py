@@ -30,6 +30,8 @@ FUNCTIONS = {
     "experts_backward": "pppipippppiipi",
     "norm_gelu_forward": "ppppiiipi",
     "norm_gelu_backward": "pppppiiippppi",
+    "ffn_forward": "ppiipi",
+    "ffn_backward": "pppiipi",
     "route_forward": "ppiiiiiffippppppi",
     "route_backward": "pppppppiiiiiffipi",
     "dispatch_plan": "piippp i",
