@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case, batches
 from gradproof.bench.timing import interleaved
 from gradproof.kernels import registry
-from gradproof.streams import seeded
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import DTYPES, TrainStep
 
@@ -25,17 +22,16 @@ def tune(
     kind = family(case.family)
     shape = kind(case.config).shape(case.rows, DTYPES[precision])
     shape = replace(shape, device=device)
-    x_TI = torch.randn(case.rows, 96, generator=seeded("tune")).to(device)
-    target_T = torch.randint(0, 20, (case.rows,), generator=seeded("tune", "target")).to(device)
+    x_TI, target = batches(case, device)[0]
 
     def stepping(kernels: dict[str, str]) -> Callable[[], object]:
         model = kind(case.config, device=device)
-        step = TrainStep(model, "cross_entropy", AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
-        return lambda: step(x_TI, target_T)
+        step = TrainStep(model, case.loss, AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
+        return lambda: step(x_TI, target)
 
     usual = dict(registry.choose(shape).chosen)
     found = []
-    for op in registry.OPS:
+    for op in shape.ops:
         registry.tune(op, shape, [])
         admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
         if not admitted:
