@@ -434,20 +434,23 @@ def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
 
 
 def _kernels(device: Device) -> list[dict[str, Any]]:
-    """The fast kernels at the widths of nano: which were admitted on this machine, and by how many claims."""
+    """The fast kernels at the widths of nano, mixture and transformer: which were admitted on this machine, and by how
+    many claims."""
     import torch
 
     from gradproof.kernels.registry import survey
     from gradproof.models.moe import MoE
+    from gradproof.models.transformer import Transformer
 
-    nano = MoE.sized("nano")
+    sized = ((MoE.sized("nano"), 256), (Transformer.sized("nano"), 16))
     dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
     with progress_of("admitting kernels") as progress:
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for done, dtype in enumerate(dtypes):
             progress(done, len(dtypes))
-            shape = replace(nano.shape(256, dtype), device=device.value)
-            found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
+            for model, rows in sized:
+                shape = replace(model.shape(rows, dtype), device=device.value)
+                found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
     return list(found.values())
 
 
@@ -501,7 +504,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="step: nano, tiny, medium, full or dense-0.7b; left out, those that fit the device. "
+            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq or -gate; left out, those "
+            "that fit the device. "
             "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
         ),
     ] = None,

@@ -285,7 +285,8 @@ class Peer:
         with self.autocast():
             logits_TO = self.module(x_TI)
         if isinstance(target_T, tuple):  # labels and weights of a binary decision
-            return F.binary_cross_entropy_with_logits(logits_TO[:, 0].float(), *target_T)
+            label_T, weight_T = target_T
+            return F.binary_cross_entropy_with_logits(logits_TO[:, 0].float(), label_T, weight_T)
         return F.cross_entropy(logits_TO.float(), target_T.flatten())
 
     def autocast(self) -> AbstractContextManager[Any]:

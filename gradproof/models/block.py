@@ -5,7 +5,8 @@
     feed-forward     x + FFN(LN(x))
 
 The backward of each runs its sublayer's first, then the norm's, and adds what comes out to the residual's gradient.
-Rows are T tokens: all B·S of them, or those that are no padding (`Layout`). Products read `weights.operand`, which may be narrow; the residual is never narrower than fp32.
+Rows are T tokens: all B·S of them, or those that are no padding (`Layout`). Products read `weights.operand`, which may
+be narrow; the residual is never narrower than fp32.
 """
 
 from __future__ import annotations
@@ -68,15 +69,15 @@ class Layout:
 
 
 def layout_of(token_BS: Tensor) -> Layout:
-    """Of an encoder's tokens. On a CPU padding is left out: no product computes it. On a GPU nobody looks at the tokens,
-    nor waits for them."""
-    mask_BS = token_BS >= 0
+    """Of an encoder's tokens. On a CPU padding is left out: no product computes it. On a GPU nobody looks at the
+    tokens, nor waits for them."""
+    (B, S), mask_BS = token_BS.shape, token_BS >= 0
     if mask_BS.is_cuda:
-        return Layout(*token_BS.shape, mask_BS)
+        return Layout(B, S, mask_BS)
     if bool(mask_BS.all()):
-        return Layout(*token_BS.shape)
+        return Layout(B, S)
     place_T = mask_BS.flatten().nonzero()[:, 0]
-    return Layout(*token_BS.shape, mask_BS, place_T if len(place_T) else None)
+    return Layout(B, S, mask_BS, place_T if len(place_T) else None)
 
 
 class Normed(NamedTuple):

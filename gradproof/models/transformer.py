@@ -11,8 +11,10 @@ Tokens are int64; −1 is padding. In a decoder it stands at the end, where caus
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -183,7 +185,7 @@ class Transformer(Model):
 
     Config = TransformerConfig
     config: TransformerConfig
-    loss_options = {"cross_entropy": {"ignore": PADDING}}
+    loss_options: Mapping[str, Mapping[str, Any]] = MappingProxyType({"cross_entropy": {"ignore": PADDING}})
 
     @classmethod
     def sized(cls, name: str, **options: Any) -> Transformer:
@@ -260,7 +262,7 @@ class Transformer(Model):
         return Stack(token_BS, layout, layers, block.norm(read, "encoder.norm", x_TD)[1])
 
     def _decode(self, read: Read, token_BS: Tensor, encoder: Stack | None) -> Stack:
-        layout = Layout(*token_BS.shape)
+        layout = Layout(token_BS.shape[0], token_BS.shape[1])
         x_TD, layers = self._embed(read, token_BS, layout), []
         for i in range(self.config.decoder_layers):
             x_TD, attended = block.self_attention(read, f"decoder.{i}.self.", x_TD, layout, True)

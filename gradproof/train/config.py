@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-
 # What `gradproof train --model transformer` does without a flag: a row is a whole sequence there.
 OF_TEXT = {"batch": 16, "lr": 2e-3}
 

@@ -85,7 +85,7 @@ def spaced_windows(byte_N: np.ndarray, context: int, most: int) -> tuple[np.ndar
 def score(
     model: Transformer, token_BS: np.ndarray, target_BS: np.ndarray, batch: int, kernels: Kernels = REFERENCE
 ) -> tuple[float, float]:
-    """Mean loss of a byte, in nats, and the share that was the likeliest; the loss is infinite where any is no number."""
+    """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is no number."""
     device, total, right, count = model.params.flat_P.device, 0.0, 0, 0
     for start in range(0, len(token_BS), batch):
         x_BS = torch.from_numpy(token_BS[start : start + batch]).to(device)
