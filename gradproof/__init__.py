@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gradproof.models.dense import Dense, DenseConfig
     from gradproof.models.moe import MoE, MoEConfig, MoEOutput
+    from gradproof.models.transformer import Transformer, TransformerConfig
     from gradproof.params import ParamSpace
     from gradproof.precision.diagnose import diagnose
     from gradproof.proof.module import verify
@@ -26,6 +27,8 @@ __all__ = [
     "ParamSpace",
     "StepResult",
     "TrainStep",
+    "Transformer",
+    "TransformerConfig",
     "diagnose",
     "verify",
 ]
@@ -40,6 +43,8 @@ _HOMES = {
     "ParamSpace": "gradproof.params",
     "StepResult": "gradproof.train.step",
     "TrainStep": "gradproof.train.step",
+    "Transformer": "gradproof.models.transformer",
+    "TransformerConfig": "gradproof.models.transformer",
     "diagnose": "gradproof.precision.diagnose",
     "verify": "gradproof.proof.module",
 }

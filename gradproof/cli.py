@@ -68,7 +68,9 @@ def verify(
     op: Annotated[
         list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")
     ] = None,
-    model: Annotated[list[str] | None, typer.Option("--model", help="moe or dense; may be repeated.")] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="moe, dense or transformer; may be repeated.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[
         bool, typer.Option("--mutants", help="Also plant wrong backwards; each must be refuted.")
@@ -117,6 +119,7 @@ Out = Annotated[
 class Family(StrEnum):
     moe = "moe"
     dense = "dense"
+    transformer = "transformer"
 
 
 class Encoding(StrEnum):
@@ -140,7 +143,10 @@ ConfigFile = Annotated[
 ]
 Data = Annotated[
     str | None,
-    typer.Option(metavar="synthetic[:regimes=N,rows=N]|FILE", help="The synthetic set, a CSV or a Parquet."),
+    typer.Option(
+        metavar="synthetic[:regimes=N,rows=N]|FILE",
+        help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
+    ),
 ]
 Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
 Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
@@ -149,7 +155,9 @@ Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to lea
 @app.command()
 def train(
     config: ConfigFile = None,
-    model: Annotated[Family | None, typer.Option(help="A sparse mixture of experts, or the dense baseline.")] = None,
+    model: Annotated[
+        Family | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")
+    ] = None,
     size: Annotated[
         str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b.")
     ] = None,
@@ -188,10 +196,13 @@ def train(
 
         gradproof train --data loans.csv --target approved --out runs/loans
 
+        gradproof train --model transformer --data book.txt --out runs/book
+
         gradproof train --resume --out runs/loans
     """
     with errors(debug):
         from gradproof.data.source import check, synthetic_options
+        from gradproof.data.text import check as check_text
         from gradproof.train.config import read_config, resolve
         from gradproof.train.run import lock, start
         from gradproof.train.watch import show_scores
@@ -204,7 +215,11 @@ def train(
         given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
-            check(resolved.data, resolved.target, [*resolved.metrics, *resolved.categorical, *resolved.ignore])
+            named = [*resolved.metrics, *resolved.categorical, *resolved.ignore]
+            if resolved.model == "transformer":
+                check_text(resolved.data, [*([resolved.target] if resolved.target else []), *named])
+            else:
+                check(resolved.data, resolved.target, named)
             check_device(Device(resolved.device))
         if "data" in given and synthetic_options(resolved.data) is None:
             given["data"] = os.path.abspath(resolved.data)  # whatever folder it is resumed in
@@ -244,13 +259,15 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     """A run that could not start is taken back; exit code 1 where one that had started must stop."""
     from gradproof.train.loop import Stopped, Trainer, prove
     from gradproof.train.report import finished_report, report, write_report
+    from gradproof.train.text import TextTrainer
+    from gradproof.train.text_report import text_report
 
     done = finished_report(run.path)
     if done is not None:
         watch.say(f"{run.path} is finished; nothing to do")
         return done
     try:
-        trainer = Trainer(run, watch)
+        trainer = TextTrainer(run, watch) if run.config.model == "transformer" else Trainer(run, watch)
     except Exception:
         run.discard()
         raise
@@ -258,7 +275,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
         prove(run, trainer.model)
         trainer.resume()
         trainer.train()
-        record = report(trainer)
+        record = text_report(trainer) if isinstance(trainer, TextTrainer) else report(trainer)
         write_report(run.path, record)
     except Stopped as stopped:
         print(f"gradproof: {stopped}", file=sys.stderr)
@@ -598,20 +615,23 @@ def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
 
 
 def _kernels(device: Device) -> list[dict[str, Any]]:
-    """The fast kernels at the widths of nano: which were admitted on this machine, and by how many claims."""
+    """The fast kernels at the widths of nano, mixture and transformer: which were admitted on this machine, and by how
+    many claims."""
     import torch
 
     from gradproof.kernels.registry import survey
     from gradproof.models.moe import MoE
+    from gradproof.models.transformer import Transformer
 
-    nano = MoE.sized("nano")
+    sized = ((MoE.sized("nano"), 256), (Transformer.sized("nano"), 16))
     dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
     with progress_of("admitting kernels") as progress:
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for done, dtype in enumerate(dtypes):
             progress(done, len(dtypes))
-            shape = replace(nano.shape(256, dtype), device=device.value)
-            found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
+            for model, rows in sized:
+                shape = replace(model.shape(rows, dtype), device=device.value)
+                found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
     return list(found.values())
 
 
@@ -670,7 +690,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="step: nano, tiny, medium, full or dense-0.7b; left out, those that fit the device. "
+            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq or -gate; left out, those "
+            "that fit the device. "
             "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
         ),
     ] = None,

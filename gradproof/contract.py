@@ -68,6 +68,8 @@ class Contract:
     edges    examples at the edge of the domain: ties, saturation, constant rows
     parts    how a gradient that holds many parameters is taken apart, (tensor, options) to parts by name
     same     (module, example) to integers, in which a kernel may not differ from the op at all
+    terms    (arguments and options, cotangents) to the sums of the absolute values of a gradient's terms, by name,
+             where these cancel: what a kernel's rounding errors are relative to
     """
 
     shapes: str
@@ -80,6 +82,7 @@ class Contract:
     edges: tuple[Callable[[Any], Example], ...] = ()
     parts: Mapping[str, Callable[[Tensor, Mapping[str, Any]], dict[str, Tensor]]] = field(default_factory=dict)
     same: Callable[[Any, Example], Any] | None = None
+    terms: Callable[[Mapping[str, Any], Outputs], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)

@@ -385,6 +385,9 @@ class Weights:
     def __getitem__(self, name: str) -> Tensor:
         return self.named[name]
 
+    def operand(self, name: str) -> Tensor:
+        return self.named[name]
+
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor | None]:
         return self.theta_EP, self.narrow_EP
 

@@ -36,6 +36,10 @@ class Weights(Protocol):
 
     def __getitem__(self, name: str) -> Tensor: ...
 
+    def operand(self, name: str) -> Tensor:
+        """What a product reads of a parameter: a narrow copy, if there is one."""
+        ...
+
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor | None]:
         """theta_EP: what stands under the prefix, one copy a row; and a narrow copy of it for products, if any."""
         ...
@@ -67,6 +71,10 @@ class ParamSpace(Mapping[str, Tensor]):
         self._touched = 0
 
     def __getitem__(self, name: str) -> Tensor:
+        return self._views[name]
+
+    def operand(self, name: str) -> Tensor:
+        """The parameter itself."""
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -177,6 +185,9 @@ class Packed(NamedTuple):
     flat_P: Tensor
 
     def __getitem__(self, name: str) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.values[name]
+
+    def operand(self, name: str) -> Tensor:
         return self.values[name]
 
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, None]:

@@ -65,6 +65,8 @@ def work(unit: Unit, progress: Progress) -> dict[str, Any]:
 class _Watch:
     """Tells how far a run has come, and nothing else."""
 
+    unit = "rows"
+
     def __init__(self, progress: Progress):
         self.progress = progress
 

@@ -3,7 +3,7 @@
     loop         a Python loop over the experts, each on the rows that chose it
     dense-all    every expert on every row, batched products, weighed by gates that are mostly zero
     grouped_mm   rows sorted by expert, torch._grouped_mm with offsets that stay on the device
-    eager        the dense model, an nn.Sequential
+    eager        the dense model, an nn.Sequential; or the transformer, with fused attention
 
 A name may go on with how it is run: `-compiled` and `-reduce-overhead` are torch.compile, `-captured` is the whole step
 in one torch.cuda.graph. Letters: N = T·K routed rows, n those of one expert.
@@ -20,11 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gradproof.bench.transformer import Eager
+
 EPS = 1e-5
 RATE, DECAY = 3e-4, 0.01
 SETTLING = 3  # steps before the figures of a peer mean anything; as many as a capture asks for
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Compiled = Literal["default", "reduce-overhead"]
+Target = Tensor | tuple[Tensor, ...]
 
 
 class OurModel(Protocol):
@@ -193,12 +196,14 @@ DENSE: Mapping[str, Way] = {
     "captured": Way(Sequential, captured=True),
     "compiled-captured": Way(Sequential, "default", captured=True),
 }
+TRANSFORMER: Mapping[str, Way] = {name: way._replace(module=Eager) for name, way in DENSE.items()}
+FAMILIES: Mapping[str, Mapping[str, Way]] = {"moe": MOE, "dense": DENSE, "transformer": TRANSFORMER}
 NAMES = (*MOE, *DENSE)
 
 
-def peers_of(dense: bool, device: str) -> dict[str, Way]:
+def peers_of(family: str, device: str) -> dict[str, Way]:
     """The peers of a model that can be run on this kind of device: graphs need a GPU."""
-    return {name: way for name, way in (DENSE if dense else MOE).items() if device == "cuda" or not way.captured}
+    return {name: way for name, way in FAMILIES[family].items() if device == "cuda" or not way.captured}
 
 
 class Peer:
@@ -233,7 +238,7 @@ class Peer:
             return "whole"
         return "parts" if self.way.compiled == "reduce-overhead" and self.device == "cuda" else "none"
 
-    def __call__(self, x_TI: Tensor, target_T: Tensor) -> Tensor:
+    def __call__(self, x_TI: Tensor, target_T: Target) -> Tensor:
         self.calls += 1
         if self.calls == 1 and self.way.compiled and self.way.module is Loop:
             try:
@@ -241,15 +246,15 @@ class Peer:
             except Exception:  # once more, in pieces
                 self.objective = self._compiled(False)
         if self.graph is not None:
-            self.x_TI.copy_(x_TI)
-            self.target_T.copy_(target_T)
+            for own, given in zip(self.given, (x_TI, *tensors(target_T)), strict=True):
+                own.copy_(given)
             self.graph.replay()
             return self.captured_loss
         if self.stream is not None and self.calls > SETTLING:
             return self.capture(self.stream, x_TI, target_T)
         return self._step_beside(x_TI, target_T)
 
-    def _step_beside(self, x_TI: Tensor, target_T: Tensor) -> Tensor:
+    def _step_beside(self, x_TI: Tensor, target_T: Target) -> Tensor:
         """A step on the stream that is captured later; on the usual one where none is."""
         if self.stream is None:
             return self.step(x_TI, target_T)
@@ -268,7 +273,7 @@ class Peer:
         _dynamo.config.capture_dynamic_output_shape_ops = whole
         return torch.compile(self.loss, mode=self.way.compiled)
 
-    def step(self, x_TI: Tensor, target_T: Tensor) -> Tensor:
+    def step(self, x_TI: Tensor, target_T: Target) -> Tensor:
         """Forward, backward, update."""
         self.optimizer.zero_grad(set_to_none=True)
         loss = self.objective(x_TI, target_T)
@@ -277,23 +282,27 @@ class Peer:
         self.scaler.update()
         return loss.detach()
 
-    def loss(self, x_TI: Tensor, target_T: Tensor) -> Tensor:
+    def loss(self, x_TI: Tensor, target_T: Target) -> Tensor:
         with self.autocast():
             logits_TO = self.module(x_TI)
-        return F.cross_entropy(logits_TO.float(), target_T)
+        if isinstance(target_T, tuple):  # labels and weights of a binary decision
+            label_T, weight_T = target_T
+            return F.binary_cross_entropy_with_logits(logits_TO[:, 0].float(), label_T, weight_T)
+        return F.cross_entropy(logits_TO.float(), target_T.flatten())
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.dtype == torch.float32 or self.way.module is Grouped:
             return nullcontext()
         return torch.autocast(self.device, self.dtype, cache_enabled=not self.way.captured)
 
-    def capture(self, stream: torch.cuda.Stream, x_TI: Tensor, target_T: Tensor) -> Tensor:
+    def capture(self, stream: torch.cuda.Stream, x_TI: Tensor, target_T: Target) -> Tensor:
         """Records one step, gradients included, and replays it."""
-        self.x_TI, self.target_T = x_TI.clone(), target_T.clone()
+        self.given = [each.clone() for each in (x_TI, *tensors(target_T))]
+        own = tuple(self.given[1:]) if isinstance(target_T, tuple) else self.given[1]
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            self.captured_loss = self.step(self.x_TI, self.target_T)
+            self.captured_loss = self.step(self.given[0], own)
         self.graph = graph
         graph.replay()
         return self.captured_loss
@@ -303,6 +312,10 @@ class Peer:
         self.optimizer.zero_grad(set_to_none=True)
         moments = [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return sum(t.nbytes for t in (*self.module.parameters(), *moments))
+
+
+def tensors(target: Target) -> tuple[Tensor, ...]:
+    return target if isinstance(target, tuple) else (target,)
 
 
 def copy_parameters(model: OurModel, module: nn.Module) -> None:
@@ -320,6 +333,8 @@ def named(module: nn.Module, grads: bool = False) -> dict[str, Tensor]:
             return torch.zeros_like(parameter)
         return parameter.grad if grads and parameter.grad is not None else parameter.detach()
 
+    if isinstance(module, Eager):
+        return {name: part(parameter) for name, parameter in module.named_parameters()}
     if isinstance(module, Sequential):
         return dict(_chain("", module.layers, part))
     assert isinstance(module, (Loop, Stacked))

@@ -16,14 +16,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Way, dense_widths, expert_widths, peers_of
+from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Target, Way, dense_widths, expert_widths, peers_of
 from gradproof.bench.timing import Timing, interleaved, product_peak, summary, wait
+from gradproof.bench.transformer import useful_flops as transformer_flops
 from gradproof.memory import give_back
 from gradproof.streams import seeded
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, would announce itself
 
-SIZES = ("nano", "tiny", "medium", "full", "dense-0.7b")
+# A transformer's rows are sequences: of 128 tokens, and of up to 64, padded, for the size of a gate.
+TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "transformer-causal": dict(mode="causal", encoder_layers=0, context=128),
+    "transformer-seq2seq": dict(mode="seq2seq", context=128),
+    "transformer-gate": dict(mode="classify", vocabulary=4096, width=192, heads=6, encoder_layers=4, context=64),
+}
+SIZES = ("nano", "tiny", "medium", "full", "dense-0.7b", *TRANSFORMERS)
 PRECISIONS = {"cpu": "fp32", "cuda": "bf16"}
 BATCHES = 4  # different ones, so that the load of the experts changes from step to step as it does in training
 MEASURED = 4  # steps in which the peak of memory is looked for
@@ -39,26 +46,31 @@ class Case(NamedTuple):
     rows: int
 
     @property
-    def dense(self) -> bool:
-        return self.size.startswith("dense-")
-
-    @property
-    def name(self) -> str:
-        """Of the size in its family."""
-        return self.size.removeprefix("dense-")
+    def family(self) -> str:
+        return self.size.partition("-")[0] if "-" in self.size else "moe"
 
     @property
     def config(self) -> Any:
         import gradproof
 
-        return (gradproof.DenseConfig if self.dense else gradproof.MoEConfig).sized(self.name)
+        if self.family == "transformer":
+            return gradproof.TransformerConfig(**TRANSFORMERS[self.size])
+        family = gradproof.DenseConfig if self.family == "dense" else gradproof.MoEConfig
+        return family.sized(self.size.removeprefix("dense-"))
+
+    @property
+    def loss(self) -> str:
+        return "bce" if self.config.outputs == 1 else "cross_entropy"
 
     def __str__(self) -> str:
         return f"{self.size}, {self.rows:,} rows"
 
 
 DEFAULTS = {
-    "cpu": (Case("nano", 32), Case("nano", 256), Case("nano", 4096), Case("tiny", 64)),
+    "cpu": (
+        *(Case("nano", 32), Case("nano", 256), Case("nano", 4096), Case("tiny", 64)),
+        *(Case("transformer-causal", 8), Case("transformer-seq2seq", 8), Case("transformer-gate", 32)),
+    ),
     "cuda": (
         Case("nano", 256),
         Case("nano", 8192),
@@ -66,6 +78,7 @@ DEFAULTS = {
         Case("medium", 32768),
         Case("full", 16384),
         Case("dense-0.7b", 8192),
+        *(Case("transformer-causal", 64), Case("transformer-seq2seq", 64), Case("transformer-gate", 256)),
     ),
 }
 # Run only where --peers names them. torch does not compile grouped_mm in float32; who captures what was compiled goes
@@ -75,7 +88,7 @@ ON_REQUEST = {
     "cuda": ("dense-all-compiled-captured", "grouped_mm-compiled-captured", "compiled-captured"),
 }
 OTHERWISE_ROWS = {"cpu": 64, "cuda": 8192}
-Batches = Sequence[tuple[Tensor, Tensor]]
+Batches = Sequence[tuple[Tensor, Target]]
 
 
 def cases(device: str, size: str | None, rows: int | None) -> list[Case]:
@@ -94,7 +107,7 @@ def cases(device: str, size: str | None, rows: int | None) -> list[Case]:
 
 def chosen_peers(names: Sequence[str] | None, case: Case, device: str) -> dict[str, Way]:
     """The peers of a case: those named, or all but the ones that are run on request."""
-    there = peers_of(case.dense, device)
+    there = peers_of(case.family, device)
     if names is None:
         return {name: way for name, way in there.items() if name not in ON_REQUEST[device]}
     return {name: way for name, way in there.items() if name in names}
@@ -105,16 +118,18 @@ def check_peers(names: Sequence[str], listed: Iterable[Case], device: str) -> No
     for name in names:
         if name not in NAMES:
             raise ValueError(f"there is no peer {name!r}; the peers are {', '.join(NAMES)}")
-        if not any(name in peers_of(case.dense, device) for case in listed):
+        if not any(name in peers_of(case.family, device) for case in listed):
             kind = "a CUDA graph needs --device cuda" if name.endswith("captured") else "no size of this run has it"
             raise ValueError(f"peer {name!r} cannot be run here: {kind}")
 
 
 def useful_flops(case: Case) -> int:
     """The products of routed rows, forward and backward: 6 a weight and row."""
-    config = case.config
-    widths = dense_widths(config) if case.dense else expert_widths(config)
-    return 6 * (1 if case.dense else config.k) * case.rows * sum(i * o for i, o in pairwise(widths))
+    config, dense = case.config, case.family == "dense"
+    if case.family == "transformer":
+        return transformer_flops(config, case.rows)
+    widths = dense_widths(config) if dense else expert_widths(config)
+    return 6 * (1 if dense else config.k) * case.rows * sum(i * o for i, o in pairwise(widths))
 
 
 def suite(
@@ -211,15 +226,15 @@ class Ours:
     def _model(self) -> Any:
         import gradproof
 
-        family = gradproof.Dense if self.case.dense else gradproof.MoE
-        return family.sized(self.case.name, seed=0, device=self.device)
+        families = {"moe": gradproof.MoE, "dense": gradproof.Dense, "transformer": gradproof.Transformer}
+        return families[self.case.family](self.case.config, seed=0, device=self.device)
 
     def _step(self) -> Any:
         import gradproof
 
         optimizer = gradproof.AdamW(lr=RATE, weight_decay=DECAY, decay="all")
         precision: Any = self.precision
-        return gradproof.TrainStep(self.model, "cross_entropy", optimizer, precision, clip=None)
+        return gradproof.TrainStep(self.model, self.case.loss, optimizer, precision, clip=None)
 
     def _rehearse(self) -> None:
         step = self._step()
@@ -236,12 +251,26 @@ class Ours:
 def batches(case: Case, device: str) -> Batches:
     """Random rows and targets, the same for everybody."""
     config, generator = case.config, seeded("bench", "step", case.rows)
+    if case.family == "transformer":
+        return [_tokens(case, generator, device) for _ in range(BATCHES)]
     drawn = []
     for _ in range(BATCHES):
         x_TI = torch.randn(case.rows, config.inputs, generator=generator)
         target_T = torch.randint(0, config.outputs, (case.rows,), generator=generator)
         drawn.append((x_TI.to(device), target_T.to(device)))
     return drawn
+
+
+def _tokens(case: Case, generator: torch.Generator, device: str) -> tuple[Tensor, Target]:
+    """Sequences; those of the gate have from a quarter of their places to all of them, and a label."""
+    c, B = case.config, case.rows
+    x_BS = torch.randint(c.vocabulary, (B, 2, c.context)[:: 2 if c.mode != "seq2seq" else 1], generator=generator)
+    if c.decodes:
+        return x_BS.to(device), torch.randint(c.vocabulary, (B, c.context), generator=generator).to(device)
+    length_B = torch.randint(c.context // 4, c.context + 1, (B,), generator=generator)
+    x_BS.masked_fill_(torch.arange(c.context) >= length_B[:, None], -1)
+    label_B = torch.randint(2, (B,), generator=generator).float()
+    return x_BS.to(device), (label_B.to(device), torch.ones(B, device=device))
 
 
 def _against(

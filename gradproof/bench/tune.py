@@ -6,12 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case, batches
 from gradproof.bench.timing import interleaved
 from gradproof.kernels import registry
-from gradproof.streams import seeded
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import DTYPES, TrainStep
 
@@ -22,20 +19,19 @@ def tune(
     """Milliseconds a step for each op and kernel, fastest first. That order is kept, and decides from now on."""
     from gradproof.models.subject import family
 
-    kind = family("dense" if case.dense else "moe")
-    shape = kind(kind.Config.sized(case.name)).shape(case.rows, DTYPES[precision])
+    kind = family(case.family)
+    shape = kind(case.config).shape(case.rows, DTYPES[precision])
     shape = replace(shape, device=device)
-    x_TI = torch.randn(case.rows, 96, generator=seeded("tune")).to(device)
-    target_T = torch.randint(0, 20, (case.rows,), generator=seeded("tune", "target")).to(device)
+    x_TI, target = batches(case, device)[0]
 
     def stepping(kernels: dict[str, str]) -> Callable[[], object]:
-        model = kind(kind.Config.sized(case.name), device=device)
-        step = TrainStep(model, "cross_entropy", AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
-        return lambda: step(x_TI, target_T)
+        model = kind(case.config, device=device)
+        step = TrainStep(model, case.loss, AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
+        return lambda: step(x_TI, target)
 
     usual = dict(registry.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
     found = []
-    for op in (*registry.OPS, *registry.FUSED):
+    for op in (*shape.ops, *registry.FUSED):
         registry.tune(op, shape, [])
         admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
         if not admitted:

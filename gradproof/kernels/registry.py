@@ -35,10 +35,13 @@ from gradproof.proof.examples import examples
 from gradproof.proof.judge import worst_of_each
 from gradproof.proof.verdict import environment, versions
 
-OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")
+ROW_OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")  # of a model that reads records
+TOKEN_OPS = ("embedding", "layernorm", "attention", "ffn", "cross_entropy", "adamw")  # of one that reads tokens
+OPS = tuple(dict.fromkeys(ROW_OPS + TOKEN_OPS))
 FUSED = ("mixture", "update")  # several ops as one; where none is admitted, their parts run by their own kernels
 LOG = logging.getLogger("gradproof.kernels")
 NARROW = ("bfloat16", "float16")
+NARROW_OPS = ("experts", "mixture", "attention", "ffn")  # whose operands are narrow where a step is
 MOST_ROWS = 1031  # that an admission runs; prime, so that no tile divides it
 MOST_LAYERS = 2  # of a deep chain: the others are repetitions
 
@@ -76,13 +79,33 @@ class Variant:
 
 # The first admitted one of an op is taken; after them all comes the reference.
 VARIANTS = (
-    *(Variant(op, "cpu", "cpu") for op in (*OPS, "update")),
+    *(Variant(op, "cpu", "cpu") for op in (*ROW_OPS, "ffn", "update")),
     Variant("mixture", "cpu", "cpu", most=3e8),  # of larger batches the calls between the parts are nothing
-    *(Variant(op, "triton", "cuda") for op in OPS if op != "experts"),
+    *(Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts"),
     Variant("experts", "triton", "cuda", NARROW),
     Variant("experts", "grouped", "cuda", ("bfloat16",), most=2e11),
     Variant("experts", "cublas", "cuda", ("float32", *NARROW), host=True),
+    *(Variant(op, "aten", "cpu", ("float32", "bfloat16")) for op in TOKEN_OPS[:4]),
+    *(Variant(op, "aten", "cuda", ("float32", *NARROW)) for op in TOKEN_OPS[:4]),
 )
+
+
+@dataclass(frozen=True)
+class Block:
+    """The widths of a transformer, as far as its ops see them; `causal` where some attention is."""
+
+    vocabulary: int = 0
+    width: int = 0
+    heads: int = 1
+    inner: int = 0
+    context: int = 0
+    causal: bool = False
+
+    def of(self, op: str) -> Block:
+        """What `op` sees of them."""
+        seen = {"embedding": ("vocabulary", "width"), "layernorm": ("width",), "ffn": ("width", "inner")}
+        seen["attention"] = ("width", "heads", "context", "causal")
+        return Block(**{name: getattr(self, name) for name in seen.get(op, ())})
 
 
 @dataclass(frozen=True)
@@ -96,6 +119,13 @@ class Shape:
     k: int
     chain: Chain
     routing: Routing | None = None
+    block: Block | None = None
+    ops: tuple[str, ...] = ROW_OPS
+
+    @property
+    def tokens(self) -> int:
+        """The rows that its products see: those of all places, where a row is a sequence."""
+        return self.rows * (self.block.context if self.block else 1)
 
     def of(self, op: str) -> Shape:
         """The class that an admission of `op` holds for: what the op does not see, or repeats, is left out."""
@@ -103,15 +133,16 @@ class Shape:
         if len(active) > MOST_LAYERS:
             widths = (*widths[: MOST_LAYERS + 1], widths[-1])
             active = active[:MOST_LAYERS]
-        deep = op in ("experts", "mixture")
-        if not deep:
+        if op not in ("experts", "mixture"):
             widths, active = (widths[0], widths[-1]), ()
         return replace(
             self,
-            dtype="float32" if self.dtype in NARROW and not deep else self.dtype,
+            dtype="float32" if self.dtype in NARROW and op not in NARROW_OPS else self.dtype,
             rows=4 ** max(1, (self.rows - 1).bit_length() + 1 >> 1),
             chain=Chain(widths, active),
             routing=self.routing if op in ("route", "mixture") else None,
+            block=self.block.of(op) if self.block else None,
+            ops=(),
         )
 
 
@@ -125,6 +156,10 @@ class Kernels:
     combine: ModuleType
     cross_entropy: ModuleType
     adamw: ModuleType
+    embedding: ModuleType
+    layernorm: ModuleType
+    attention: ModuleType
+    ffn: ModuleType
     chosen: Mapping[str, str]
     mixture: ModuleType | None = None
     update: ModuleType | None = None
@@ -132,12 +167,15 @@ class Kernels:
     capturable: bool = False
 
     @classmethod
-    def of(cls, chosen: Mapping[str, str], workspace: Workspace | None = None) -> Kernels:
-        """Kernels by name; what is not named is the reference, or its parts."""
+    def of(
+        cls, chosen: Mapping[str, str], workspace: Workspace | None = None, ops: tuple[str, ...] = ROW_OPS
+    ) -> Kernels:
+        """Kernels by name; what is not named is the reference, or its parts. `ops` are those that a model has."""
         named = {op: chosen.get(op, "reference") for op in OPS}
         named |= {op: chosen[op] for op in FUSED if chosen.get(op, "reference") != "reference"}
         modules: dict[str, Any] = {op: _module(op, kernel) for op, kernel in named.items()}
-        return cls(**modules, chosen=named, workspace=workspace)
+        own = {op: kernel for op, kernel in named.items() if op in (*ops, *FUSED)}
+        return cls(**modules, chosen=own, workspace=workspace)
 
     @property
     def parts(self) -> Parts:
@@ -159,22 +197,22 @@ def choose(
     if os.environ.get("GRADPROOF_KERNELS") == "reference":
         return REFERENCE
     chosen = {}
-    for op in (*OPS, *FUSED) if fused else OPS:
+    for op in (*shape.ops, *FUSED) if fused else shape.ops:
         wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
     # What has neither a host read nor a reference in it can be captured in a graph.
     whole = shape.device == "cuda" and all(
-        v is not None and not (v.host and shape.experts > 1) for v in (chosen[op] for op in OPS)
+        v is not None and not (v.host and shape.experts > 1) for v in (chosen[op] for op in shape.ops)
     )
     names = {op: v.kernel for op, v in chosen.items() if v is not None}
-    return replace(Kernels.of(names, workspace), capturable=whole)
+    return replace(Kernels.of(names, workspace, shape.ops), capturable=whole)
 
 
 def survey(shape: Shape) -> list[dict[str, Any]]:
     """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
     claim that failed, or missing on this machine with the reason."""
     found = []
-    for op in (*OPS, *FUSED):
+    for op in (*shape.ops, *FUSED):
         dtype = shape.of(op).dtype
         for v in VARIANTS:
             if (v.op, v.device) != (op, shape.device) or dtype not in v.dtypes:
@@ -232,7 +270,7 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
     if missing is not None:
         return Admission(variant.op, variant.kernel, False, missing)
     of = shape.of(variant.op)
-    tried = [e for e in _tried(variant.op, of, shape.rows) if variant.serves(e.options.get("chain", of.chain))]
+    tried = [e for e in _tried(variant.op, of, shape.tokens) if variant.serves(e.options.get("chain", of.chain))]
     try:
         found = tuple(
             admit(
@@ -264,17 +302,23 @@ def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
     chain, E, K = shape.chain, shape.experts, shape.k
     sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=max(chain.widths[-1], 2), P=64 * 129)
     routing = shape.routing or Routing(K)
-    options = dict(
+    options: dict[str, Any] = dict(
         experts=(dict(chain=chain),),
         route=(dict(routing=routing),),
         mixture=(dict(mixture=Mixture(E, chain, routing)),),
     )
+    if shape.block is not None and op in TOKEN_OPS[:4]:
+        block, places = shape.block, min(max(1, shape.block.context), MOST_ROWS)
+        sizes |= dict(V=block.vocabulary, D=block.width, F=block.inner, S=places, L=places)
+        kinds = {False, block.causal}
+        options["attention"] = tuple(dict(heads=block.heads, causal=causal) for causal in sorted(kinds))
     if op == "route":  # every option is another kernel: this class has one
         contract = replace(contract, options=options[op], sizes={**contract.sizes, "E": (E,)})
     yield from examples(op, contract, 0)
     options = options.get(op, contract.options)
     for count in {min(rows, MOST_ROWS), min(rows, 3)}:
-        of_width = {axis: (dict(sizes, T=count)[axis],) for axis in contract.sizes}
+        batch = max(1, min(count, MOST_ROWS // sizes.get("S", 1)))
+        of_width = {axis: (dict(sizes, T=count, B=batch)[axis],) for axis in contract.sizes}
         yield from examples(f"{op} {count}", replace(contract, sizes=of_width, options=options, edges=()), 1)
 
 

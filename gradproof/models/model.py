@@ -2,6 +2,8 @@
 
     forward(x_TI) -> (output, tape);   backward(d_logits_TO, tape, d_aux=0.0, accumulate=False) -> dx_TI
 
+A transformer's input is tokens, which have no gradient: its dx is None.
+
 `forward` hides nothing on the model, so two forwards may be in flight. A tape serves one backward, with the parameters
 and the input that it was made with.
 """
@@ -49,6 +51,7 @@ class Model(ABC):
     """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
 
     Config: type[Any]  # of `config`
+    loss_options: Mapping[str, Mapping[str, Any]] = {}  # of a loss that is asked for by its name
 
     def __init__(
         self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
@@ -92,6 +95,10 @@ class Model(ABC):
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         """What a step on so many rows, with products in `dtype`, asks of its kernels."""
 
+    def rows(self, x_TI: Tensor) -> int:
+        """How many rows of logits this input gives."""
+        return x_TI.shape[0]
+
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
         raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
@@ -119,10 +126,10 @@ class Model(ABC):
     @torch.no_grad()
     def backward(
         self, d_logits_TO: Tensor, tape: Tape, d_aux: Tensor | float = 0.0, accumulate: bool = False
-    ) -> Tensor:
+    ) -> Tensor | None:
         """Writes the gradients to `params.grad_P` (adds to it with `accumulate`) and returns dx_TI."""
         self._check_tape(tape)
-        want = [tape.x_TI.shape[0], self.config.outputs]
+        want = [self.rows(tape.x_TI), self.config.outputs]
         if list(d_logits_TO.shape) != want:
             raise ValueError(f"the cotangent must be {want}, like the logits, not {list(d_logits_TO.shape)}")
         self._check_like_params("the cotangent", d_logits_TO)
@@ -131,7 +138,6 @@ class Model(ABC):
             raise ValueError(f"d_aux is the cotangent of one number, not of {list(d_aux.shape)}")
         dy, grad_P = (d_logits_TO, d_aux), self.params.grad_P
         dx_TI = self.pull_back(self.params, grad_P, dy, tape.x_TI, tape.saved, accumulate=accumulate)
-        assert dx_TI is not None
         tape.used, tape.saved = True, None
         return dx_TI
 

@@ -377,7 +377,7 @@ CONTRACT = Contract(
         dict(label="sheaf, K = 1", config=_glued(k=1, correction=0.01)),
         dict(label="sheaf, part of a batch", config=_glued(balance=0.1, z_loss=0.01), whole=_WHOLE),
         dict(label="sheaf, everything", config=_glued(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
-        dict(label="nano", config=MoEConfig.sized("nano")),
+        dict(label="nano", config=MoEConfig.sized("nano"), sizes=dict(T=(32,))),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),
     edges=(_starved, _ties),

@@ -19,12 +19,15 @@ from gradproof.contract import Contract, Example, Gradients, Outputs, Subject
 from gradproof.models.dense import Dense
 from gradproof.models.model import Model
 from gradproof.models.moe import MoE
+from gradproof.models.transformer import Transformer
 from gradproof.proof.examples import examples
 from gradproof.proof.judge import judge_contract
+from gradproof.proof.operation import moved
 from gradproof.proof.verdict import SubjectVerdict
 
 SMALL = dict(inputs=7, outputs=5, hidden=6, feedforward=9, depth=2, blocks=2)
-FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense}
+SMALL_TRANSFORMER = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=9, context=6)
+FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense, "transformer": Transformer}
 
 
 def family(name: str) -> type[Model]:
@@ -40,22 +43,25 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
     if "router.correction" in model.buffers:
         model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
     whole = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example.options.get("whole"))
-    given = {argument: value.to(device=device, dtype=dtype) for argument, value in example.arguments.items()}
-    values = {**{parameter: view.clone() for parameter, view in model.params.items()}, **given}
+    given = {argument: moved(value, dtype, device) for argument, value in example.arguments.items()}
+    tokens = {argument: value for argument, value in given.items() if not value.is_floating_point()}
+    floating = {argument: value for argument, value in given.items() if argument not in tokens}
+    values = {**{parameter: view.clone() for parameter, view in model.params.items()}, **floating}
 
     def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
+        x_TI = tokens["x"] if tokens else values["x"]
         if cotangents is None:
-            output, _ = model.apply(model.params.pack(values), values["x"], whole)
+            output, _ = model.apply(model.params.pack(values), x_TI, whole)
             return (output.logits_TO, output.aux), {}
         for parameter, view in model.params.items():
             view.copy_(values[parameter])
-        output, tape = model.forward(values["x"], whole)
+        output, tape = model.forward(x_TI, whole)
         model.params.grad_P.fill_(torch.nan)  # what backward does not write stays visible
         dx_TI = model.backward(cotangents[0], tape, d_aux=cotangents[1])
         grads = {parameter: grad.clone() for parameter, grad in model.params.grads.items()}
-        return (output.logits_TO, output.aux), {**grads, "x": dx_TI}
+        return (output.logits_TO, output.aux), {**grads, **({} if dx_TI is None else {"x": dx_TI})}
 
-    return Subject(name, values, run, frozenset({"x"}))
+    return Subject(name, values, run, frozenset(floating))
 
 
 def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = False) -> Iterator[SubjectVerdict]:
@@ -64,7 +70,7 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
     contract = _contract(name)
     for options in contract.options:
         label = f"{name}: {options['label']}"
-        sizes = dict(T=(32,)) if options["label"] == "nano" else contract.sizes
+        sizes = options.get("sizes", contract.sizes)
         tried = examples(label, replace(contract, options=(options,), sizes=sizes, edges=()), seed)
         yield _judge(name, label, tried, seed, device, quick)
     for example in examples(name, replace(contract, options=()), seed):
@@ -73,9 +79,8 @@ def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = 
 
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
     """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
-    small: dict[str, Any] = {
-        each: min(getattr(config, each), most) for each, most in SMALL.items() if hasattr(config, each)
-    }
+    most = SMALL_TRANSFORMER if name == "transformer" else SMALL
+    small: dict[str, Any] = {each: min(getattr(config, each), most[each]) for each in most if hasattr(config, each)}
     if getattr(config, "patches", ()):
         small["patches"] = small_patches(len(config.patches), small["inputs"])
     contract = replace(_contract(name), options=(dict(config=replace(config, **small)),), edges=())

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from gradproof.models import block
 from gradproof.proof.mutants import Mutant, registering
 from gradproof.proof.wrong_backwards import but_last
 
@@ -103,3 +104,117 @@ def _(right, dy, saved, x, theta, plan, chain, *rest):
         views["norm.0.bias"].mul_(1.04)
 
     return changed(right(dy, saved, x, theta, plan, chain, *rest), chain, stretch)
+
+
+# The transformer: where published code goes wrong, and which gradient goes where.
+
+BLOCK = "gradproof.models.block:"
+MODEL = "gradproof.models.transformer:Transformer."
+ATTENTION = "gradproof.ops.attention:backward"
+
+
+@wrong("transformer", "the norm's backward before the sublayer's", target=BLOCK + "feed_forward_backward")
+def _(right, read, write, prefix, dy, saved):
+    through = block.norm_backward(read, write, f"{prefix}norm", dy, saved.normed)
+    return dy + right(read, write, prefix, through, saved) - through
+
+
+@wrong("transformer", "the residual's gradient goes through the norm", target=BLOCK + "self_attention_backward")
+def _(right, read, write, prefix, dy, saved, layout):
+    dn = right(read, write, prefix, dy, saved, layout) - dy
+    return dn + block.norm_backward(read, write, f"{prefix}norm", dy, saved.normed)
+
+
+@wrong("transformer", "the residual is not added", target=BLOCK + "self_attention_backward")
+def _(right, read, write, prefix, dy, saved, layout):
+    return right(read, write, prefix, dy, saved, layout) - dy
+
+
+@wrong("transformer", "the final norm's backward takes its output", target=BLOCK + "norm_backward")
+def _(right, read, write, name, dn, normed):
+    final = name in ("encoder.norm", "decoder.norm")
+    return right(read, write, name, dn, normed._replace(x_TD=normed.n_TD) if final else normed)
+
+
+@wrong("transformer", "W_o's gradient takes the sublayer's input", target=BLOCK + "self_attention_backward")
+def _(right, read, write, prefix, dy, saved, layout):
+    return right(read, write, prefix, dy, saved._replace(heads_TD=saved.normed.n_TD), layout)
+
+
+@wrong("transformer", "W_o's gradient takes the heads interleaved", target=BLOCK + "cross_attention_backward")
+def _(right, read, write, prefix, dy, saved, *memory):
+    heads = saved.heads_TD.unflatten(1, (read.heads, -1)).transpose(1, 2).flatten(1)
+    return right(read, write, prefix, dy, saved._replace(heads_TD=heads), *memory)
+
+
+@wrong("transformer", "Q, K and V pass no gradient on", target=BLOCK + "project_backward")
+def _(right, read, write, name, dy, x):
+    dx = right(read, write, name, dy, x)
+    return torch.zeros_like(dx) if name.endswith(".qkv") else dx
+
+
+@wrong("transformer", "only Q passes gradient on", target=BLOCK + "project_backward")
+def _(right, read, write, name, dy, x):
+    if name.endswith(".qkv"):
+        dy = torch.cat([dy[:, : x.shape[1]], torch.zeros_like(dy[:, x.shape[1] :])], 1)
+    return right(read, write, name, dy, x)
+
+
+@wrong("transformer", "K and V pass no gradient on to the memory", target=BLOCK + "cross_attention_backward")
+def _(right, read, write, prefix, dy, saved, *memory):
+    dx, dmemory = right(read, write, prefix, dy, saved, *memory)
+    return dx, torch.zeros_like(dmemory)
+
+
+@wrong("transformer", "only the first layer's gradient reaches the memory", target=BLOCK + "cross_attention_backward")
+def _(right, read, write, prefix, dy, saved, *memory):
+    dx, dmemory = right(read, write, prefix, dy, saved, *memory)
+    return dx, dmemory * (".0." in prefix)
+
+
+@wrong("transformer", "padded keys have a gradient", target=ATTENTION)
+def _(right, dy, saved, q, k, v, heads=1):
+    return right(dy, saved + (saved == 0) / saved.shape[3], q, k, v, heads)
+
+
+@wrong("transformer", "a row that sees nothing is NaN", target=ATTENTION)
+def _(right, dy, saved, q, k, v, heads=1):
+    return right(dy, saved / saved.sum(-1, keepdim=True), q, k, v, heads)
+
+
+@wrong("transformer", "padding counts in the mean", target="gradproof.ops.pool:backward")
+def _(right, dy, saved, mask):
+    return right(dy, saved, torch.ones_like(mask))
+
+
+@wrong("transformer", "the source's embedding overwrites the target's", target=MODEL + "_embed_backward")
+def _(right, self, read, write, dx, saved):
+    return right(self, read, replace(write, accumulate=False), dx, saved)
+
+
+@wrong("transformer", "K's gradient under V's name", target=ATTENTION)
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, dk, dv = right(dy, saved, q, k, v, heads)
+    return dq, dv, dk
+
+
+@wrong("transformer", "mode causal trains the encoder's norm", subtle=True, target=MODEL + "pull_back")
+def _(right, self, weights, grad, dy, x, saved, **options):
+    right(self, weights, grad, dy, x, saved, **options)
+    if "encoder.norm.bias" in self.config.unused:
+        self.params.views_of(grad)["encoder.norm.bias"].add_(1e-9)
+
+
+@wrong(
+    "transformer", "the last sequence's places are not counted", subtle=True, target="gradproof.ops.positional:backward"
+)
+def _(right, dy, saved, p):
+    return dy, right(but_last(dy), saved, p)[1]
+
+
+@wrong("transformer", "one norm's weight 1% too small", subtle=True, target=BLOCK + "norm_backward")
+def _(right, read, write, name, dn, normed):
+    dx = right(read, write, name, dn, normed)
+    if name.endswith("ffn.norm"):
+        write.grads[f"{name}.weight"].mul_(0.99)
+    return dx

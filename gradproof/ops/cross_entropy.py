@@ -3,6 +3,8 @@
     L = −Σ_t w_t·log_softmax(z_t)[y_t]/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
     dz = dL·w_t·(softmax(z_t) − onehot(y_t))/W
 
+A row whose target is `ignore` (padding of a sequence) has w_t = 0.
+
 `total` is the count (or weight) of the whole accumulated batch: micro-batches divide by it once, so that their
 losses add up; a mean of means would weigh short ones too much.
 """
@@ -16,35 +18,59 @@ from gradproof.contract import Contract, Example
 
 
 def forward(
-    z_TC: Tensor, target_T: Tensor, class_weight_C: Tensor | None = None, total: Tensor | float | None = None
+    z_TC: Tensor,
+    target_T: Tensor,
+    class_weight_C: Tensor | None = None,
+    total: Tensor | float | None = None,
+    ignore: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1."""
-    _check_target(z_TC, target_T)
-    weight_T = z_TC.new_ones(z_TC.shape[0]) if class_weight_C is None else class_weight_C[target_T]
-    scale_T = weight_T / (weight_T.sum() if total is None else total)
-    nll_T = -torch.log_softmax(z_TC, -1).gather(1, target_T[:, None])[:, 0]
+    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1 that is not `ignore`."""
+    check_target(z_TC, target_T, ignore)
+    weight_T = _weights(target_T, class_weight_C, ignore)
+    if weight_T is None:
+        weight_T = z_TC.new_ones(z_TC.shape[0])
+    scale_T = weight_T.to(z_TC.dtype) / (weight_T.sum() if total is None else total)
+    nll_T = -torch.log_softmax(z_TC, -1).gather(1, _legal(target_T, z_TC.shape[1])[:, None])[:, 0]
     return (scale_T * nll_T).sum(), scale_T
 
 
-def count(target_T: Tensor, class_weight_C: Tensor | None = None) -> dict[str, Any]:
+def count(target_T: Tensor, class_weight_C: Tensor | None = None, ignore: int | None = None) -> dict[str, Any]:
     """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
-    return dict(total=target_T.shape[0] if class_weight_C is None else class_weight_C[target_T].sum())
+    weight_T = _weights(target_T, class_weight_C, ignore)
+    return dict(total=target_T.shape[0] if weight_T is None else weight_T.sum())
+
+
+def _weights(target_T: Tensor, class_weight_C: Tensor | None, ignore: int | None) -> Tensor | None:
+    """w_t; None where all are 1."""
+    kept_T = None if ignore is None else target_T != ignore
+    if class_weight_C is None:
+        return kept_T
+    weight_T = class_weight_C[_legal(target_T, class_weight_C.shape[0])]
+    return weight_T if kept_T is None else weight_T * kept_T
+
+
+def _legal(target_T: Tensor, classes: int) -> Tensor:
+    """Targets that can index; those that are ignored point anywhere."""
+    return target_T.clamp(0, classes - 1)
 
 
 def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Tensor:
     """Returns dz_TC."""
     p_TC = torch.softmax(z_TC, -1)
-    onehot_TC = torch.zeros_like(z_TC).scatter(1, target_T[:, None], 1.0)
+    onehot_TC = torch.zeros_like(z_TC).scatter(1, _legal(target_T, z_TC.shape[1])[:, None], 1.0)
     return dloss * saved[:, None] * (p_TC - onehot_TC)
 
 
-def _check_target(z_TC: Tensor, target_T: Tensor) -> None:
+def check_target(z_TC: Tensor, target_T: Tensor, ignore: int | None = None) -> None:
+    """One sentence for a target that does not fit the logits."""
     T, C = z_TC.shape
     if T == 0:
         raise ValueError("the loss of no rows is not defined; give at least one")
     if target_T.shape != (T,) or target_T.dtype != torch.int64:
         raise ValueError(f"target must be int64 [{T}], one class a row, not {target_T.dtype} {list(target_T.shape)}")
     bad_T = (target_T < 0) | (target_T >= C)
+    if ignore is not None:
+        bad_T &= target_T != ignore
     if bad_T.is_cuda:  # without waiting for the device: it stops by itself
         torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
             ~bad_T.any(), f"a target is out of range: the classes are 0..{C - 1}"
@@ -64,6 +90,17 @@ def _weighted(generator: torch.Generator) -> Example:
     return Example("class weights", dict(z=z_TC, target=target_T), dict(class_weight=class_weight_C))
 
 
+def _padded(generator: torch.Generator) -> Example:
+    z_TC = torch.randn(6, 4, generator=generator).double()
+    return Example("padding", dict(z=z_TC, target=torch.tensor([0, -1, 3, -1, 2, -1])), dict(ignore=-1))
+
+
+def _padded_and_weighted(generator: torch.Generator) -> Example:
+    z_TC, class_weight_C = torch.randn(5, 3, generator=generator).double(), torch.tensor([0.5, 2.0, 1.0]).double()
+    options = dict(ignore=-1, class_weight=class_weight_C, total=7.0)
+    return Example("padding, class weights", dict(z=z_TC, target=torch.tensor([0, -1, 2, 1, -1])), options)
+
+
 def _confident(generator: torch.Generator) -> Example:
     """Wrong with certainty: the loss is 900, not the logarithm of a clamped probability."""
     z_TC = torch.randn(3, 4, generator=generator).double()
@@ -77,5 +114,5 @@ CONTRACT = Contract(
     grads=("z",),
     draw=_draw,
     options=({}, dict(total=50.0)),
-    edges=(_weighted, _confident),
+    edges=(_weighted, _padded, _padded_and_weighted, _confident),
 )

@@ -28,9 +28,31 @@ def input_gradient(dy_TO: Tensor, w_OI: Tensor) -> Tensor:
     return dy_TO @ w_OI
 
 
-def parameter_gradients(dy_TO: Tensor, x_TI: Tensor) -> tuple[Tensor, Tensor]:
-    """dw_OI, db_O."""
-    return wide_product(dy_TO.T, x_TI), wide(dy_TO).sum(0)
+def parameter_gradients(
+    dy_TO: Tensor, x_TI: Tensor, out: tuple[Tensor, ...] | None = None, accumulate: bool = False
+) -> tuple[Tensor, Tensor]:
+    """dw_OI, db_O: written to `out` where given, or added to it."""
+    if out is None:
+        return weight_gradient(dy_TO, x_TI), wide(dy_TO).sum(0)
+    dw_OI, db_O = out
+    if accumulate:
+        db_O.add_(wide(dy_TO).sum(0))
+    else:
+        torch.sum(dy_TO, 0, dtype=db_O.dtype, out=db_O)
+    return weight_gradient(dy_TO, x_TI, dw_OI, accumulate), db_O
+
+
+def weight_gradient(dy_TO: Tensor, x_TI: Tensor, out_OI: Tensor | None = None, accumulate: bool = False) -> Tensor:
+    """dw_OI, with the product's last step where it belongs, if it is as wide as that."""
+    if out_OI is None:
+        return wide_product(dy_TO.T, x_TI)
+    if dy_TO.dtype == out_OI.dtype:
+        return out_OI.addmm_(dy_TO.T, x_TI) if accumulate else torch.mm(dy_TO.T, x_TI, out=out_OI)
+    if accumulate:
+        return out_OI.add_(wide_product(dy_TO.T, x_TI))
+    if dy_TO.is_cuda:
+        return torch.mm(dy_TO.T, x_TI, out_dtype=out_OI.dtype, out=out_OI)
+    return out_OI.copy_(wide_product(dy_TO.T, x_TI))
 
 
 def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:

@@ -522,6 +522,11 @@ def _(right, dloss, saved, z, target):
     return torch.cat([dz[:-1], (dloss * saved[:, None] * torch.softmax(z, -1))[-1:]])
 
 
+@wrong("cross_entropy", "padding counts")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved.clamp(min=float(saved.max())), z, target)
+
+
 @wrong("bce", "the weight is ignored")
 def _(right, dloss, saved, z, label):
     return right(dloss, saved.mean().expand_as(saved), z, label)
@@ -606,3 +611,147 @@ def _(right, dy, saved, x, theta, plan, chain, *rest):
     dx, dtheta = right(dy, saved, x, theta, plan, chain, *rest)
     chain.views(dtheta[0])["linear.0.weight"].mul_(1.02)
     return dx, dtheta
+
+
+# Attention: returns dq, dk, dv; its parts are functions of their own.
+
+SCORE_GRADIENT = "gradproof.ops.attention:score_gradient"
+
+
+@wrong("attention", "ds without the row sum", target=SCORE_GRADIENT)
+def _(right, dp, p, scale):
+    return p * dp * scale
+
+
+@wrong("attention", "the scale is forgotten", target=SCORE_GRADIENT)
+def _(right, dp, p, scale):
+    return right(dp, p, 1.0)
+
+
+@wrong("attention", "scaled by √D, not by the width of a head")
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, dk, dv = right(dy, saved, q, k, v, heads)
+    return dq / heads**0.5, dk / heads**0.5, dv
+
+
+@wrong("attention", "dk = ds q, not transposed")
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, _, dv = right(dy, saved, q, k, v, heads)
+    return dq, right(dy, saved.transpose(2, 3), q, k, v, heads)[1] if q.shape == k.shape else dv, dv
+
+
+@wrong("attention", "dv = p dy, not transposed")
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, dk, dv = right(dy, saved, q, k, v, heads)
+    return dq, dk, right(dy, saved.transpose(2, 3), q, k, v, heads)[2] if q.shape == k.shape else dv
+
+
+@wrong("attention", "the mask is ignored in the backward")
+def _(right, dy, saved, q, k, v, heads=1):
+    return right(dy, saved + (saved == 0) / saved.shape[3], q, k, v, heads)
+
+
+@wrong("attention", "a query that sees nothing has NaN")
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, dk, dv = right(dy, saved, q, k, v, heads)
+    blind = (saved.sum((1, 3)) == 0)[..., None]
+    return dq.masked_fill(blind, float("nan")), dk, dv
+
+
+@wrong("attention", "the heads in reverse order")
+def _(right, dy, saved, q, k, v, heads=1):
+    return right(dy, saved.flip(1), q, k, v, heads)
+
+
+@wrong("attention", "dk misses the last sequence", subtle=True)
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, _, dv = right(dy, saved, q, k, v, heads)
+    return dq, right(but_last(dy), saved, q, k, v, heads)[1], dv
+
+
+@wrong("attention", "dv 2% too large", subtle=True)
+def _(right, dy, saved, q, k, v, heads=1):
+    dq, dk, dv = right(dy, saved, q, k, v, heads)
+    return dq, dk, 1.02 * dv
+
+
+# Embedding: returns dw. Positions: returns dx, dp. Pooling: returns dx.
+
+
+@wrong("embedding", "of a token's places only the last counts")
+def _(right, dy, saved, token, w):
+    kept = torch.zeros_like(w)
+    kept[token[token >= 0]] = dy[token >= 0]
+    return kept
+
+
+@wrong("embedding", "padding counts as token 0")
+def _(right, dy, saved, token, w):
+    return right(dy, saved, token.clamp(min=0), w)
+
+
+@wrong("embedding", "the mean of a token's places, not their sum")
+def _(right, dy, saved, token, w):
+    counts = torch.bincount(token[token >= 0], minlength=w.shape[0]).clamp(min=1)
+    return right(dy, saved, token, w) / counts[:, None]
+
+
+@wrong("embedding", "the last sequence is left out", subtle=True)
+def _(right, dy, saved, token, w):
+    return right(but_last(dy), saved, token, w)
+
+
+@wrong("positional", "the mean over the batch, not the sum")
+def _(right, dy, saved, p):
+    dx, dp = right(dy, saved, p)
+    return dx, dp / dy.shape[0]
+
+
+@wrong("positional", "places off by one")
+def _(right, dy, saved, p):
+    dx, dp = right(dy, saved, p)
+    return dx, dp.roll(1, 0)
+
+
+@wrong("positional", "the last sequence is left out", subtle=True)
+def _(right, dy, saved, p):
+    return dy, right(but_last(dy), saved, p)[1]
+
+
+@wrong("pool", "divided by S, padding included")
+def _(right, dy, saved, mask):
+    return right(dy, saved, torch.ones_like(mask))
+
+
+@wrong("pool", "the sum, not the mean")
+def _(right, dy, saved, mask):
+    return right(dy, saved, mask) * mask.sum(1)[:, None, None]
+
+
+@wrong("pool", "3% too small", subtle=True)
+def _(right, dy, saved, mask):
+    return 0.97 * right(dy, saved, mask)
+
+
+# Feed-forward: returns dx, dw1, db1, dw2, db2.
+
+
+@wrong("ffn", "GELU taken for the identity")
+def _(right, dy, saved, x, w1, w2, out=None, accumulate=False):
+    dh = dy @ w2
+    return right(dy, saved, x, w1, w2)._replace(dx_TD=dh @ w1, dw1_FD=dh.T @ x, db1_F=dh.sum(0))
+
+
+@wrong("ffn", "dw2 of h, not of its activation")
+def _(right, dy, saved, x, w1, w2, out=None, accumulate=False):
+    return right(dy, saved, x, w1, w2)._replace(dw2_DF=dy.T @ saved)
+
+
+@wrong("ffn", "db1 is of the activation, not of h")
+def _(right, dy, saved, x, w1, w2, out=None, accumulate=False):
+    return right(dy, saved, x, w1, w2)._replace(db1_F=(dy @ w2).sum(0))
+
+
+@wrong("ffn", "dw1 misses the last row", subtle=True)
+def _(right, dy, saved, x, w1, w2, out=None, accumulate=False):
+    return right(dy, saved, x, w1, w2)._replace(dw1_FD=right(dy, saved, but_last(x), w1, w2).dw1_FD)

@@ -15,12 +15,15 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 Config = TypeVar("Config")
 
+# What `gradproof train --model transformer` does without a flag: a row is a whole sequence there.
+OF_TEXT = {"batch": 16, "lr": 2e-3}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
     """The defaults are what `gradproof train` without a flag does; docs/train.md says what each option means."""
 
-    model: Literal["moe", "dense"] = "moe"
+    model: Literal["moe", "dense", "transformer"] = "moe"
     size: str = "nano"
     router: Literal["softmax", "sheaf"] = "softmax"
     model_options: dict[str, Any] = field(default_factory=dict)  # experts, k, balance, …: fields of the model's config
@@ -102,7 +105,8 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     """The config of all layers, later ones before earlier ones; a sentence for what does not fit."""
-    return fill(TrainConfig, *layers)
+    models = [layer["model"] for layer in layers if isinstance(layer, Mapping) and "model" in layer]
+    return fill(TrainConfig, OF_TEXT if models[-1:] == ["transformer"] else {}, *layers)
 
 
 def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,13 +32,21 @@ def _say(sentence: str) -> None:
 def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _say) -> Loaded:
     """The model of the run's best checkpoint."""
     run = Run(path)
-    found = checkpoint.best(run.checkpoints, say)
-    if found is None:
-        raise ValueError(f"{path} has no whole checkpoint yet; gradproof train --resume --out {path} makes one")
+    if run.config.model == "transformer":
+        raise ValueError(f"{path} is a language model: it continues text and decides no rows; its report has samples")
+    found = best_checkpoint(run, say)
     schema, _ = read_schema(path)
     model = build_model(run.config, schema, device)
     restore(model, found)
     return Loaded(model, schema, found.step)
+
+
+def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:
+    """The run's best one; a sentence where there is none."""
+    found = checkpoint.best(run.checkpoints, say)
+    if found is None:
+        raise ValueError(f"{run.path} has no whole checkpoint yet; gradproof train --resume --out {run.path} makes one")
+    return found
 
 
 def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
@@ -51,16 +59,19 @@ def model_config(config: TrainConfig, inputs: int, outputs: int, patches: tuple[
     """The model's own config; a sentence for options that it does not have."""
     kind = family(config.model)
     options = {"balance": BALANCE, **config.model_options} if config.model == "moe" else config.model_options
-    given = ("inputs", "outputs", "router", "patches")  # by the data and by the run's own options
+    given = {"router": "sheaf", "patches": patches} if config.router == "sheaf" else {}
+    check_model_options(kind, options, ("inputs", "outputs", "router", "patches"))  # by the data and the run's options
+    return replace(kind.Config.sized(config.size, inputs=inputs, outputs=outputs), **options, **given)
+
+
+def check_model_options(kind: type[Model], options: Mapping[str, Any], given: Sequence[str]) -> None:
+    """A sentence for what the model's config does not have, or what is `given` by the data."""
     types = {each.name: type(each.default) for each in fields(kind.Config) if each.name not in given}
     for name, value in options.items():
         if name not in types:
             raise ValueError(f"model_options: there is no {name!r} to set; there are {', '.join(types)}")
         if type(value) is not types[name] and (types[name], type(value)) != (float, int):
             raise ValueError(f"model_options: {name} = {value!r} must be {types[name].__name__}")
-    if config.router == "sheaf":
-        options = {**options, "router": "sheaf", "patches": patches}
-    return replace(kind.Config.sized(config.size, inputs=inputs, outputs=outputs), **options)
 
 
 def restore(model: Model, found: checkpoint.Checkpoint) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from safetensors import SafetensorError
+from torch import Tensor
 
 from gradproof.data.batches import Batches
 from gradproof.data.source import Source, open_source
@@ -34,7 +35,7 @@ from gradproof.train.adamw import AdamW
 from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import evaluate, spaced
 from gradproof.train.load import build_model, model_config, restore
-from gradproof.train.loss import Loss
+from gradproof.train.loss import Loss, Target
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.predictor import Predictor
 from gradproof.train.run import Run
@@ -54,7 +55,9 @@ class Diverged(Stopped):
 
 
 class Watch(Protocol):
-    """Who looks on: a bar on a terminal, lines elsewhere."""
+    """Who looks on: a bar on a terminal, lines elsewhere. `unit` is what a row is called."""
+
+    unit: str
 
     def say(self, sentence: str) -> None: ...
     def reading(self, done: int, total: int) -> None: ...
@@ -78,13 +81,21 @@ class Progress:
 
 
 class Trainer:
-    """A run in memory: data, model, step, and how far it has come."""
+    """A run in memory: data, model, step, and how far it has come. On a table; text is `train/text.py`."""
+
+    model: Model
+    step: TrainStep
 
     def __init__(self, run: Run, watch: Watch):
         self.run, self.watch, self.config = run, watch, run.config
         self.at, self.board = Progress(), None
+        self._open()
+        self.metrics = MetricsFile(run.path / "metrics.jsonl")
+
+    def _open(self) -> None:
+        """Data, model and step."""
         check_options(self.config)
-        self.source = open_source(self.config, run.path, watch.reading)
+        self.source = open_source(self.config, self.run.path, self.watch.reading)
         self.model = build_model(self.config, self.source.schema, self.config.device)
         torch.set_num_threads(thread_count(self.config, self.model))
         self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
@@ -98,7 +109,12 @@ class Trainer:
                 "validation and test; ten or more are needed"
             )
         self.validated = spaced(held, VALIDATED_ROWS)
-        self.metrics = MetricsFile(run.path / "metrics.jsonl")
+        self.rows_each = self.batches.batch
+
+    def batch(self, s: int) -> tuple[Tensor, Target]:
+        """Inputs and target of step s."""
+        rows = self.source.rows.take(self.batches[s])
+        return self.encoder.inputs(rows), self.encoder.target(rows)
 
     def kernels(self) -> dict[str, str]:
         """Which way each op of this run is run."""
@@ -128,8 +144,7 @@ class Trainer:
         with _interruptible() as interrupted:
             while not self.at.finished:
                 s = self.at.step
-                rows = self.source.rows.take(self.batches[s])
-                result = self.step(self.encoder.inputs(rows), self.encoder.target(rows))
+                result = self.step(*self.batch(s))
                 pending.append((s, result))
                 self.at.step = s + 1
                 validating = self.at.step % self.config.interval == 0 or self.at.step == self.config.steps
@@ -138,7 +153,7 @@ class Trainer:
                     self._read(pending)
                 self.at.seconds = before + time.perf_counter() - started
                 if logging:
-                    rate = (self.at.step - window) * self.batches.batch / max(time.perf_counter() - window_start, 1e-9)
+                    rate = (self.at.step - window) * self.rows_each / max(time.perf_counter() - window_start, 1e-9)
                     record = self._record(result, rate)
                     if validating:
                         record |= self._validate()
@@ -164,10 +179,9 @@ class Trainer:
 
     def _fail(self, s: int, result: StepResult) -> None:
         """Names the rows: those whose outputs are not finite, or else the whole batch."""
-        index = self.batches[s]
-        x_TI = self.encoder.inputs(self.source.rows.take(index))
+        index, x_TI = self.batches[s], self.batch(s)[0]
         logits_TO = self.model.apply(self.step.weights, x_TI)[0].logits_TO
-        bad = index[(~logits_TO.isfinite().all(1)).cpu().numpy()]
+        bad = index[(~logits_TO.isfinite()).view(len(index), -1).any(1).cpu().numpy()]
         named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
         kind = "gradient" if bool(result.loss.isfinite()) else "loss"
@@ -191,7 +205,7 @@ class Trainer:
         energy = {"router_energy": float(result.energy)} if self.config.router == "sheaf" else {}
         return {
             "step": self.at.step,
-            "rows": self.at.step * self.batches.batch,
+            "rows": self.at.step * self.rows_each,
             "loss": float(result.loss),
             "loss_ema": self.at.ema,
             "trend": trend(self.at.losses),
@@ -205,9 +219,14 @@ class Trainer:
             "skipped": int(self.step.skipped),
         }
 
+    def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
+        """Loss and accuracy of the validation rows, and what of them is logged."""
+        loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
+        return loss, accuracy, {"validation_loss": loss, "validation_accuracy": accuracy}
+
     def _validate(self) -> dict[str, Any]:
         """Scores the validation rows, and decides what is best and whether to go on."""
-        loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
+        loss, accuracy, logged = self._evaluate()
         at = self.at
         if not math.isfinite(loss):
             raise Diverged(
@@ -225,7 +244,7 @@ class Trainer:
             at.finished = "finished"
         elif self.config.patience is not None and at.since_best >= self.config.patience:
             at.finished = "stopped early"
-        return {"validation_loss": loss, "validation_accuracy": accuracy}
+        return logged
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
@@ -292,6 +311,11 @@ def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
         loss = Loss("quality", weight=config.metrics_weight, **options)
     else:
         loss = Loss("cross_entropy", **options)
+    return train_step(config, model, loss)
+
+
+def train_step(config: TrainConfig, model: Model, loss: Loss | str) -> TrainStep:
+    """The step of a run with this loss."""
     return TrainStep(
         model,
         loss,

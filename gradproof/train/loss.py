@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from gradproof.kernels.registry import REFERENCE, Kernels
-from gradproof.ops import bce, load
+from gradproof.ops import bce, cross_entropy, load
 from gradproof.proof.operation import argument_names
 
 LOSSES = ("mse", "quality", "cross_entropy", "bce")
@@ -20,7 +20,8 @@ Target = Tensor | tuple[Tensor, ...]
 
 class Loss:
     """`op` is a name or a module with `forward(y, *target, **options)`, `backward(dloss, saved, …)` and, for more than
-    one micro-batch, `count(*target, …)`. A target of several tensors is a tuple in forward's order."""
+    one micro-batch, `count(*target, …)`. A target of several tensors is a tuple in forward's order; the classes of
+    tokens may come as target_BS, one row of logits each."""
 
     def __init__(self, op: str | ModuleType, **options: Any):
         if isinstance(op, str) and op not in LOSSES:
@@ -43,7 +44,7 @@ class Loss:
         weighed = {name: self.options[name] for name in argument_names(self.op.count) if name in self.options}
         total: Counter[str] = Counter()
         for target in targets:
-            for name, part in self.op.count(*_tuple(target), **weighed).items():
+            for name, part in self.op.count(*self._tuple(target), **weighed).items():
                 total[name] = total[name] + part
         return total
 
@@ -52,21 +53,26 @@ class Loss:
     ) -> tuple[Tensor, Any]:
         """The loss of these rows as a part of the whole."""
         op = getattr(kernels, self.name, self.op)
-        return op.forward(self._shaped(y_TO, target), *_tuple(target), **self.options, **total)
+        return op.forward(self._shaped(y_TO, target), *self._tuple(target), **self.options, **total)
 
     def backward(self, dloss: Tensor, saved: Any, y_TO: Tensor, target: Target, kernels: Kernels = REFERENCE) -> Tensor:
         """Returns dy_TO."""
         op = getattr(kernels, self.name, self.op)
         first, *rest = argument_names(op.forward)
-        given = {first: self._shaped(y_TO, target), **dict(zip(rest, _tuple(target), strict=False)), **self.options}
+        given = {
+            first: self._shaped(y_TO, target),
+            **dict(zip(rest, self._tuple(target), strict=False)),
+            **self.options,
+        }
         asked = {name: given[name] for name in argument_names(op.backward) if name in given}
         dy = op.backward(dloss, saved, **asked)
         return dy if dy.shape == y_TO.shape else dy.view_as(y_TO)
 
     def _shaped(self, y_TO: Tensor, target: Target) -> Tensor:
         """A binary decision has one output a row, and its labels may come without that axis."""
-        return y_TO.view_as(_tuple(target)[0]) if self.op is bce and y_TO.shape[1] == 1 else y_TO
+        return y_TO.view_as(self._tuple(target)[0]) if self.op is bce and y_TO.shape[1] == 1 else y_TO
 
-
-def _tuple(target: Target) -> tuple[Tensor, ...]:
-    return tuple(target) if isinstance(target, tuple) else (target,)
+    def _tuple(self, target: Target) -> tuple[Tensor, ...]:
+        if isinstance(target, tuple):
+            return tuple(target)
+        return (target.flatten() if self.op is cross_entropy else target,)

@@ -14,6 +14,7 @@ class NarrowWeights:
     def __init__(self, masters: ParamSpace, dtype: torch.dtype):
         self.masters = masters
         self.flat_P = torch.empty_like(masters.flat_P, dtype=dtype)
+        self._views = masters.views(self.flat_P)
         self.refresh()
 
     def refresh(self) -> None:
@@ -22,6 +23,10 @@ class NarrowWeights:
 
     def __getitem__(self, name: str) -> Tensor:
         return self.masters[name]
+
+    def operand(self, name: str) -> Tensor:
+        """The copy of one parameter."""
+        return self._views[name]
 
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor]:
         """theta_EP of the masters and of the copy."""

@@ -58,7 +58,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
             "left_out": dict(source.schema.left_out),
         },
         "notes": source.notes,
-        "evidence": _evidence(trainer.run.path / "evidence.jsonl"),
+        "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
         "environment": environment(config, trainer.kernels()),
     }
 
@@ -114,7 +114,8 @@ def _summary(name: str, scores: list[dict[str, Any]], rows: int) -> str:
     return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows right ({others})."
 
 
-def _evidence(file: Path) -> dict[str, Any] | None:
+def evidence_of(file: Path) -> dict[str, Any] | None:
+    """What the run's evidence.jsonl amounts to."""
     lines = read_evidence(file)
     if not lines:
         return None

@@ -19,6 +19,7 @@ from gradproof.data.batches import Batches
 from gradproof.data.encoders import Encoder
 from gradproof.data.source import open_source
 from gradproof.data.split import TRAIN
+from gradproof.data.text import Windows, at_places, open_text
 from gradproof.models.model import Model
 from gradproof.precision.specimen import Prepared
 from gradproof.precision.watching import Places
@@ -31,12 +32,15 @@ from gradproof.train.loop import build_step
 from gradproof.train.loss import Loss, Target
 from gradproof.train.narrow import NarrowWeights
 from gradproof.train.run import Run
+from gradproof.train.text import load_text_model
 
 X = INPUT + "x"
+WINDOWS = 2  # of a text, in which a run of ours is diagnosed
 
 
 class ModelSpecimen:
-    """A model of ours with its loss and a batch. `scale` is the loss scale, where training has one."""
+    """A model of ours with its loss and a batch. `scale` is the loss scale, where training has one. Tokens have no
+    gradient: they are no input that is judged."""
 
     native = True
 
@@ -54,7 +58,7 @@ class ModelSpecimen:
     ):
         self.model, self.loss, self.x_TI, self.target = model, loss, x_TI, target
         self.name, self.seed, self.scale, self.notes = name, seed, scale, list(notes)
-        self.inputs = frozenset({X})
+        self.inputs = frozenset({X}) if x_TI.is_floating_point() else frozenset()
         self.cotangents: Outputs = (torch.ones((), dtype=torch.float64, device=x_TI.device),)
         self.places: Places | None = Frames()
 
@@ -87,7 +91,8 @@ class ModelSpecimen:
         for name, buffer in own.buffers.items():
             model.buffers[name] = buffer.to(masters)
         values = {name: view.to(masters, copy=True) for name, view in own.params.items()}
-        return Prepared({**values, X: self.x_TI.to(masters)}, lambda v, c: self._run(model, dtype, v, c))
+        values |= {X: self.x_TI.to(masters)} if self.inputs else {}
+        return Prepared(values, lambda v, c: self._run(model, dtype, v, c))
 
     @torch.no_grad()
     def _run(
@@ -96,15 +101,17 @@ class ModelSpecimen:
         for name, view in model.params.items():
             view.copy_(values[name])
         weights = NarrowWeights(model.params, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
-        x_TI, target = values[X], _like(self.target, values[X].dtype)
+        masters = model.params.flat_P.dtype
+        x_TI, target = values[X] if self.inputs else self.x_TI, _like(self.target, masters)
         output, saved = model.apply(weights, x_TI)
         loss, kept = self.loss.forward(output.logits_TO, target, self.loss.total([target]))
         if cotangents is None:
             return (loss + output.aux,), {}
-        scale = cotangents[0].to(x_TI.dtype)
+        scale = cotangents[0].to(masters)
         d_logits_TO = self.loss.backward(scale, kept, output.logits_TO, target)
         dx_TI = model.pull_back(weights, model.params.grad_P, (d_logits_TO, scale), x_TI, saved)
-        return (loss + output.aux,), {**{name: g.clone() for name, g in model.params.grads.items()}, X: dx_TI}
+        grads: Gradients = {name: g.clone() for name, g in model.params.grads.items()}
+        return (loss + output.aux,), grads if dx_TI is None else {**grads, X: dx_TI}
 
 
 class Frames(Places):
@@ -142,7 +149,10 @@ def _like(target: Any, dtype: torch.dtype) -> Any:
 
 def run_specimen(path: Path, device: str, seed: int) -> ModelSpecimen:
     """The best checkpoint of a run, on the batch that would come next."""
-    run, (model, schema, step) = Run(path), load_model(path, device)
+    run = Run(path)
+    if run.config.model == "transformer":
+        return _text_specimen(run, device, seed)
+    model, schema, step = load_model(path, device)
     source = open_source(run.config, path)
     rows = source.rows.take(Batches(source.index(TRAIN), run.config.batch, run.config.seed)[step])
     encoder = Encoder(schema, device, torch.float32)
@@ -155,6 +165,27 @@ def run_specimen(path: Path, device: str, seed: int) -> ModelSpecimen:
         seed=seed,
         scale=_scale(run, step) if run.config.precision == "fp16" else None,
         notes=[f"checkpoint {step}, a batch of {rows.count} of its training rows"],
+    )
+
+
+def _text_specimen(run: Run, device: str, seed: int) -> ModelSpecimen:
+    """A few windows are enough, and differences take many forwards."""
+    model, found = load_text_model(run.path, device)
+    context = model.config.context
+    train_N = open_text(run.config, run.path, context).part(TRAIN)
+    windows = Windows(len(train_N), context, min(run.config.batch, WINDOWS), run.config.seed)
+    token_BS, target_BS = (
+        torch.from_numpy(each).to(device) for each in at_places(train_N, windows[found.step], context)
+    )
+    return ModelSpecimen(
+        model,
+        Loss("cross_entropy", **model.loss_options["cross_entropy"]),
+        token_BS,
+        target_BS,
+        name=str(run.path),
+        seed=seed,
+        scale=_scale(run, found.step) if run.config.precision == "fp16" else None,
+        notes=[f"checkpoint {found.step}, {len(token_BS)} windows of its training text"],
     )
 
 

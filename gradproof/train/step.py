@@ -88,7 +88,8 @@ class TrainStep:
             raise ValueError(f"micro_rows = {micro_rows}: a micro-batch needs at least one row")
         if compute_dtype == "bf16" and model.params.flat_P.device.type == "cpu":
             check_bf16_on_cpu()
-        self.loss = loss if isinstance(loss, Loss) else Loss(loss)
+        options = model.loss_options.get(loss, {}) if isinstance(loss, str) else {}
+        self.loss = loss if isinstance(loss, Loss) else Loss(loss, **options)
         self.model, self.optimizer, self.clip, self.schedule = model, optimizer.bind(model.params), clip, schedule
         self.micro_rows, self.steps, self.peak = micro_rows, 0, optimizer.lr
         narrow = compute_dtype in ("bf16", "fp16")

@@ -10,7 +10,9 @@ from typing import Any
 
 
 class TerminalWatch:
-    """Shows a training run: a bar on a terminal, a line at each validation elsewhere."""
+    """Shows a training run: a bar on a terminal, a line at each validation elsewhere. `unit` is what a row is."""
+
+    unit = "rows"
 
     def __init__(self, bar: Any):
         self.bar, self.task, self.validated = bar, None, ""
@@ -23,9 +25,11 @@ class TerminalWatch:
 
     def training(self, record: dict[str, Any], steps: int) -> None:
         loss = record["loss"] if record["loss_ema"] is None else record["loss_ema"]
-        speed = f"{record['rows_per_s']:,.0f} rows/s"
+        speed = f"{record['rows_per_s']:,.0f} {self.unit}/s"
         if "validation_accuracy" in record:
             self.validated = f"  validation {record['validation_accuracy']:.2%}"
+            if "validation_bits_per_byte" in record:
+                self.validated = f"  validation {record['validation_bits_per_byte']:.3f} bits/byte"
             if self.bar is None:
                 line = f"step {record['step']:>6} of {steps}  loss {loss:.4f}  lr {record['lr']:.1e}  {speed}"
                 self.say(line + self.validated)
@@ -69,8 +73,12 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     console.print(table)
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
+    for each in record.get("samples", []):
+        console.print(f"after {each['prompt']!r} it writes:" if each["prompt"] else "from nothing it writes:")
+        console.print(each["text"], style="dim", markup=False)
     run = record["run"]
-    console.print(f"{run['model']} {run['size']} for {run['inputs']} inputs: {run['parameters']:,} parameters")
+    what = f"windows of {run['inputs']} bytes" if "samples" in record else f"{run['inputs']} inputs"
+    console.print(f"{run['model']} {run['size']} for {what}: {run['parameters']:,} parameters")
     console.print(
         f"{record['status']} after {run['steps']:,} steps in {run['seconds']:.1f} s, best at step {run['best_step']:,}"
     )

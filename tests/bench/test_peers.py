@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import gradproof
-from gradproof.bench.peers import DENSE, MOE, Grouped, Peer, named, peers_of
+from gradproof.bench.peers import DENSE, MOE, TRANSFORMER, Grouped, Peer, named, peers_of
+from gradproof.bench.step import TRANSFORMERS
 
 ROWS = 48
 
@@ -119,9 +120,9 @@ def test_a_step_is_that_of_ours(name):
 
 
 def test_who_is_run_where():
-    assert not any(way.captured for way in peers_of(False, "cpu").values())
-    assert {"dense-all-captured", "grouped_mm-captured"} <= set(peers_of(False, "cuda"))
-    assert set(peers_of(True, "cuda")) == set(DENSE)
+    assert not any(way.captured for way in peers_of("moe", "cpu").values())
+    assert {"dense-all-captured", "grouped_mm-captured"} <= set(peers_of("moe", "cuda"))
+    assert set(peers_of("dense", "cuda")) == set(DENSE)
 
 
 def test_held_bytes_are_parameters_and_moments():
@@ -132,3 +133,26 @@ def test_held_bytes_are_parameters_and_moments():
     steps = 4 * len(list(peer.module.parameters()))  # AdamW counts for each
     assert held == 3 * 4 * model.params.count + steps
     assert all(parameter.grad is None for parameter in peer.module.parameters())
+
+
+@pytest.mark.parametrize("size", TRANSFORMERS)
+def test_the_transformer_computes_the_same_and_steps_alike(size):
+    """Loss and every gradient, padding and all; and the parameters after two steps."""
+    from gradproof.bench.step import Case, batches
+
+    case = Case(size, 3)
+    model = gradproof.Transformer(case.config, seed=2)
+    peer = Peer(TRANSFORMER["eager"], model, "cpu", "fp32")
+    optimizer = gradproof.AdamW(lr=3e-4, weight_decay=0.01, decay="all")
+    step = gradproof.TrainStep(model, case.loss, optimizer, "fp32", clip=None)
+    x, target = batches(case, "cpu")[0]
+    right = step(x, target)
+    loss = peer.loss(x, target)
+    loss.backward()
+    assert abs(loss.detach() - right.loss) <= 1e-4 * right.loss
+    found = named(peer.module, grads=True)
+    assert set(found) == set(model.params)
+    whole = right.grad_norm
+    for name, grad in found.items():
+        own = model.params.grads[name]
+        assert (grad - own).norm() <= 1e-3 * own.norm() + 1e-5 * whole, name

@@ -137,7 +137,7 @@ def test_peak_memory_of_a_peer_does_not_count_gradients_twice():
     """Gradients from before the measurement are freed unseen in it; counted, they would make a peer look worse."""
     model = gradproof.MoE.sized("nano", seed=0)
     rows = step.batches(step.Case("nano", 1), "cpu")
-    peer = Peer(step.peers_of(False, "cpu")["loop"], model, "cpu", "fp32")
+    peer = Peer(step.peers_of("moe", "cpu")["loop"], model, "cpu", "fp32")
     held = 4 * 4 * model.params.count
     assert held < step._peak(peer, rows, 0, "cpu") < 1.2 * held
 

@@ -671,3 +671,30 @@ def test_update_of_a_gradient_whose_squares_overflow():
     state[1].zero_()[5] = 1e30
     norm, skipped = update.step(*state[:5], *scalars, clip=1.0)
     assert float(norm) == pytest.approx(1e30, rel=1e-6) and float(skipped) == 0 and bool(state[0].isfinite().all())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize(("rows", "width", "inner"), [(1, 3, 1), (7, 8, 33), (65, 16, 64)])
+def test_ffn_writes_and_adds(rows, width, inner, threads):
+    """Bias and GELU in one pass, tails included, with gradients that are returned, written over NaN, or added."""
+    from gradproof.kernels.cpu import ffn as kernel
+    from gradproof.ops import ffn
+
+    generator = torch.Generator().manual_seed(rows)
+    shapes = (rows, width), (inner, width), (inner,), (width, inner), (width,), (rows, width)
+    x, w1, b1, w2, b2, dy = (torch.randn(shape, generator=generator) for shape in shapes)
+    given = (x * 4, w1, b1, w2, b2)
+    right, kept = ffn.forward(*(each.double() for each in given))
+    expected = ffn.backward(dy.double(), kept, *(each.double() for each in (x * 4, w1, w2)))[1:]
+    torch.set_num_threads(threads)
+    try:
+        for start, accumulate in ((None, False), (torch.nan, False), (1.5, True)):
+            y, saved = kernel.forward(*given)
+            out = None if start is None else tuple(torch.full_like(each, start) for each in (w1, b1, w2, b2))
+            found = kernel.backward(dy, saved, x * 4, w1, w2, out, accumulate)[1:]
+            torch.testing.assert_close(y.double(), right, rtol=1e-4, atol=1e-4)
+            for a, b in zip(found, expected, strict=True):
+                torch.testing.assert_close(a.double(), b + (start if accumulate else 0), rtol=1e-4, atol=1e-4)
+            assert out is None or all(a is b for a, b in zip(out, found, strict=True))
+    finally:
+        torch.set_num_threads(1)

@@ -139,7 +139,15 @@ def test_the_flag_that_the_device_asserts(kernel, triton_device, T):
             BLOCK=block,
             ALONE=blocks == 1,
             TOTAL="none",
+            IGNORE=None,
         )
         if blocks > 1:
             kernel._add_up[(1,)](part, loss, divisor, fine, 0.0, blocks, DEEP=2, TOTAL="none")
         assert fine.item() == expected
+
+
+@pytest.mark.parametrize("T", [6, 300])
+def test_padding_is_ignored(compare, T):
+    """Rows of −1 count neither in the sum nor in what it is divided by, and have no gradient."""
+    z_TC = torch.randn(T, 5, generator=torch.Generator().manual_seed(9))
+    compare(z_TC, torch.arange(T) % 6 - 1, ignore=-1)

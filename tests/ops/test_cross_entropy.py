@@ -117,3 +117,24 @@ def test_class_weights_by_name(normal, agree):
     z_TC, target_T, weight_C, _ = draw(normal, 7, 3, 1)
     loss, _ = cross_entropy.forward(z_TC, target_T, class_weight_C=weight_C)
     agree(loss, F.cross_entropy(z_TC, target_T, weight_C))
+
+
+@given(T=st.sampled_from([2, 7, 33]), seed=SEEDS, weighted=st.booleans())
+def test_padding_is_as_if_it_were_not_there(normal, agree, T, seed, weighted):
+    """Divided by all rows, or with a gradient for padding, the loss of a padded batch would be another one."""
+    z_TC, target_T, weight_C, dloss = draw(normal, T, 5, seed)
+    weight = weight_C if weighted else None
+    kept_T = torch.arange(T) % 2 == 0
+    padded_T = target_T.masked_fill(~kept_T, -1)
+    right, saved = cross_entropy.forward(z_TC[kept_T], target_T[kept_T], weight)
+    loss, scale_T = cross_entropy.forward(z_TC, padded_T, weight, ignore=-1)
+    agree(loss, right, terms=z_TC.abs().max())
+    dz_TC = cross_entropy.backward(dloss, scale_T, z_TC, padded_T)
+    agree(dz_TC[kept_T], cross_entropy.backward(dloss, saved, z_TC[kept_T], target_T[kept_T]), terms=dloss)
+    assert (dz_TC[~kept_T] == 0).all()
+    total = cross_entropy.count(padded_T, weight, -1)["total"]
+    agree(
+        torch.as_tensor(total, dtype=torch.float64), (weight_C[target_T[kept_T]] if weighted else kept_T).sum().double()
+    )
+    with pytest.raises(ValueError, match="out of range"):
+        cross_entropy.forward(z_TC, padded_T, weight, ignore=-2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -14,13 +16,17 @@ __all__ = ["backward", "count", "forward"]
 
 
 def forward(
-    z_TC: Tensor, target_T: Tensor, class_weight_C: Tensor | None = None, total: Tensor | float | None = None
+    z_TC: Tensor,
+    target_T: Tensor,
+    class_weight_C: Tensor | None = None,
+    total: Tensor | float | None = None,
+    ignore: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1."""
+    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1 that is not `ignore`."""
     z_TC = ready(z_TC)
     T, C = z_TC.shape
     if T == 0 or target_T.shape != (T,) or target_T.dtype != torch.int64:
-        return reference.forward(z_TC, target_T, class_weight_C, total)  # which says what is wrong
+        return reference.forward(z_TC, target_T, class_weight_C, total, ignore)  # which says what is wrong
     target_T = target_T.contiguous()
     weight_C = None if class_weight_C is None else ready(class_weight_C, (C,))
     scale_T, loss = z_TC.new_empty(T), z_TC.new_empty(())
@@ -30,6 +36,7 @@ def forward(
         None if weight_C is None else weight_C.data_ptr(),
         total is not None,
         0.0 if total is None else float(total),
+        None if ignore is None else ctypes.byref(ctypes.c_int64(ignore)),
         T,
         C,
         scale_T.data_ptr(),

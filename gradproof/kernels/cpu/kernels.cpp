@@ -3,6 +3,7 @@
 #include "cross_entropy.h"
 #include "dispatch.h"
 #include "experts.h"
+#include "ffn.h"
 #include "mixture.h"
 #include "norm_gelu.h"
 #include "route.h"
@@ -40,6 +41,15 @@ void gradproof_norm_gelu_backward(const float* dy_TH, const float* h_TH, const f
                                   float* dgamma_H, float* dbeta_H, int64_t threads) {
     const Norm norm{b_H, gamma_H, beta_H, H, active != 0};
     norm_gelu_backward(dy_TH, h_TH, norm, T, dh_TH, {db_H, dgamma_H, dbeta_H}, threads);
+}
+
+void gradproof_ffn_forward(const float* h_TF, const float* b_F, int64_t T, int64_t F, float* a_TF, int64_t threads) {
+    ffn_forward(h_TF, b_F, T, F, a_TF, threads);
+}
+
+void gradproof_ffn_backward(float* d_TF, float* h_TF, const float* b_F, int64_t T, int64_t F, float* db_F,
+                            int64_t threads) {
+    ffn_backward(d_TF, h_TF, b_F, T, F, db_F, threads);
 }
 
 void gradproof_route_forward(const float* z_TE, const float* c_E, int64_t T, int64_t E, int64_t K, int64_t sigmoid,
@@ -87,9 +97,10 @@ void gradproof_combine_backward(const float* dy_TO, const float* rows_NO, const 
 }
 
 int64_t gradproof_cross_entropy_forward(const float* z_TC, const int64_t* target_T, const float* weight_C,
-                                        int64_t given, double total, int64_t T, int64_t C, float* scale_T,
-                                        float* loss, int64_t threads) {
-    return cross_entropy_forward(z_TC, target_T, weight_C, given ? &total : nullptr, T, C, scale_T, loss, threads);
+                                        int64_t given, double total, const int64_t* ignore, int64_t T, int64_t C,
+                                        float* scale_T, float* loss, int64_t threads) {
+    return cross_entropy_forward(z_TC, target_T, weight_C, given ? &total : nullptr, ignore, T, C, scale_T, loss,
+                                 threads);
 }
 
 void gradproof_cross_entropy_backward(const float* dloss, const float* scale_T, const float* z_TC,

@@ -31,6 +31,7 @@ DEEP = 256  # parts that the last program reads at a time
 class Saved(NamedTuple):
     class_weight_C: Tensor | None
     total: Tensor  # W, in fp32
+    ignore: int | None
 
 
 def _tile(C: int) -> tuple[int, int]:
@@ -42,13 +43,18 @@ def _tile(C: int) -> tuple[int, int]:
 
 
 def forward(
-    z_TC: Tensor, target_T: Tensor, class_weight_C: Tensor | None = None, total: Tensor | float | None = None
+    z_TC: Tensor,
+    target_T: Tensor,
+    class_weight_C: Tensor | None = None,
+    total: Tensor | float | None = None,
+    ignore: int | None = None,
 ) -> tuple[Tensor, Saved]:
-    """The loss. Refuses a target outside 0..C−1: on the device by an assertion that nothing waits for."""
+    """The loss. Refuses a target outside 0..C−1 that is not `ignore`: on the device by an assertion that nothing waits
+    for."""
     check(z_TC)
     T, C = z_TC.shape
     if not z_TC.is_cuda or T == 0 or target_T.shape != (T,) or target_T.dtype != torch.int64:
-        reference._check_target(z_TC, target_T)
+        reference.check_target(z_TC, target_T, ignore)
     z_TC, (tile, block) = rows(z_TC), _tile(C)
     blocks = triton.cdiv(T, tile)
     loss, divisor, fine = z_TC.new_empty(()), *z_TC.new_empty(2, dtype=torch.float32).unbind(0)
@@ -73,6 +79,7 @@ def forward(
         R=tile,
         BLOCK=block,
         ALONE=blocks == 1,
+        IGNORE=ignore,
         **given,
         num_warps=8,
     )
@@ -82,7 +89,7 @@ def forward(
         torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
             fine, f"a target is out of range: the classes are 0..{C - 1}"
         )
-    return loss, Saved(class_weight_C, divisor)
+    return loss, Saved(class_weight_C, divisor, ignore)
 
 
 def backward(dloss: Tensor, saved: Saved, z_TC: Tensor, target_T: Tensor) -> Tensor:
@@ -103,6 +110,7 @@ def backward(dloss: Tensor, saved: Saved, z_TC: Tensor, target_T: Tensor) -> Ten
         C=C,
         R=tile,
         BLOCK=block,
+        IGNORE=saved.ignore,
         num_warps=8,
     )
     return dz_TC
@@ -121,8 +129,10 @@ def _last(sum_, weight, bad, loss, divisor, fine, total, TOTAL: tl.constexpr):
 
 
 @triton.jit
-def _weights(target_R1, inside_R1, class_weight, C: tl.constexpr):
-    """w_t; 0 for a target out of range, which is refused elsewhere."""
+def _weights(target_R1, inside_R1, class_weight, C: tl.constexpr, IGNORE: tl.constexpr):
+    """w_t; 0 for a target that is ignored, or out of range, which is refused elsewhere."""
+    if IGNORE is not None:
+        inside_R1 = inside_R1 & (target_R1 != IGNORE)
     weight_R1 = inside_R1.to(tl.float32)
     if class_weight is not None:
         legal_R1 = inside_R1 & (target_R1 >= 0) & (target_R1 < C)
@@ -148,6 +158,7 @@ def _forward(
     BLOCK: tl.constexpr,
     ALONE: tl.constexpr,
     TOTAL: tl.constexpr,
+    IGNORE: tl.constexpr,
 ):
     pid = tl.program_id(0)
     row_R1 = (pid.to(tl.int64) * R + tl.arange(0, R))[:, None]
@@ -159,10 +170,13 @@ def _forward(
     below_RC = z_RC - tl.max(z_RC, 1)[:, None]
     chosen_R = tl.sum(tl.where(class_1C == target_R1, below_RC, 0.0), 1)
     nll_R1 = (tl.log(tl.sum(tl.exp(below_RC), 1)) - chosen_R)[:, None]
-    weight_R1 = _weights(target_R1, row_R1 < T, class_weight, C)
+    weight_R1 = _weights(target_R1, row_R1 < T, class_weight, C, IGNORE)
     sum_ = tl.sum(tl.sum(tl.where(row_R1 < T, weight_R1 * nll_R1, 0.0), 1), 0)
     weight = tl.sum(tl.sum(weight_R1, 1), 0)
-    bad = tl.sum(tl.sum(((target_R1 < 0) | (target_R1 >= C)).to(tl.float32), 1), 0)
+    bad_R1 = (target_R1 < 0) | (target_R1 >= C)
+    if IGNORE is not None:
+        bad_R1 = bad_R1 & (target_R1 != IGNORE)
+    bad = tl.sum(tl.sum(bad_R1.to(tl.float32), 1), 0)
     if ALONE:
         _last(sum_, weight, bad, loss, divisor, fine, total, TOTAL)
     else:
@@ -199,6 +213,7 @@ def _backward(
     C: tl.constexpr,
     R: tl.constexpr,
     BLOCK: tl.constexpr,
+    IGNORE: tl.constexpr,
 ):
     row_R1 = (tl.program_id(0).to(tl.int64) * R + tl.arange(0, R))[:, None]
     class_1C = tl.arange(0, BLOCK)[None, :]
@@ -208,6 +223,7 @@ def _backward(
     target_R1 = tl.load(target + row_R1, mask=row_R1 < T, other=0)
     exp_RC = tl.exp(z_RC - tl.max(z_RC, 1)[:, None])
     p_RC = exp_RC / tl.sum(exp_RC, 1)[:, None]
-    scale_R1 = _weights(target_R1, row_R1 < T, class_weight, C) / tl.load(divisor) * tl.load(dloss).to(tl.float32)
+    weight_R1 = _weights(target_R1, row_R1 < T, class_weight, C, IGNORE)
+    scale_R1 = weight_R1 / tl.load(divisor) * tl.load(dloss).to(tl.float32)
     dz_RC = scale_R1 * tl.where(class_1C == target_R1, p_RC - 1.0, p_RC)
     tl.store(dz + row_R1 * C + class_1C, dz_RC, mask=inside_RC)
