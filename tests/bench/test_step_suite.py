@@ -91,7 +91,7 @@ def test_ours_failing_is_recorded(monkeypatch):
     def broken(*args, **options):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(gradproof.MoE, "sized", broken)
+    monkeypatch.setattr(step.Ours, "_model", broken)
     row = step.measure(step.Case("nano", 4), "cpu", "fp32", {}, quick=True)
     assert row["contestants"] == [{"name": "gradproof", "error": "RuntimeError: out of memory"}]
     result = call("--suite", "step", "--size", "nano", "--rows", "4", "--peers", "none", "--quick")
