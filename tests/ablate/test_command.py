@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import gradproof as gradproof_package
 from gradproof.cli import app
 
 pytest.importorskip("sklearn")
@@ -173,9 +175,8 @@ def test_killed_and_started_again(tmp_path, how):
     """After `kill -9` nothing goes on behind it, finished runs keep their bytes, and the end is the same as without."""
     (tmp_path / "study.toml").write_text(CONFIG.replace("jobs = 1", "jobs = 2").replace("= 20", "= 300"))
     command = [sys.executable, "-m", "gradproof", "ablate", "study.toml", "--out", "study"]
-    started = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True, env=dict(os.environ)
-    )
+    place: dict = dict(cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(gradproof_package.__file__).parents[1])})
+    started = subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True, **place)
     while len(results(tmp_path)) < 3:
         time.sleep(0.02)
         assert started.poll() is None
@@ -185,11 +186,11 @@ def test_killed_and_started_again(tmp_path, how):
     before = {file: file.stat().st_mtime_ns for file in results(tmp_path)}
     time.sleep(3)
     assert {file: file.stat().st_mtime_ns for file in results(tmp_path)} == before and len(before) < 12
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    ended = subprocess.run(command, capture_output=True, text=True, **place)
     assert ended.returncode == 0 and f"{len(before)} of 12 runs are done already" in ended.stderr
     after = {file: file.stat().st_mtime_ns for file in results(tmp_path)}
     assert len(after) == 12 and {file: after[file] for file in before} == before
-    whole = subprocess.run([*command[:-1], "whole"], cwd=tmp_path, capture_output=True)
+    whole = subprocess.run([*command[:-1], "whole"], capture_output=True, **place)
     assert whole.returncode == 0
     one, other = (json.loads((tmp_path / name / "report.json").read_text()) for name in ("study", "whole"))
     assert one["comparisons"] == other["comparisons"] and one["summary"] == other["summary"]
