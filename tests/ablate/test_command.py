@@ -101,6 +101,18 @@ def test_the_page_stands_alone(studied):
     assert not re.search(r'(src|href)="(?!#)', page)
 
 
+def test_the_page_of_a_sheaf_router(studied):
+    """Gluing energy against error where there is any; a run that diverged is listed as such."""
+    from gradproof.report.page import render
+
+    record = json.loads((studied[0] / "study" / "report.json").read_text())
+    tenths = {"mean": 0.5, "energy": [0.1, 0.9], "error": [0.1, 0.3], "rows": [30, 30], "auc": 0.7}
+    record["experts"][0] |= {"energy": tenths, "energy_aucs": [0.7, 0.6]}
+    record["runs"][0] = {**record["runs"][0], "diverged": "the loss is not finite"}
+    page = render("ablate.html", record)
+    assert "Gluing energy against error" in page and "70%, 60% (50% is none)" in page and "<td>diverged</td>" in page
+
+
 def test_a_run_is_an_ordinary_run(studied):
     """`gradproof train --resume` finds nothing to train, and writes the report of the run alone."""
     run = studied[0] / "study" / "runs" / "dense" / "seed-1" / "lr-0.01"
