@@ -80,7 +80,8 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
         schema, notes = _encoded(config, made.schema, made.rows, part_R == TRAIN)
         if not (folder / "schema.json").exists():
             _write_schema(folder, schema, notes)
-        return Source(schema, made.rows, part_R, notes, made.best_R, made.regime_R)
+        rows = Rows(*(array.copy() for array in made.rows))  # whoever writes to them writes to his own
+        return Source(schema, rows, part_R, notes, made.best_R, made.regime_R)
     if not (folder / "schema.json").exists():
         _read(config, folder, part, progress)
     schema, notes = read_schema(folder)
@@ -94,7 +95,7 @@ def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] 
 
 @lru_cache(maxsize=1)
 def _synthetic(rows: int, seed: int, regimes: int) -> Any:
-    """Kept, as a study asks a process for the same set again and again; nobody writes to it."""
+    """Kept, as a study asks a process for the same set again and again."""
     from gradproof.data.synthetic import synthetic
 
     return synthetic(rows, seed, regimes)
