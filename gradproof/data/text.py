@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import sync
 from gradproof.streams import philox
 
@@ -101,6 +100,3 @@ def _shifted(target_BS: np.ndarray) -> np.ndarray:
     """What stands before each target; padding where there is none."""
     token_BS = np.concatenate([np.full((len(target_BS), 1), START), target_BS[:, :-1]], 1)
     return np.where(target_BS == PADDING, PADDING, token_BS)
-
-
-__all__ = ["START", "TEST", "TRAIN", "VALIDATION", "VOCABULARY", "Text", "Windows", "at_places", "check", "in_turn"]

@@ -20,6 +20,7 @@ from gradproof.train.score import score
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
 CHUNK = 1024
+PARTS = (TRAIN, VALIDATION, TEST)
 
 
 def report(trainer: Trainer) -> dict[str, Any]:
@@ -33,22 +34,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
     return {
         "status": at.finished,
         "summary": _summary(name, scores, len(index_T)),
-        "run": {
-            "model": config.model,
-            "size": config.size,
-            "parameters": trainer.model.params.count,
-            "data": config.data,
-            "train_rows": len(source.index(TRAIN)),
-            "validation_rows": len(source.index(VALIDATION)),
-            "test_rows": len(source.index(TEST)),
-            "steps": at.step,
-            "best_step": best.step,
-            "seconds": at.seconds,
-            "device": config.device,
-            "precision": config.precision,
-            "inputs": source.schema.inputs,
-            "experts": getattr(trainer.model.config, "experts", 1),
-        },
+        "run": run_facts(trainer, best, [len(source.index(part)) for part in PARTS], source.schema.inputs),
         "scores": scores,
         "history": trainer.metrics.read(),
         "test": test,
@@ -65,14 +51,38 @@ def report(trainer: Trainer) -> dict[str, Any]:
 
 def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any], np.ndarray]:
     """The best checkpoint, which the trainer's model then is, its score on the test rows, and which rows these are."""
-    source = trainer.source
+    best, source = best_of(trainer), trainer.source
+    index_T = spaced(source.index(TEST), SCORED_ROWS)
+    found = predictions(trainer.predictor, source.rows, index_T)
+    return best, score(found, source.rows.take(index_T), source.schema), index_T
+
+
+def best_of(trainer: Trainer) -> checkpoint.Checkpoint:
+    """The best checkpoint, restored into the model."""
     best = checkpoint.best(trainer.run.checkpoints, trainer.watch.say)
     if best is None:
         raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
     restore(trainer.model, best)
-    index_T = spaced(source.index(TEST), SCORED_ROWS)
-    found = predictions(trainer.predictor, source.rows, index_T)
-    return best, score(found, source.rows.take(index_T), source.schema), index_T
+    return best
+
+
+def run_facts(trainer: Trainer, best: checkpoint.Checkpoint, rows: list[int], inputs: int) -> dict[str, Any]:
+    """What a report says of the run itself; `rows` to train on, to validate and to test."""
+    config, at = trainer.config, trainer.at
+    return {
+        "model": config.model,
+        "size": config.size,
+        "parameters": trainer.model.params.count,
+        "data": config.data,
+        **dict(zip(("train_rows", "validation_rows", "test_rows"), rows, strict=True)),
+        "steps": at.step,
+        "best_step": best.step,
+        "seconds": at.seconds,
+        "device": config.device,
+        "precision": config.precision,
+        "inputs": inputs,
+        "experts": getattr(trainer.model.config, "experts", 1),
+    }
 
 
 def finished_report(run: Path) -> dict[str, Any] | None:

@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from gradproof.data.split import TEST, TRAIN, VALIDATION
-from gradproof.train import checkpoint
-from gradproof.train.load import restore
-from gradproof.train.loop import Stopped, environment
-from gradproof.train.report import evidence_of
+from gradproof.data.split import TEST, TRAIN
+from gradproof.train.loop import environment
+from gradproof.train.report import PARTS, best_of, evidence_of, run_facts
 from gradproof.train.sample import TEMPERATURE, sample
 from gradproof.train.text import TextTrainer, score, spaced_windows
 
@@ -23,10 +21,7 @@ WRITTEN, PROMPT = 200, 48  # bytes of a sample, and of the test part that one fo
 def text_report(trainer: TextTrainer) -> dict[str, Any]:
     """Scores the best checkpoint on bytes that nothing was chosen by."""
     config, at, text = trainer.config, trainer.at, trainer.text
-    best = checkpoint.best(trainer.run.checkpoints, trainer.watch.say)
-    if best is None:
-        raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
-    restore(trainer.model, best)
+    best = best_of(trainer)
     context, test_N = trainer.model.config.context, text.part(TEST)
     scored = spaced_windows(test_N, context, SCORED_BYTES)
     loss, accuracy = score(trainer.model, *scored, config.batch, trainer.step.choose(config.batch))
@@ -35,22 +30,7 @@ def text_report(trainer: TextTrainer) -> dict[str, Any]:
     return {
         "status": at.finished,
         "summary": _summary(scores),
-        "run": {
-            "model": config.model,
-            "size": config.size,
-            "parameters": trainer.model.params.count,
-            "data": config.data,
-            "train_rows": len(text.part(TRAIN)),
-            "validation_rows": len(text.part(VALIDATION)),
-            "test_rows": len(test_N),
-            "steps": at.step,
-            "best_step": best.step,
-            "seconds": at.seconds,
-            "device": config.device,
-            "precision": config.precision,
-            "inputs": context,
-            "experts": 1,
-        },
+        "run": run_facts(trainer, best, [len(text.part(part)) for part in PARTS], context),
         "scores": scores,
         "history": trainer.metrics.read(),
         "test": None,
