@@ -12,8 +12,9 @@ demo: .venv/.ablate
 	$(BIN)/gradproof verify --html runs/demo/verify.html --json runs/demo/verify.json
 	$(BIN)/gradproof diagnose runs/demo --html runs/demo/diagnose.html --json runs/demo/diagnose.json
 
+# Two workers of one thread each: two that both want two cores would wait for each other.
 test: .venv/.test
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: .venv/.test
 	$(BIN)/pytest -m slow
