@@ -1,0 +1,1 @@
+"""A gate on agents' tool calls: a small transformer that reads a call and decides, and learns from corrections."""

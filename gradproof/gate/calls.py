@@ -1,0 +1,205 @@
+"""A tool call: read from JSON with one sentence for what is wrong with it, written as one text for the model.
+
+    Bash                        the tool
+    command: rm -rf build       each argument, nested ones with dots in their names; long ones keep head and tail
+    @ /home/me/project          the working directory
+    < Read file_path: a.txt     the last few calls, newest first
+
+Secrets are placeholders in that text. A line break inside a value is written ↵, so no value can imitate a line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gradproof.gate.secrets import redact
+
+MOST_BYTES = 4 * 2**20  # of a whole call
+MOST_DEPTH = 32  # of its arguments
+MOST_NAME = 256  # characters of a tool's or an argument's name
+HEAD, TAIL = 400, 160  # characters of an argument that are kept
+PAST_HEAD, PAST_TAIL = 80, 40  # of an argument of an earlier call
+PAST = 3  # earlier calls
+MOST_ARGUMENTS = 32  # that are written
+MARGIN = 512  # characters redacted beyond a cut, so that no half of a secret is left at it
+
+
+@dataclass(frozen=True)
+class Call:
+    """What an agent wants to do: `arguments` is plain data, `history` the calls before it, oldest first."""
+
+    tool: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    cwd: str = ""
+    history: tuple[Call, ...] = ()
+
+
+def parse(call: str | bytes | Mapping[str, Any]) -> Call:
+    """A call from JSON or plain data; ValueError with one sentence for anything else. `{"command": …}` without a tool
+    is a Bash command."""
+    if not isinstance(call, str | bytes | Mapping):
+        raise ValueError(f"a call is JSON or a dict with tool and arguments, not {type(call).__name__}")
+    found = call if isinstance(call, Mapping) else _decoded(call)
+    _check(found)
+    return _call(found, past=True)
+
+
+def text(call: Call) -> str:
+    """The one text that is learned, compared and stored."""
+    lines = [_name(call.tool), *_arguments(call, HEAD, TAIL)]
+    if call.cwd:
+        lines.append(f"@ {_kept(call.cwd, PAST_HEAD, PAST_TAIL)}")
+    for past in reversed(call.history[-PAST:]):
+        lines.append(f"< {_name(past.tool)} {' '.join(_arguments(past, PAST_HEAD, PAST_TAIL))}")
+    return "\n".join(lines)
+
+
+def _decoded(call: str | bytes) -> Mapping[str, Any]:
+    """JSON, with the sizes and the encoding checked before it is read."""
+    size = len(call) if isinstance(call, bytes) else len(call.encode("utf-8", "surrogatepass"))
+    if size > MOST_BYTES:
+        raise ValueError(f"the call has {size:,} bytes; at most {MOST_BYTES:,} are read")
+    try:
+        whole = call.decode("utf-8") if isinstance(call, bytes) else call
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the call is not valid UTF-8: byte {error.start} cannot be read") from None
+    try:
+        found = json.loads(whole, object_pairs_hook=_once, parse_int=_integer, parse_constant=_no_constant)
+    except RecursionError:
+        raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the call is not valid JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"a call is a JSON object with tool and arguments, not {_kind(found)}")
+    return found
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Two readers of a repeated key may see two different calls, so there is none."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        raise ValueError(f"the call has the key {twice[:MOST_NAME]!r} twice")
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_NAME:
+        raise ValueError(f"the call holds a number of {len(digits):,} digits; at most {MOST_NAME} are read")
+    return int(digits)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"the call holds {name}, which is no JSON value")
+
+
+def _check(call: Mapping[str, Any]) -> None:
+    """Depth, total length and the characters of all strings, without recursion."""
+    size, waiting = 0, [(call, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if depth > MOST_DEPTH:
+            raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read")
+        if isinstance(value, Mapping):
+            if not all(isinstance(name, str) for name in value):
+                raise ValueError("the names in a call must be strings")
+            waiting += [(part, depth + 1) for pair in value.items() for part in pair]
+        elif isinstance(value, list | tuple):
+            waiting += [(part, depth + 1) for part in value]
+        elif isinstance(value, str):
+            size += _checked_length(value)
+        elif value is not None and not isinstance(value, bool | int | float):
+            raise ValueError(f"a call holds plain data (text, numbers, lists, objects), not {type(value).__name__}")
+        if size > MOST_BYTES:
+            raise ValueError(f"the call has more than {MOST_BYTES:,} bytes of text; no more are read")
+
+
+def _checked_length(value: str) -> int:
+    if "\x00" in value:
+        raise ValueError("the call holds a null byte, which no tool's argument can")
+    try:
+        return len(value.encode("utf-8"))
+    except UnicodeEncodeError:
+        raise ValueError("the call holds half a surrogate pair, which is not valid UTF-8") from None
+
+
+def _call(found: Mapping[str, Any], past: bool) -> Call:
+    if "tool" not in found and "command" in found:
+        command = found["command"]
+        if not isinstance(command, str):
+            raise ValueError(f"the call's command must be text, not {_kind(command)}")
+        found = {**found, "tool": "Bash", "arguments": {"command": command}}
+    tool, arguments = found.get("tool"), found.get("arguments", {})
+    cwd, history = found.get("cwd") or "", found.get("history") or ()
+    if not isinstance(tool, str) or not tool or len(tool) > MOST_NAME:
+        raise ValueError(f"the call's tool must be a name of 1 to {MOST_NAME} characters, not {_kind(tool)}")
+    if not isinstance(arguments, Mapping):
+        raise ValueError(f"the call's arguments must be an object of names and values, not {_kind(arguments)}")
+    if not isinstance(cwd, str):
+        raise ValueError(f"the call's cwd must be text, not {_kind(cwd)}")
+    if not isinstance(history, list | tuple):
+        raise ValueError(f"the call's history must be a list of calls, not {_kind(history)}")
+    return Call(tool, dict(arguments), cwd, tuple(_past(each) for each in history[-PAST:]) if past else ())
+
+
+def _past(each: Any) -> Call:
+    """An earlier call: an object, or a Bash command as text."""
+    if isinstance(each, str):
+        return Call("Bash", {"command": each})
+    if isinstance(each, Mapping):
+        return _call(each, past=False)
+    raise ValueError(f"the call's history holds calls or commands, not {_kind(each)}")
+
+
+def _arguments(call: Call, head: int, tail: int) -> list[str]:
+    found = []
+    for name, value in _leaves("", call.arguments):
+        if len(found) == MOST_ARGUMENTS:
+            found.append("…")
+            break
+        found.append(f"{_name(name)}: {_kept(value, head, tail, name)}")
+    return found
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The scalars of nested data, each with its dotted name."""
+    if isinstance(value, Mapping):
+        for inner, part in value.items():
+            yield from _leaves(f"{name}.{inner}" if name else inner, part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(name, part)
+    else:
+        yield name, value if isinstance(value, str) else json.dumps(value)
+
+
+def _name(name: str) -> str:
+    """Without white space, so that a name cannot end a line; a secret is no name."""
+    return redact("_".join(name.split()))[:MOST_NAME]
+
+
+def _kept(value: str, head: int, tail: int, name: str = "") -> str:
+    """Head and tail of a value, redacted before they are cut. The name tells what is a secret, as in password=…"""
+    if len(value) > head + tail + 2 * MARGIN:
+        before, after = _redacted(value[: head + MARGIN], name), _redacted(value[-tail - MARGIN :], name)
+        kept = f"{before[:head]}…{after[-tail:]}"
+    else:
+        kept = _redacted(value, name)
+        kept = kept if len(kept) <= head + tail else f"{kept[:head]}…{kept[-tail:]}"
+    return "↵".join(kept.splitlines())
+
+
+def _redacted(value: str, name: str) -> str:
+    """The value as it would be redacted behind its name."""
+    before = f"{name}: "
+    whole = redact(before + value)
+    return whole[len(before) :] if whole.startswith(before) else whole
+
+
+def _kind(value: Any) -> str:
+    """What a value is, in words."""
+    names = {dict: "an object", list: "a list", str: "text", bool: "true or false", type(None): "nothing"}
+    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -1,0 +1,208 @@
+"""The gate's model: a transformer that reads a call's tokens, and a sparse linear layer on its n-grams, in one logit.
+
+    z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g];   P(allow) = σ(slope·z + offset)
+
+A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on: one int64 tensor, as every
+model has. `Gate` is the model with its calibration, which texts go into.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradproof.contract import EVERY_OP, Contract, Example
+from gradproof.gate import tokenizer
+from gradproof.gate.ngrams import ngrams
+from gradproof.kernels.registry import REFERENCE, Kernels
+from gradproof.models.model import MoEOutput
+from gradproof.models.transformer import Mode, Saved, Transformer, TransformerConfig
+from gradproof.ops import hashed_ngrams
+from gradproof.ops.embedding import PADDING
+from gradproof.ops.route import Whole
+from gradproof.params import Entry, Weights
+
+WEIGHTS, CONFIG = "model.safetensors", "model.json"
+WEIGHT, SCALE = "ngrams.weight", "ngrams.scale"
+
+
+@dataclass(frozen=True)
+class GateConfig(TransformerConfig):
+    """The gate's own default size; `buckets` is N, the numbers that an n-gram may have."""
+
+    vocabulary: int = tokenizer.VOCABULARY
+    width: int = 192
+    heads: int = 6
+    encoder_layers: int = 4
+    decoder_layers: int = 0
+    feedforward: int = 384
+    context: int = 256
+    mode: Mode = "classify"
+    buckets: int = 2**17
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mode != "classify" or self.buckets < 1:
+            raise ValueError("a gate classifies, and has at least one bucket for n-grams")
+
+    def spec(self) -> list[Entry]:
+        return [*super().spec(), Entry(WEIGHT, (self.buckets,), "matrix")]
+
+
+class GateNetwork(Transformer):
+    """Tokens and n-grams in, one logit out; the buffer `ngrams.scale` says how much each n-gram counts."""
+
+    Config = GateConfig
+    config: GateConfig
+
+    def __init__(self, config: GateConfig, **options: Any):
+        super().__init__(config, **options)
+        self.params[WEIGHT].zero_()
+        self.buffers = {SCALE: torch.ones_like(self.params[WEIGHT])}
+
+    def rebalance(self, load_E: Tensor) -> None:
+        """The scales are set once, from the training rows; no step moves them."""
+
+    def split(self, x_BX: Tensor) -> tuple[Tensor, Tensor]:
+        """token_BS, gram_BG: what stands before the first n-gram of any row, and the rest."""
+        is_gram_X = (x_BX >= self.config.vocabulary).any(0)
+        S = int(is_gram_X.int().argmax()) if bool(is_gram_X.any()) else x_BX.shape[1]
+        gram_BG = x_BX[:, S:]
+        return x_BX[:, :S], torch.where(gram_BG >= 0, gram_BG - self.config.vocabulary, PADDING)
+
+    def check_input(self, x_BS: Tensor) -> None:
+        c = self.config
+        if x_BS.dtype != torch.int64 or x_BS.dim() != 2 or not x_BS.numel():
+            raise ValueError(f"the input must be int64 [B ≥ 1, tokens and n-grams], not {x_BS.dtype} {list(x_BS.shape)}")
+        token_BS, gram_BG = self.split(x_BS)
+        if bool((gram_BG < PADDING).any()) or bool((gram_BG >= c.buckets).any()):
+            raise ValueError("an n-gram stands before a token, or is no number of a bucket")
+        if not token_BS.shape[1]:
+            raise ValueError("the input must begin with tokens (−1 where a row has none), not with n-grams")
+        super().check_input(token_BS)
+
+    def apply(
+        self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
+    ) -> tuple[MoEOutput, Any]:
+        token_BS, gram_BG = self.split(x_TI)
+        output, encoded = super().apply(weights, token_BS, whole, kernels)
+        y_B, share_BG = hashed_ngrams.forward(gram_BG, self.buffers[SCALE], weights[WEIGHT])
+        return output._replace(logits_TO=output.logits_TO + y_B[:, None]), (token_BS, gram_BG, encoded, share_BG)
+
+    def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
+        return super().routed(saved[2])
+
+    def pull_back(
+        self,
+        weights: Weights,
+        grad_P: Tensor,
+        dy: tuple[Tensor, Tensor],
+        x_TI: Tensor,
+        saved: Any,
+        *,
+        accumulate: bool = False,
+        want_dx: bool = True,
+        kernels: Kernels = REFERENCE,
+    ) -> None:
+        token_BS, gram_BG, encoded, share_BG = saved
+        super().pull_back(weights, grad_P, dy, token_BS, encoded, accumulate=accumulate, kernels=kernels)
+        dw_N = hashed_ngrams.backward(dy[0][:, 0].to(share_BG.dtype), share_BG, gram_BG, weights[WEIGHT])
+        own_N = self.params.views_of(grad_P)[WEIGHT]
+        own_N.add_(dw_N) if accumulate else own_N.copy_(dw_N)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """P(allow) = σ(slope·z + offset), fitted on rows that the model was not."""
+
+    slope: float = 1.0
+    offset: float = 0.0
+
+
+@dataclass
+class Gate:
+    """A network that reads texts, with its calibration."""
+
+    network: GateNetwork
+    calibration: Calibration = field(default_factory=Calibration)
+
+    @classmethod
+    def fresh(cls, seed: int = 0, config: GateConfig | None = None) -> Gate:
+        """Untrained."""
+        return cls(GateNetwork(config or GateConfig(), seed=seed))
+
+    def encode(self, text: str) -> list[int]:
+        """The row of a text, as written by `calls.text`: its first tokens, then its n-grams."""
+        c = self.network.config
+        token_S = tokenizer.default().encode(text)[: c.context]
+        return [*token_S, *(ngrams(text, c.buckets) + c.vocabulary).tolist()]
+
+    def batch(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """x_BX of encoded rows: tokens and n-grams each padded to the longest."""
+        return stacked(rows, self.network.config.vocabulary)
+
+    @torch.no_grad()
+    def logits(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """z_B of encoded rows, before calibration."""
+        output, _ = self.network.apply(self.network.params, self.batch(rows))
+        return output.logits_TO[:, 0].double().numpy()
+
+    def probability(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
+        """P(allow) of each encoded row."""
+        return self.calibrated(self.logits(rows))
+
+    def calibrated(self, z_B: np.ndarray) -> np.ndarray:
+        """P(allow) of logits."""
+        return 1 / (1 + np.exp(-np.clip(self.calibration.slope * z_B + self.calibration.offset, -60, 60)))
+
+    def copy(self) -> Gate:
+        """The same values in memory of their own."""
+        other = Gate(GateNetwork(self.network.config), self.calibration)
+        other.network.params.flat_P.copy_(self.network.params.flat_P)
+        other.network.buffers[SCALE].copy_(self.network.buffers[SCALE])
+        return other
+
+    def save(self, folder: Path) -> None:
+        """model.safetensors and model.json in an existing folder."""
+        from safetensors.numpy import save_file
+
+        tensors = {**self.network.params, **self.network.buffers}
+        save_file({name: tensor.numpy() for name, tensor in tensors.items()}, folder / WEIGHTS)
+        record = {"config": asdict(self.network.config), "calibration": asdict(self.calibration)}
+        (folder / CONFIG).write_text(json.dumps(record, indent=1), encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path) -> Gate:
+        """What `save` wrote; ValueError where it is not whole."""
+        from safetensors import SafetensorError
+        from safetensors.numpy import load_file
+
+        try:
+            record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+            gate = cls(GateNetwork(GateConfig(**record["config"])), Calibration(**record["calibration"]))
+            tensors = load_file(folder / WEIGHTS)
+            for name, own in (*gate.network.params.items(), *gate.network.buffers.items()):
+                own.copy_(torch.from_numpy(tensors[name]).view_as(own))
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+            raise ValueError(f"no gate can be read from {folder}: {error}") from None
+        return gate
+
+
+def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
+    """x_BX: tokens first, then n-grams, each part padded to its longest; at least one column of tokens."""
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    tokens = [int((array < vocabulary).sum()) for array in arrays]
+    S, G = max(1, *tokens), max(len(array) - n for array, n in zip(arrays, tokens, strict=True))
+    x_BX = np.full((len(arrays), S + G), PADDING, dtype=np.int64)
+    for row, array, n in zip(x_BX, arrays, tokens, strict=True):
+        row[:n] = array[:n]
+        row[S : S + len(array) - n] = array[n:]
+    return torch.from_numpy(x_BX)
