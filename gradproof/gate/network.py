@@ -3,7 +3,7 @@
     z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g];   P(allow) = σ(slope·z + offset)
 
 A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on: one int64 tensor, as every
-model has. `Gate` is the model with its calibration, which texts go into.
+model has. `GateModel` is the model with its calibration, which texts go into.
 """
 
 from __future__ import annotations
@@ -128,14 +128,14 @@ class Calibration:
 
 
 @dataclass
-class Gate:
+class GateModel:
     """A network that reads texts, with its calibration."""
 
     network: GateNetwork
     calibration: Calibration = field(default_factory=Calibration)
 
     @classmethod
-    def fresh(cls, seed: int = 0, config: GateConfig | None = None) -> Gate:
+    def fresh(cls, seed: int = 0, config: GateConfig | None = None) -> GateModel:
         """Untrained."""
         return cls(GateNetwork(config or GateConfig(), seed=seed))
 
@@ -163,9 +163,9 @@ class Gate:
         """P(allow) of logits."""
         return 1 / (1 + np.exp(-np.clip(self.calibration.slope * z_B + self.calibration.offset, -60, 60)))
 
-    def copy(self) -> Gate:
+    def copy(self) -> GateModel:
         """The same values in memory of their own."""
-        other = Gate(GateNetwork(self.network.config), self.calibration)
+        other = GateModel(GateNetwork(self.network.config), self.calibration)
         other.network.params.flat_P.copy_(self.network.params.flat_P)
         other.network.buffers[SCALE].copy_(self.network.buffers[SCALE])
         return other
@@ -180,7 +180,7 @@ class Gate:
         (folder / CONFIG).write_text(json.dumps(record, indent=1), encoding="utf-8")
 
     @classmethod
-    def load(cls, folder: Path) -> Gate:
+    def load(cls, folder: Path) -> GateModel:
         """What `save` wrote; ValueError where it is not whole."""
         from safetensors import SafetensorError
         from safetensors.numpy import load_file
