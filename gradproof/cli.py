@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradproof.gate.commands import app as gate
 from gradproof.terminal import (
     check_device,
     check_outputs,
@@ -45,6 +46,7 @@ app = typer.Typer(
     help="Decision models with explicit backward passes, and the proof that they are right.",
     epilog="Exit codes: 0 done or proven, 1 refuted or stopped, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
+app.add_typer(gate, name="gate")
 
 
 class Device(StrEnum):
