@@ -156,7 +156,7 @@ def _past(each: Any) -> Call:
 
 def _arguments(call: Call, head: int, tail: int) -> list[str]:
     found = []
-    for name, value in _leaves("", call.arguments):
+    for name, value in leaves("", call.arguments):
         if len(found) == MOST_ARGUMENTS:
             found.append("…")
             break
@@ -164,14 +164,14 @@ def _arguments(call: Call, head: int, tail: int) -> list[str]:
     return found
 
 
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
+def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
     """The scalars of nested data, each with its dotted name."""
     if isinstance(value, Mapping):
         for inner, part in value.items():
-            yield from _leaves(f"{name}.{inner}" if name else inner, part)
+            yield from leaves(f"{name}.{inner}" if name else inner, part)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from _leaves(name, part)
+            yield from leaves(name, part)
     else:
         yield name, value if isinstance(value, str) else json.dumps(value)
 

@@ -51,9 +51,7 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
     return np.unique(root_U[unique_R], return_inverse=True)[1]
 
 
-def make(
-    texts: Sequence[str], label_R: Sequence[int], group_R: Sequence[Hashable], folds: int, seed: int = 0
-) -> Folds:
+def make(texts: Sequence[str], label_R: Sequence[int], group_R: Sequence[Hashable], folds: int, seed: int = 0) -> Folds:
     """Stratified folds: clusters are dealt, largest first, each to the fold that has the fewest rows of its class."""
     label = np.asarray(label_R)
     classes = np.unique(label)
@@ -63,10 +61,10 @@ def make(
     cluster_R = near_duplicates(texts)
     if by_group:
         cluster_R = _joined(cluster_R, group_R)
-    return Folds(_deal(cluster_R, label, folds, seed), "group" if by_group else "row", int(cluster_R.max()) + 1)
+    return Folds(deal(cluster_R, label, folds, seed), "group" if by_group else "row", int(cluster_R.max()) + 1)
 
 
-def _deal(cluster_R: np.ndarray, label_R: np.ndarray, folds: int, seed: int) -> np.ndarray:
+def deal(cluster_R: np.ndarray, label_R: np.ndarray, folds: int, seed: int) -> np.ndarray:
     classes, label_R = np.unique(label_R, return_inverse=True)
     C = len(classes)
     count_KC = np.zeros((cluster_R.max() + 1, C), dtype=np.int64)

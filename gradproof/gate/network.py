@@ -2,16 +2,15 @@
 
     z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g];   P(allow) = σ(slope·z + offset)
 
-A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on: one int64 tensor, as every
-model has. `GateModel` is the model with its calibration, which texts go into.
-"""
+A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on: one int64 tensor, as
+every model has. An n-gram that occurred in fewer than two calls of the first training has no weight of its own: all of
+one length share one, so that the strange counts as such. `GateModel` is the network with its calibration."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +18,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradproof.contract import EVERY_OP, Contract, Example
 from gradproof.gate import tokenizer
-from gradproof.gate.ngrams import ngrams
+from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.registry import REFERENCE, Kernels
 from gradproof.models.model import MoEOutput
-from gradproof.models.transformer import Mode, Saved, Transformer, TransformerConfig
+from gradproof.models.transformer import Mode, Transformer, TransformerConfig
 from gradproof.ops import hashed_ngrams
 from gradproof.ops.embedding import PADDING
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, Weights
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
-WEIGHT, SCALE = "ngrams.weight", "ngrams.scale"
+WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
+STRANGE = 0.1  # how much an n-gram that is not known counts; a known one counts 1 or more
 
 
 @dataclass(frozen=True)
 class GateConfig(TransformerConfig):
-    """The gate's own default size; `buckets` is N, the numbers that an n-gram may have."""
+    """The gate's own default size; `buckets` is how many weights the known n-grams share."""
 
     vocabulary: int = tokenizer.VOCABULARY
     width: int = 192
@@ -46,7 +45,7 @@ class GateConfig(TransformerConfig):
     feedforward: int = 384
     context: int = 256
     mode: Mode = "classify"
-    buckets: int = 2**17
+    buckets: int = 2**16
 
     def __post_init__(self):
         super().__post_init__()
@@ -54,37 +53,50 @@ class GateConfig(TransformerConfig):
             raise ValueError("a gate classifies, and has at least one bucket for n-grams")
 
     def spec(self) -> list[Entry]:
-        return [*super().spec(), Entry(WEIGHT, (self.buckets,), "matrix")]
+        return [*super().spec(), Entry(WEIGHT, (self.buckets + LONGEST,), "matrix")]
 
 
 class GateNetwork(Transformer):
-    """Tokens and n-grams in, one logit out; the buffer `ngrams.scale` says how much each n-gram counts."""
+    """Tokens and n-grams in, one logit out. The buffers say which n-grams are known and how much each weight counts."""
 
     Config = GateConfig
     config: GateConfig
 
     def __init__(self, config: GateConfig, **options: Any):
         super().__init__(config, **options)
-        self.params[WEIGHT].zero_()
-        self.buffers = {SCALE: torch.ones_like(self.params[WEIGHT])}
+        w_N = self.params[WEIGHT].zero_()
+        scale_N = torch.ones_like(w_N)
+        scale_N[config.buckets :] = STRANGE
+        self.buffers = {SCALE: scale_N, KNOWN: torch.ones(NUMBERS, dtype=torch.uint8, device=w_N.device)}
 
     def rebalance(self, load_E: Tensor) -> None:
-        """The scales are set once, from the training rows; no step moves them."""
+        """The buffers are set once, from the training rows; no step moves them."""
 
     def split(self, x_BX: Tensor) -> tuple[Tensor, Tensor]:
-        """token_BS, gram_BG: what stands before the first n-gram of any row, and the rest."""
+        """token_BS, gram_BG: what stands before the first n-gram of any row, and the weight of each n-gram after it."""
         is_gram_X = (x_BX >= self.config.vocabulary).any(0)
         S = int(is_gram_X.int().argmax()) if bool(is_gram_X.any()) else x_BX.shape[1]
-        gram_BG = x_BX[:, S:]
-        return x_BX[:, :S], torch.where(gram_BG >= 0, gram_BG - self.config.vocabulary, PADDING)
+        number_BG = x_BX[:, S:] - self.config.vocabulary
+        return x_BX[:, :S], torch.where(x_BX[:, S:] < 0, PADDING, self.weight_of(number_BG.clamp(min=0)))
+
+    def weight_of(self, number_BG: Tensor) -> Tensor:
+        """Which weight an n-gram has: one of the buckets, or its length's if it is not known."""
+        ends = torch.tensor(BOUNDS[1:-1], device=number_BG.device)
+        strange_BG = self.config.buckets + torch.bucketize(number_BG, ends, right=True)
+        return torch.where(self.buffers[KNOWN][number_BG] > 0, number_BG % self.config.buckets, strange_BG)
 
     def check_input(self, x_BS: Tensor) -> None:
         c = self.config
         if x_BS.dtype != torch.int64 or x_BS.dim() != 2 or not x_BS.numel():
-            raise ValueError(f"the input must be int64 [B ≥ 1, tokens and n-grams], not {x_BS.dtype} {list(x_BS.shape)}")
-        token_BS, gram_BG = self.split(x_BS)
-        if bool((gram_BG < PADDING).any()) or bool((gram_BG >= c.buckets).any()):
-            raise ValueError("an n-gram stands before a token, or is no number of a bucket")
+            raise ValueError(
+                f"the input must be int64 [B ≥ 1, tokens and n-grams], not {x_BS.dtype} {list(x_BS.shape)}"
+            )
+        if bool((x_BS >= c.vocabulary + NUMBERS).any()):
+            raise ValueError(f"a number is neither a token nor an n-gram: all are below {c.vocabulary + NUMBERS:,}")
+        token_BS, _ = self.split(x_BS)
+        after_BG = x_BS[:, token_BS.shape[1] :]
+        if bool(((after_BG >= 0) & (after_BG < c.vocabulary)).any()):
+            raise ValueError("a token stands behind an n-gram; the tokens of all rows come first")
         if not token_BS.shape[1]:
             raise ValueError("the input must begin with tokens (−1 where a row has none), not with n-grams")
         super().check_input(token_BS)
@@ -143,7 +155,7 @@ class GateModel:
         """The row of a text, as written by `calls.text`: its first tokens, then its n-grams."""
         c = self.network.config
         token_S = tokenizer.default().encode(text)[: c.context]
-        return [*token_S, *(ngrams(text, c.buckets) + c.vocabulary).tolist()]
+        return [*token_S, *(ngrams(text) + c.vocabulary).tolist()]
 
     def batch(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """x_BX of encoded rows: tokens and n-grams each padded to the longest."""
@@ -167,7 +179,8 @@ class GateModel:
         """The same values in memory of their own."""
         other = GateModel(GateNetwork(self.network.config), self.calibration)
         other.network.params.flat_P.copy_(self.network.params.flat_P)
-        other.network.buffers[SCALE].copy_(self.network.buffers[SCALE])
+        for name, buffer in other.network.buffers.items():
+            buffer.copy_(self.network.buffers[name])
         return other
 
     def save(self, folder: Path) -> None:

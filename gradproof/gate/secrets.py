@@ -1,9 +1,8 @@
 """Secrets become placeholders before anything is stored or learned.
 
-What is known by its form (private key blocks, tokens of well-known services, JWTs, passwords in URLs, e-mail addresses),
-what is named as a secret (`password=…`, `--token …`, `Authorization: …`), and long strings that look random. Ordinary
-paths, words and hexadecimal digests stay: they say what a call does.
-"""
+What is known by its form (private key blocks, tokens of well-known services, JWTs, passwords in URLs, e-mail
+addresses), what is named as a secret (`password=…`, `--token …`, `Authorization: …`), and long strings that look
+random. Ordinary paths, words and hexadecimal digests stay: they say what a call does."""
 
 from __future__ import annotations
 

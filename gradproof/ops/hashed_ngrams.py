@@ -2,9 +2,8 @@
 
     y_b = Σ_g a_bg·w[gram_bg],  a_bg = s[gram_bg]/√(Σ_g s[gram_bg]²);   dw[n] = Σ_{bg: gram_bg = n} a_bg·dy_b
 
-`gram` holds the numbers of a row's distinct n-grams, −1 where there is none; `s` is the given scale of each n-gram, such
-as how rare it is. G n-grams a row, N numbers that an n-gram may have.
-"""
+`gram` holds the numbers of a row's distinct n-grams, −1 where there is none; `s` is the given scale of each n-gram,
+such as how rare it is. G n-grams a row, N numbers that an n-gram may have."""
 
 from typing import Any
 
