@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
 import typer
+
+from gradproof.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+
+if TYPE_CHECKING:
+    from gradproof.gate.decider import Decider
+    from gradproof.gate.store import Store
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -12,7 +27,287 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
+Folder = Annotated[Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
+Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+HERE = Path(".gate")
 
-@app.callback()
-def gate() -> None:
-    """A gate on agents' tool calls that learns from every correction."""
+
+@app.command()
+def init(
+    store: Folder = HERE,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Labelled calls of your own; left out, made-up ones, and a cold start."
+        ),
+    ] = None,
+    size: Annotated[int | None, typer.Option(metavar="MIB", help="Of decisions and signals, at most.", min=1)] = None,
+    false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,
+    false_block: Annotated[float | None, typer.Option(help="Share of calls to allow that may be blocked.")] = None,
+    review_hours: Annotated[
+        float | None, typer.Option(help="How long an unremarked decision is no example yet.")
+    ] = None,
+    json: Json = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Make a gate: its store, its rules and its first model.
+
+    With --data, a model of your own labelled calls; it decides at once if it agrees with 95% of at least 1,000 of them
+    that were held back. Otherwise the gate starts cold: it asks, or follows `rules.toml`, until people have answered
+    often enough. Where there is a gate already, changes its settings and leaves the rest.
+
+    Examples:
+
+        gradproof gate init
+
+        gradproof gate init --store my-gate --data labelled.jsonl
+    """
+    with errors(debug):
+        check_outputs(json, None)
+        given = dict(
+            journal_mebibytes=size, false_allow=false_allow, false_block=false_block, review_hours=review_hours
+        )
+        settings = {name: value for name, value in given.items() if value is not None}
+        with stages() as say:
+            record = _init(store, data, settings, seed, say)
+        _show_status(record, json)
+
+
+@app.command()
+def decide(
+    call: Annotated[
+        str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
+    ] = None,
+    store: Folder = HERE,
+    seed: Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")] = 0,
+    debug: Debug = False,
+) -> None:
+    """Decide a tool call: allow, ask or block.
+
+    Reads `{"tool", "arguments", "cwd", "history"}` and prints `{"id", "decision", "probability", "reason", "version"}`;
+    the probability is that of allow. A line that is no call is answered `{"error"}`, and the next one is read; the exit
+    code is then 2.
+
+    Examples:
+
+        gradproof gate decide '{"tool": "Bash", "arguments": {"command": "rm -rf build"}}'
+
+        my-agent | gradproof gate decide --store my-gate
+    """
+    with errors(debug):
+        from gradproof.gate.decider import Decider
+        from gradproof.gate.store import Store
+
+        with _opened(Store, store) as opened:
+            decider = Decider(opened)
+            try:
+                good = _decide_one(decider, call) if call not in (None, "-") else _decide_lines(decider)
+            finally:
+                decider.close()
+        raise typer.Exit(0 if good else COULD_NOT_START)
+
+
+@app.command()
+def feedback(
+    id: Annotated[str, typer.Argument(metavar="ID", help="Of the decision.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
+    ],
+    store: Folder = HERE,
+    debug: Debug = False,
+) -> None:
+    """Say what should have happened. When this returns, it is on the disk, and a mistake is remembered.
+
+    **false_block**, **false_allow**: the decision was a mistake; the call and its paraphrases are decided the other way
+    from now on. **override_allow**, **override_block**: a person decided otherwise, or answered what was asked.
+
+    Example:
+
+        gradproof gate feedback 01a1e0f5bc3be2d87b39 false_block
+    """
+    with errors(debug):
+        from json import dumps
+
+        from gradproof.gate.store import Store
+
+        with _opened(Store, store) as opened:
+            given = opened.journal.remark(id, kind)
+        print(dumps({"id": id, **given._asdict(), "target": given.target}))
+
+
+@app.command()
+def learn(
+    store: Folder = HERE,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
+    ] = False,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Learn from the signals that wait; in a process of its own, so that no decision waits.
+
+    A trained copy serves only if it is no worse on held-back calls and on pinned mistakes.
+
+    Examples:
+
+        gradproof gate learn
+
+        gradproof gate learn --follow &
+    """
+    with errors(debug):
+        import signal
+
+        from gradproof.gate.learner import Learner, told
+        from gradproof.gate.learner import follow as learn_on
+        from gradproof.gate.store import Store
+
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        with _opened(Store, store) as opened, opened.learning():
+            learner = Learner(opened, seed)
+            try:
+                if follow:
+                    learn_on(learner, lambda line: print(line, flush=True))
+                else:
+                    done = learner.round()
+                    print("no signal waits; nothing to learn" if done is None else told(done))
+            except KeyboardInterrupt:
+                raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def status(store: Folder = HERE, json: Json = None, debug: Debug = False) -> None:
+    """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
+
+    Example:
+
+        gradproof gate status --json -
+    """
+    with errors(debug):
+        from gradproof.gate.status import status as status_of
+        from gradproof.gate.store import Store
+
+        check_outputs(json, None)
+        with _opened(Store, store) as opened:
+            _show_status(status_of(opened), json)
+
+
+@app.command()
+def rollback(
+    version: Annotated[int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one before.")] = None,
+    store: Folder = HERE,
+    debug: Debug = False,
+) -> None:
+    """Let an earlier version serve again. What people corrected stays corrected.
+
+    Example:
+
+        gradproof gate rollback 3
+    """
+    with errors(debug):
+        from gradproof.gate.store import Store
+
+        with _opened(Store, store) as opened:
+            versions = opened.versions
+            before = versions.serving()
+            older = [each.number for each in versions.all() if each.number < before]
+            if version is None and not older:
+                raise ValueError(f"there is no version before {before}, which serves")
+            chosen = version if version is not None else older[-1]
+            versions.serve(chosen)
+        print(f"version {chosen} serves; it was {before}")
+
+
+@contextmanager
+def _opened(kind: Any, folder: Path) -> Iterator[Store]:
+    store = kind(folder)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _init(folder: Path, data: Path | None, given: dict[str, Any], seed: int, say: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from gradproof.gate import founding
+    from gradproof.gate.status import status as status_of
+    from gradproof.gate.store import SETTINGS, Settings, Store
+
+    there = (folder / SETTINGS).is_file()
+    if there and data is not None:
+        raise ValueError(f"there is a gate in {folder} already; name a new folder for one that starts from {data}")
+    if there:
+        with _opened(Store, folder) as old:
+            given = {**asdict(old.settings), **given}
+    settings = Settings(**given)
+    rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+    with _opened(lambda each: Store.create(each, settings), folder) as store:
+        if store.versions.serving() == 0:
+            learned, held = founding.split(rows, seed)
+            gate = founding.train(learned, seed, say)
+            founding.found(store, gate, learned, held, people=data is not None)
+        return status_of(store)
+
+
+def _decide_one(decider: Decider, call: str | None) -> bool:
+    """An answer that is printed is on the disk."""
+    from gradproof.gate.calls import parse
+
+    answer = decider.decide(parse(os.fsencode(call or "")))
+    decider.flush()
+    _print(answer._asdict())
+    return True
+
+
+def _decide_lines(decider: Decider) -> bool:
+    """Answers line by line; True where every line was a call."""
+    from gradproof.gate.calls import parse
+
+    good, complaint = True, ""
+    for number, line in _lines():
+        try:
+            answer = decider.decide(parse(line))
+            _print(answer._asdict())
+        except ValueError as error:
+            good = False
+            _print({"error": sentence(error)})
+            print(f"gradproof: line {number}: {sentence(error)}", file=sys.stderr, flush=True)
+        if decider.complaint not in ("", complaint):
+            print(f"gradproof: {decider.complaint}", file=sys.stderr, flush=True)
+        complaint = decider.complaint
+    decider.flush()
+    return good
+
+
+def _lines() -> Iterator[tuple[int, bytes]]:
+    """The lines of standard input that are not empty; one that is too long is not kept whole."""
+    from gradproof.gate.calls import MOST_BYTES
+
+    number = 0
+    while line := sys.stdin.buffer.readline(MOST_BYTES + 2):
+        number += 1
+        rest = line
+        while not rest.endswith(b"\n") and len(rest) > MOST_BYTES:
+            rest = sys.stdin.buffer.readline(MOST_BYTES + 2)
+        if line.strip():
+            yield number, line
+
+
+def _print(record: dict[str, Any]) -> None:
+    from json import dumps
+
+    print(dumps(record, ensure_ascii=False), flush=True)
+
+
+def _show_status(record: dict[str, Any], json: str | None) -> None:
+    from json import dumps
+
+    from gradproof.gate.status import lines
+
+    write(record, dumps(record, indent=1), json)
+    for line in lines(record):
+        console_for(json).print(line, markup=False)

@@ -1,0 +1,69 @@
+"""Elastic weight consolidation: what mattered for the calls of before is held near its old value.
+
+    penalty = λ·Σ F(θ − θ*)²;   its gradient 2λF(θ − θ*) is added to grad_P before the update
+    F = mean over calls of p(1 − p)·(∂z/∂θ)², the Fisher information of one logit;   F ← ρF + (1 − ρ)F_new
+
+λ is `strength` divided by the mean of F, so that it means the same for a sure and an unsure model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gradproof.kernels.registry import Kernels
+from gradproof.models.model import Model
+from gradproof.train.step import TrainStep
+
+DECAY = 0.9  # ρ
+STRENGTH = 0.01
+
+
+class Consolidation:
+    """θ* and F in the layout of a model's parameters."""
+
+    def __init__(self, anchor_P: Tensor, fisher_P: Tensor, strength: float = STRENGTH):
+        self.anchor_P, self.fisher_P, self.strength = anchor_P.clone(), fisher_P, strength
+
+    @property
+    def rate(self) -> float:
+        """λ."""
+        mean = float(self.fisher_P.mean())
+        return self.strength / mean if mean > 0 else 0.0
+
+    def penalty(self, flat_P: Tensor) -> Tensor:
+        return self.rate * (self.fisher_P * (flat_P - self.anchor_P).square()).sum()
+
+    def add_gradient(self, grad_P: Tensor, flat_P: Tensor, scale: Tensor | float = 1.0) -> None:
+        """grad_P += scale·2λF(θ − θ*)."""
+        grad_P.addcmul_(self.fisher_P, flat_P - self.anchor_P, value=2 * self.rate * float(scale))
+
+
+def fisher(model: Model, rows: Sequence[Tensor]) -> Tensor:
+    """F_P of calls, each given as x_1S. Overwrites the model's gradients."""
+    total_P = torch.zeros_like(model.params.flat_P)
+    for x_1S in rows:
+        output, tape = model.forward(x_1S)
+        p = torch.sigmoid(output.logits_TO)
+        model.backward(torch.ones_like(p), tape)
+        total_P.addcmul_((p * (1 - p) / len(rows)).view(1), model.params.grad_P.square())
+    return total_P
+
+
+def decayed(old_P: Tensor | None, new_P: Tensor) -> Tensor:
+    """ρF + (1 − ρ)F_new; the new one alone where there is no old one."""
+    return new_P if old_P is None else DECAY * old_P + (1 - DECAY) * new_P
+
+
+class ConsolidatedStep(TrainStep):
+    """A training step with the penalty's gradient in it."""
+
+    consolidation: Consolidation | None = None
+
+    def _update(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
+        if self.consolidation is not None:
+            params = self.model.params
+            self.consolidation.add_gradient(params.grad_P, params.flat_P, self.scale)
+        return super()._update(loss, load_E, kernels)

@@ -1,0 +1,100 @@
+"""How a gate begins: labelled calls, a model of them, thresholds from those that were held back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from gradproof.gate import calls, folds
+from gradproof.gate.fit import fit
+from gradproof.gate.journal import MOST_EXAMPLES, Example, Judged
+from gradproof.gate.learner import Known, logits, score, settle, version_record
+from gradproof.gate.network import Calibration, GateModel
+from gradproof.gate.packing import weights_of
+from gradproof.gate.policy import ASK, calibrate, choose
+from gradproof.gate.secrets import redact
+from gradproof.gate.signals import signal
+from gradproof.gate.starter import starter
+from gradproof.gate.store import Settings, Store
+
+FOLDS = 5  # one is held back
+
+
+class Row(NamedTuple):
+    """A labelled call; `group` names what must stay together."""
+
+    text: str
+    allow: bool
+    group: str
+
+
+def read_rows(path: Path) -> list[Row]:
+    """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
+    found = []
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                each = json.loads(line)
+                if not isinstance(each, dict) or each.get("label") not in ("allow", "block"):
+                    raise ValueError('it needs "label": "allow" or "block"')
+                call = calls.parse({name: value for name, value in each.items() if name not in ("label", "group")})
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            found.append(Row(redact(calls.text(call)), each["label"] == "allow", str(each.get("group", number))))
+    if len({row.allow for row in found}) < 2:
+        raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(found)} rows")
+    return found
+
+
+def starter_rows(seed: int = 0) -> list[Row]:
+    """The project's own."""
+    return [Row(redact(calls.text(call)), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
+
+
+def split(rows: Sequence[Row], seed: int = 0) -> tuple[list[Row], list[Row]]:
+    """(to learn, held back): stratified, near-duplicates and groups together, as `gate evaluate` does it."""
+    made = folds.make([r.text for r in rows], [r.allow for r in rows], [r.group for r in rows], FOLDS, seed)
+    held = [row for row, fold in zip(rows, made.fold_R, strict=True) if fold == 0]
+    kept = [row for allow in (True, False) for row in [r for r in held if r.allow == allow][: MOST_EXAMPLES["held"]]]
+    learned = [row for row, fold in zip(rows, made.fold_R, strict=True) if fold != 0]
+    return learned, kept
+
+
+def found(store: Store, gate: GateModel, learned: Sequence[Row], held: Sequence[Row], *, people: bool = True) -> int:
+    """Puts a trained model into a store, with the calls that it will replay and be held against; returns its version.
+    Labels that `people` gave count as judgements; made-up ones do not."""
+    journal = store.journal
+    for where, rows in (("replay", learned), ("held", held)):
+        journal.add(where, [(row.text, signal("allow" if row.allow else "block")) for row in rows])
+    known = Known(journal.examples("held"), [], [])
+    gate, policy = settle(gate, known.held, store, ASK)
+    if people:
+        journal.judge_held(judged_in_halves(gate, known.held, store.settings))
+    record = version_record(gate, policy, score(gate, policy, known), store, came_from=0, signals=0)
+    return store.versions.add(weights_of(gate), record)
+
+
+def judged_in_halves(gate: GateModel, held: Sequence[Example], settings: Settings) -> Judged:
+    """How the model agrees with the labels of held-back calls: each half decided by the thresholds of the other."""
+    allow_T = np.array([each.target > 0.5 for each in held], dtype=bool)
+    z_T = logits(gate, [each.text for each in held])
+    judged = Judged()
+    for half in (0, 1):
+        own_T = np.arange(len(held)) % 2 == half
+        fitted = GateModel(gate.network, Calibration(*calibrate(z_T[~own_T], allow_T[~own_T])))
+        p_T = fitted.calibrated(z_T)
+        policy = choose(p_T[~own_T], allow_T[~own_T], settings.false_allow, settings.false_block)
+        for p, allow in zip(p_T[own_T], allow_T[own_T], strict=True):
+            judged = judged.add(bool(allow), policy.leans(float(p)) == bool(allow))
+    return judged
+
+
+def train(rows: Sequence[Row], seed: int, say: Callable[[str], None]) -> GateModel:
+    """The first model."""
+    texts, allow = [row.text for row in rows], [row.allow for row in rows]
+    say(f"training on {len(rows):,} calls")
+    return fit(texts, allow, seed=seed, watch=lambda done, total: say(f"training, step {done} of {total}")).model

@@ -1,0 +1,55 @@
+"""What a batch of the learner is made of: half new signals, half replay, balanced by class.
+
+Replay is what was learned before, with costly mistakes pinned in it. The gate's own unremarked decisions, its echo, are
+at most a quarter of a batch, and only those older than the review window are offered here at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradproof.gate.journal import Example, Journal
+from gradproof.gate.signals import signal
+
+MOST_ECHO = 4  # one in so many of a batch
+PINNED = 4  # one in so many of the replayed half, at most as many as there are
+OFFERED = 2000  # echoes, the newest of those whose review is over
+
+
+def compose(
+    new: Sequence[Example],
+    kept: Sequence[Example],
+    pinned: Sequence[Example],
+    echo: Sequence[Example],
+    size: int,
+    draws: np.random.Generator,
+) -> list[Example]:
+    """A batch of `size`; what one part lacks, another fills."""
+    fresh = size // 2 if new and (kept or pinned) else size if new else 0
+    rest = size - fresh
+    held = min(len(pinned), -(-rest // PINNED)) if kept else rest if pinned else 0
+    share = len(echo) / max(1, len(echo) + len(kept))
+    own = min(size // MOST_ECHO, int(share * (rest - held)))
+    parts = ((new, fresh), (pinned, held), (echo, own), (kept, rest - held - own))
+    return [each for pool, count in parts for each in balanced(pool, count, draws)]
+
+
+def balanced(pool: Sequence[Example], count: int, draws: np.random.Generator) -> list[Example]:
+    """`count` drawn with replacement, both classes equally often where both are there."""
+    classes = [[each for each in pool if (each.target > 0.5) == allow] for allow in (True, False)]
+    classes = [members for members in classes if members]
+    if not classes:
+        return []
+    first = int(draws.integers(len(classes)))  # who gets the odd one
+    chosen = [classes[(first + i) % len(classes)] for i in range(count)]
+    return [members[int(draws.integers(len(members)))] for members in chosen]
+
+
+def echo(journal: Journal, review_hours: float) -> list[Example]:
+    """The gate's own decisions that nobody remarked in the review window."""
+    before = journal.clock() - 3600 * review_hours
+    found = journal.decisions(OFFERED, unremarked=True, before=before)
+    found = [each for each in found if each["decision"] != "ask"]
+    return [Example(each["id"].encode(), each["text"], signal(each["decision"])) for each in found]

@@ -1,0 +1,229 @@
+"""The skeleton of a call: what stays when file names, the order of flags and quotes change.
+
+Two calls can only be paraphrases of one another where the **hard** part is equal: the tool, the programs, and whatever
+makes a call dangerous (sudo, the root folder, a system folder, a secret, a host, a substitution, a pipe into a shell).
+How alike they are then is a number:
+
+    s = ¾·Σmin(a, b)/Σmax(a, b) over weighed features (programs, flags, sorts of arguments)  +  ¼·(Jaccard of 3-grams)
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from typing import NamedTuple
+
+CUT = "cut"  # the danger of a value whose middle nobody kept
+WORD = re.compile(
+    r"""\s*?(?:(?P<op>\n|&&|\|\||>>|<<<?|[|;&<>()])
+    |(?P<word>(?:\\.|'[^']*'|"(?:\\.|[^"\\])*"|\$\([^)]*\)|`[^`]*`|[^\s|;&<>()'"\\])+)
+    |(?P<odd>\S))""",
+    re.VERBOSE | re.DOTALL,
+)
+QUOTES = re.compile(r"""\\(.)|['"]""", re.DOTALL)
+URL = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/@\s]*@)?([^/:?#\s]+)", re.IGNORECASE)
+ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
+NUMBER = re.compile(r"^[+-]?\d+(?:\.\d+)?[a-zA-Z%]{0,2}$")
+ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
+SYSTEM = re.compile(r"^/(bin|boot|dev|etc|lib|lib64|opt|proc|root|run|sbin|sys|usr|var|System|Library)(?:/|$)")
+SECRET = re.compile(
+    r"(?:^|/)\.(?:ssh|aws|gnupg|kube|docker|netrc|env|bash_history|zsh_history|git-credentials)\b"
+    r"|id_(?:rsa|dsa|ecdsa|ed25519)|/etc/(?:passwd|shadow|sudoers|gshadow)|credentials|\.(?:pem|key|pfx|p12|keychain)$"
+)
+# One program for another that does the same.
+SAME = {
+    **dict.fromkeys(("less", "more", "head", "tail", "bat"), "cat"),
+    **dict.fromkeys(("bash", "zsh", "dash", "ksh"), "sh"),
+    **dict.fromkeys(("ncat", "netcat"), "nc"),
+    **dict.fromkeys(("egrep", "fgrep", "rg", "ag"), "grep"),
+    **dict.fromkeys(("vi", "vim", "nvim", "emacs"), "nano"),
+    **{"python3": "python", "python2": "python", "pip3": "pip", "wget": "curl", "ll": "ls", "apt-get": "apt"},
+}
+WRAPPERS = {"sudo", "doas", "env", "nohup", "time", "command", "exec", "builtin", "nice", "xargs", "timeout", "stdbuf"}
+PRIVILEGED = {"sudo", "doas"}
+_KEYWORDS = "for do done if then else elif fi while until case esac in { } !"
+KEYWORDS = frozenset(_KEYWORDS.split())
+SHELLS = {"sh", "python", "perl", "ruby", "node", "php"}  # after SAME; a pipe into one runs what it is fed
+_SUBCOMMANDS = """apt aws az brew cargo conda dnf docker docker-compose dotnet flutter gcloud gem gh git go helm
+journalctl kubectl launchctl npm npx openssl pacman pip podman poetry rustup service snap systemctl terraform uv yarn"""
+# Programs whose first plain word says what they do, where it is a file's name for others.
+SUBCOMMANDS = frozenset(_SUBCOMMANDS.split())
+RUNS_NEXT = {"-exec", "-execdir", "-ok", "-okdir"}  # find's: the next word is a program
+# These change what a program does to others; for the programs in USUAL, force is an everyday matter.
+GRAVE = {"force", "hard", "delete", "mirror", "no-verify", "no-preserve-root", "privileged", "insecure", "purge"}
+USUAL = {"rm", "cp", "mv", "ln"}
+INSIDE = re.compile(r"\$\(([^)]*)\)|`([^`]*)`")
+SHELL_ARGUMENTS = {"command", "cmd", "script", "shell"}
+
+
+class Skeleton(NamedTuple):
+    hard: tuple[str, frozenset[str], frozenset[str]]  # tool, programs, dangers
+    features: Mapping[str, float]
+    grams: frozenset[str]
+
+
+def skeleton(text: str) -> Skeleton:
+    """Of a call's text, as `calls.text` writes it; where it stands and what came before it do not count."""
+    tool, *lines = text.split("\n")
+    found, literal = _Found(), [tool]
+    for line in lines:
+        name, colon, value = line.partition(": ")
+        if not colon or name[:1] in "@<":
+            continue
+        literal.append(value)
+        if name.rsplit(".", 1)[-1] in SHELL_ARGUMENTS:
+            _shell(found, value.replace("↵", "\n"))
+        else:
+            found.add(f"argument:{name}:{_sort(found, value)}")
+        if "…" in value:
+            found.dangers.add(CUT)
+    plain = re.sub(r"""[\s'"\\]+""", " ", " ".join(literal))
+    grams = frozenset(plain[i : i + 3] for i in range(max(1, len(plain) - 2)))
+    return Skeleton((tool, frozenset(found.programs), frozenset(found.dangers)), found.features, grams)
+
+
+def alike(a: Skeleton, b: Skeleton) -> float:
+    """s in [0, 1]; 0 where the hard parts differ."""
+    if a.hard != b.hard:
+        return 0.0
+    names = a.features.keys() | b.features.keys()
+    low = sum(min(a.features.get(name, 0.0), b.features.get(name, 0.0)) for name in names)
+    high = sum(max(a.features.get(name, 0.0), b.features.get(name, 0.0)) for name in names)
+    grams = len(a.grams & b.grams) / max(1, len(a.grams | b.grams))
+    return 0.75 * (low / high if high else 1.0) + 0.25 * grams
+
+
+def may_be_alike(own: Skeleton, text: str) -> bool:
+    """False where a text lacks the tool or one of the programs: no need to read it."""
+    tool, programs, _ = own.hard
+    return text.partition("\n")[0] == tool and all(
+        any(name in text for name in _spelled(word)) for program in programs for word in program.split()
+    )
+
+
+@cache
+def _spelled(program: str) -> tuple[str, ...]:
+    return (program, *(name for name, same in SAME.items() if same == program))
+
+
+class _Found:
+    """What is collected on the way through a call."""
+
+    def __init__(self) -> None:
+        self.programs: set[str] = set()
+        self.dangers: set[str] = set()
+        self.features: Counter[str] = Counter()
+
+    def add(self, feature: str, weight: float = 1.0, most: float = 2.0) -> None:
+        self.features[feature] = min(most, self.features[feature] + weight)  # type: ignore[assignment]
+
+
+def _shell(found: _Found, command: str) -> None:
+    """Splits at the shell's operators, and reads each simple command."""
+    words: list[str] = []
+    before, piped = "", False
+    for match in WORD.finditer(command):
+        op = match["op"]
+        if op is None:
+            word = match["word"] or match["odd"]
+            if before in (">", ">>", "<", "<<", "<<<"):
+                found.add(f"redirect:{before[0]}:{_sort(found, _bare(word))}")
+                before = ""
+                continue
+            words.append(word)
+        elif op in (">", ">>", "<", "<<", "<<<"):
+            before = op
+        else:
+            _simple(found, words, piped)
+            if words and op not in ("\n", ";"):
+                found.add(f"operator:{op}")
+            words, before, piped = [], "", op == "|"
+    _simple(found, words, piped)
+
+
+def _simple(found: _Found, words: list[str], piped: bool) -> None:
+    """One program with its flags and arguments."""
+    program = ""
+    for word in words:
+        for inner in INSIDE.findall(word):
+            found.dangers.add("substitution")
+            _shell(found, inner[0] or inner[1])
+        bare = _bare(word)
+        if not program:
+            program = _program(found, bare, piped)
+        elif bare in RUNS_NEXT:
+            program, piped = "", False
+        elif bare.startswith("-") and len(bare) > 1 and not NUMBER.match(bare):
+            _flag(found, program, bare)
+        elif program in SUBCOMMANDS and f"{program}:" not in found.programs and bare[:1].isalpha() and "." not in bare:
+            found.programs |= {f"{program}:", f"{program} {bare}"}
+        elif program in SHELLS and " " in bare:
+            found.add("code")
+            _shell(found, bare)
+        else:
+            found.add(f"word:{_sort(found, bare)}")
+    found.programs.discard(f"{program}:")
+
+
+def _program(found: _Found, word: str, piped: bool) -> str:
+    """The program that a word names, or nothing where it only leads to one."""
+    if word in KEYWORDS or ASSIGNMENT.match(word) or word.startswith("-") or NUMBER.match(word):
+        return ""
+    name = word.rsplit("/", 1)[-1]
+    name = SAME.get(name, name)
+    if name in WRAPPERS:
+        (found.dangers.add("privileged") if name in PRIVILEGED else found.add(f"through:{name}"))
+        return ""
+    if piped and name in SHELLS:
+        found.dangers.add("pipe into a shell")
+    found.programs.add(name)
+    found.add(f"program:{name}", 3.0, 3.0)
+    return name
+
+
+def _flag(found: _Found, program: str, flag: str) -> None:
+    """-rf, -fr, -r -f and --recursive --force are the same; a long flag counts by its first letter."""
+    name, _, value = flag.lstrip("-").partition("=")
+    grave = "force" if (program, flag) == ("git", "-f") else name
+    if grave in GRAVE and program not in USUAL:
+        found.dangers.add(f"flag {grave}")
+    if flag.startswith("--") or len(name) > 3 or not name.isalpha():
+        found.add(f"flag:{name[:1].lower()}", most=1.0)
+        if not flag.startswith("--"):
+            found.add(f"flag:{name}", most=1.0)
+    else:
+        for letter in name.lower():
+            found.add(f"flag:{letter}", most=1.0)
+    if value:
+        found.add(f"word:{_sort(found, value)}")
+
+
+def _sort(found: _Found, word: str) -> str:
+    """What sort of thing a word is; dangerous ones are noted as such."""
+    hosts = [match[1]] if (match := URL.match(word)) else ADDRESS.findall(word)
+    found.dangers.update(f"host {host.lower()}" for host in hosts)
+    if hosts:
+        return "url"
+    if SECRET.search(word):
+        found.dangers.add("secret")
+        return "secret"
+    if word in ("/dev/null", "/dev/stdout", "/dev/stderr"):
+        return "nowhere"
+    if word.rstrip("*") in ("/", "~/", "~", "$HOME", "$HOME/", "${HOME}", "${HOME}/"):
+        found.dangers.add("everything")
+        return "everything"
+    if match := SYSTEM.match(word):
+        found.dangers.add(f"system {match[1]}")
+        return f"system {match[1]}"
+    if word.startswith("../") or "/../" in word or word == "..":
+        return "up"
+    if NUMBER.match(word):
+        return "number"
+    return "text" if " " in word else "variable" if word.startswith("$") else "name"
+
+
+def _bare(word: str) -> str:
+    """Without quotes and escapes."""
+    return QUOTES.sub(lambda match: match[1] or "", word)

@@ -1,0 +1,86 @@
+"""How a gate is doing, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from gradproof.gate.drift import errors, histogram, shifted, stability
+from gradproof.gate.store import Store
+
+RECENT = 1000  # decisions
+
+
+def status(store: Store) -> dict[str, Any]:
+    """Versions, alignment, drift, counts."""
+    judged, serving = store.journal.judged(), store.versions.serving()
+    versions = [
+        {"version": each.number, "serving": each.number == serving, **_told(each.record)}
+        for each in store.versions.all()
+    ]
+    return {
+        "store": str(store.folder),
+        "serving": serving,
+        "converged": judged.converged,
+        "alignment": judged.alignment,
+        "judged": judged._asdict(),
+        "drift": _drift(store),
+        "counts": store.journal.counts(),
+        "used": store.journal.used(),
+        "versions": versions,
+    }
+
+
+def _told(record: dict[str, Any]) -> dict[str, Any]:
+    names = ("time", "came_from", "signals", "held_error", "pinned_wrong")
+    allow_at, block_below = record["policy"]
+    return {name: record[name] for name in names} | {"allow_at": allow_at, "block_below": block_below}
+
+
+def _drift(store: Store) -> dict[str, Any]:
+    """Of the error rate over what was judged; of the inputs, by the scores that the serving version gave."""
+    serving = store.versions.serving()
+    state = errors(store.journal.errors())
+    recent = [each["model"] for each in store.journal.decisions(RECENT) if each["version"] == serving]
+    edges = store.versions.get(serving).record.get("edges", []) if serving else []
+    counts, even = histogram(recent, edges), [len(recent)] * (len(edges) + 1)
+    return {
+        "errors": {"judged": state.count, "rate": state.mean, "risen": state.risen, "drift": state.drift},
+        "inputs": {"decisions": len(recent), "index": stability(even, counts), "drift": shifted(even, counts)},
+    }
+
+
+def lines(record: dict[str, Any]) -> Iterator[str]:
+    """The record for a person."""
+    judged = record["judged"]
+    count = judged["allow"] + judged["block"]
+    state = (
+        "converged: the model decides"
+        if record["converged"]
+        else "cold: the gate asks, or follows rules and corrections"
+    )
+    yield f"{record['store']}: version {record['serving']} serves; {state}"
+    yield (
+        f"alignment {record['alignment']:.1%} of {count:,} judged ({judged['allow']:,} allow, {judged['block']:,}"
+        " block); the model decides from 95% of 1,000 on, 50 of each"
+    )
+    found = record["drift"]
+    yield (
+        f"errors {found['errors']['rate']:.1%} of {found['errors']['judged']:,} judged decisions"
+        f"{', rising' if found['errors']['drift'] else ''}; calls "
+        + ("are others than the model was made with" if found["inputs"]["drift"] else "as ever")
+        + f" (stability index {found['inputs']['index']:.2f})"
+    )
+    counts = record["counts"]
+    yield (
+        f"{counts['decisions']:,} decisions, {counts['signals']:,} signals, {counts['pending']:,} of them waiting to be"
+        f" learned, {counts['pinned']:,} mistakes pinned; {record['used']:.0%} of the journal used"
+    )
+    for each in record["versions"]:
+        when = datetime.fromtimestamp(each["time"]).strftime("%Y-%m-%d %H:%M")
+        yield (
+            f"{'*' if each['serving'] else ' '} version {each['version']}  {when}  {each['signals']} signals"
+            f"  held-back error {each['held_error']:.4f}"
+            f"  allow at p ≥ {each['allow_at']:.3g}, block below {each['block_below']:.3g}"
+        )

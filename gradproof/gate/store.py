@@ -1,0 +1,89 @@
+"""The gate's store: a folder with the journal, the versions of the model, the settings and the rules.
+
+store.json    schema and sizes       journal/   decisions, signals, examples (LMDB)
+rules.toml    what people decided    versions/  weights and optimizer (LMDB)
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from gradproof.files import write_atomically
+from gradproof.gate.journal import SCHEMA, Journal
+from gradproof.gate.rules import DEFAULT, FILE
+from gradproof.gate.versions import Versions
+
+SETTINGS = "store.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`false_allow` is the share of calls to block that may be allowed, `false_block` the share of calls to allow that
+    may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked."""
+
+    schema: int = SCHEMA
+    journal_mebibytes: int = 256
+    versions_mebibytes: int = 1024
+    false_allow: float = 0.01
+    false_block: float = 0.01
+    review_hours: float = 24.0
+
+    def __post_init__(self):
+        if self.schema != SCHEMA:
+            raise ValueError(
+                f"the store has schema {self.schema}, this Gradproof reads {SCHEMA}; use the one that made it"
+            )
+        if not (0 < self.false_allow < 1 and 0 < self.false_block < 1):
+            raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")
+        if min(self.journal_mebibytes, self.versions_mebibytes) < 1 or self.review_hours < 0:
+            raise ValueError("a store's size must be at least 1 MiB and its review window at least 0 hours")
+
+
+class Store:
+    """`Store(Path(".gate"))` opens one that `create` made."""
+
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
+        try:
+            found = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            self.settings = Settings(**found)
+        except FileNotFoundError:
+            raise ValueError(
+                f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}"
+            ) from None
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
+        self.folder, self.clock, self.rules = folder, clock, folder / FILE
+        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock)
+        self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
+
+    @classmethod
+    def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:
+        """A new store, or one that was there with other settings."""
+        if folder.exists() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
+            raise ValueError(f"{folder} is not empty and no gate's store; name a new folder")
+        for name in ("journal", "versions"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        if not (folder / FILE).exists():
+            write_atomically(folder / FILE, DEFAULT)
+        write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")
+        return cls(folder, clock)
+
+    @contextmanager
+    def learning(self) -> Iterator[None]:
+        """Held by the one learner; the lock goes with the process, however it ends."""
+        with open(self.folder / "learner.lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(f"another learner is at work on {self.folder}; one is enough") from None
+            yield
+
+    def close(self) -> None:
+        self.journal.env.close()
+        self.versions.env.close()

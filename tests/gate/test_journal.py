@@ -1,0 +1,152 @@
+"""The journal: what is acknowledged is there, what is bounded stays bounded, no secret gets in."""
+
+import json
+
+import pytest
+
+from gradproof.gate import journal as journal_module
+from gradproof.gate.journal import Judged
+from gradproof.gate.signals import signal
+from gradproof.gate.store import SETTINGS, Settings, Store
+
+KEY = "AKIAIOSFODNN7EXAMPLE"
+PASSWORD = "hunter2hunter2"
+
+
+def decision(store, text="Bash\ncommand: ls", outcome="allow", **more):
+    id = journal_module.new_id(store.clock())
+    record = dict(
+        id=id, text=text, decision=outcome, model=0.9, lean=True, rule="", version=1, reason="", probability=0.9
+    )
+    store.journal.record([{**record, **more}])
+    return id
+
+
+def test_a_signal_is_there_when_the_store_is_opened_again(store):
+    id = decision(store)
+    given = store.journal.remark(id, "false_block")
+    store.close()
+    again = Store(store.folder, store.clock)
+    assert [(each.text, each.signal) for each in again.journal.pending()] == [("Bash\ncommand: ls", given)]
+    assert [each.decision for each in again.journal.corrections()] == [id]
+    again.close()
+    store.__init__(store.folder, store.clock)  # for the fixture to close
+
+
+def test_the_same_again_weighs_more(store):
+    ids = [decision(store) for _ in range(4)] + [decision(store, "Bash\ncommand: pwd")]
+    assert [store.journal.remark(id, "false_allow").weight for id in ids] == [4, 6, 8, 8, 4]
+    assert store.journal.remark(ids[0], "false_block").weight == 4
+
+
+@pytest.mark.parametrize(
+    ("id", "kind", "says"),
+    [
+        (None, "wrong", "there is no signal 'wrong'"),
+        ("nobody", "false_block", "there is no decision 'nobody'"),
+        ("", "false_block", "there is no decision ''"),
+        ("ü" * 100, "false_block", "there is no decision"),
+        (None, "block", "'block' is the gate's own decision, but .* was 'allow'; to change it say override_block"),
+    ],
+)
+def test_a_wrong_remark_stores_nothing(store, id, kind, says):
+    made = decision(store)
+    before = store.journal.counts()
+    with pytest.raises(ValueError, match=says):
+        store.journal.remark(made if id is None else id, kind)
+    assert store.journal.counts() == before
+
+
+def test_the_gates_own_echo_neither_waits_nor_counts(store):
+    id = decision(store)
+    assert store.journal.remark(id, "allow").weight == 1
+    assert store.journal.pending() == [] and store.journal.judged() == Judged()
+
+
+def test_one_decision_counts_once_for_alignment(store):
+    id = decision(store)  # the model leans to allow
+    store.journal.remark(id, "override_block")
+    assert store.journal.judged() == Judged(0, 0, 1, 0)
+    store.journal.remark(id, "override_allow")
+    assert store.journal.judged() == Judged(1, 1, 0, 0)
+    decision(store, outcome="block", rule="rule: deny x")
+    assert store.journal.judged() == Judged(1, 1, 1, 0) and store.journal.errors() == [0.0, 1.0]
+
+
+def test_convergence():
+    assert Judged(950, 950, 50, 0).converged
+    assert not Judged(951, 951, 49, 49).converged  # too few of one class
+    assert not Judged(900, 900, 99, 99).converged  # too few
+    assert not Judged(950, 949, 50, 0).converged  # 0.949
+
+
+def test_no_secret_is_in_any_file(store):
+    """Whoever writes a record with one: every string goes through the redaction."""
+    text = f"Bash\ncommand: aws configure set key {KEY} && mysql --password={PASSWORD}"
+    id = decision(store, text, reason=f"for {KEY}")
+    store.journal.remark(id, "false_block")
+    store.journal.add("replay", [(text, signal("allow"))])
+    store.journal.learned(store.journal.pending())
+    store.journal.env.sync(True)
+    files = [path for path in store.folder.rglob("*") if path.is_file()]
+    assert any("data.mdb" in path.name for path in files)
+    for path in files:
+        content = path.read_bytes()
+        assert KEY.encode() not in content and PASSWORD.encode() not in content, path
+
+
+def test_the_oldest_unremarked_go_first(store, monkeypatch):
+    monkeypatch.setattr(journal_module, "MOST_DECISIONS", 20)
+    first = decision(store)
+    store.journal.remark(first, "false_block")
+    ids = [decision(store) for _ in range(50)]
+    kept = {each["id"] for each in store.journal.decisions(1000)}
+    assert first in kept and ids[-1] in kept and ids[0] not in kept and len(kept) <= 21
+    assert len(store.journal.pending()) == 1
+
+
+def test_signals_go_only_when_they_were_learned(store, monkeypatch):
+    monkeypatch.setattr(journal_module, "MOST_SIGNALS", 5)
+    for i in range(12):
+        store.journal.remark(decision(store, f"Bash\ncommand: ls {i}"), "override_allow")
+    assert len(store.journal.pending()) == 12
+    store.journal.learned(store.journal.pending())
+    store.journal.remark(decision(store), "override_allow")
+    assert store.journal.counts()["signals"] <= 6 and len(store.journal.pending()) == 1
+
+
+def test_a_full_map_makes_room_and_at_last_says_so(tmp_path):
+    store = Store.create(tmp_path / "small", Settings(journal_mebibytes=1, versions_mebibytes=1))
+    for i in range(120):
+        decision(store, f"Bash\ncommand: {i} " + "x y " * 4000)
+    assert 0 < store.journal.counts()["decisions"] < 120 and store.journal.used() <= 1
+    with pytest.raises(ValueError, match=r"is full: 1 MiB .* `gradproof gate learn`, or make it larger"):
+        for i in range(80):
+            store.journal.remark(decision(store, f"Bash\ncommand: {i}\npath: " + "z y " * 4000), "false_block")
+    waiting = len(store.journal.pending())
+    assert waiting > 15 and store.journal.counts()["pinned"] == waiting
+    assert len(store.journal.corrections()) == waiting  # it can still be read
+    store.close()
+
+
+def test_examples_are_a_bounded_sample_of_the_distinct(store, monkeypatch):
+    monkeypatch.setitem(journal_module.MOST_EXAMPLES, "replay", 10)
+    rows = [(f"Bash\ncommand: {i}", signal("allow")) for i in range(100)]
+    store.journal.add("replay", rows)
+    kept = [each.text for each in store.journal.examples("replay_allow")]
+    assert len(kept) == 10
+    store.journal.add("replay", rows[::-1])
+    assert [each.text for each in store.journal.examples("replay_allow")] == kept
+
+
+def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):
+    with pytest.raises(ValueError, match=r"no gate in .*gradproof gate init"):
+        Store(tmp_path)
+    settings = store.folder / SETTINGS
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "schema": 99}))
+    with pytest.raises(ValueError, match="schema 99, this Gradproof reads 1"):
+        Store(store.folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("x")
+    with pytest.raises(ValueError, match="not empty and no gate's store"):
+        Store.create(tmp_path / "other", Settings())
