@@ -310,4 +310,4 @@ def _show_status(record: dict[str, Any], json: str | None) -> None:
 
     write(record, dumps(record, indent=1), json)
     for line in lines(record):
-        console_for(json).print(line, markup=False)
+        console_for(json).print(line, markup=False, soft_wrap=True)

@@ -24,6 +24,8 @@ from gradproof.gate.rules import Rule, Rules
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import Outcome
 from gradproof.gate.store import Store
+from gradproof.kernels.registry import Kernels, choose
+from gradproof.kernels.workspace import Workspace
 
 WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
@@ -41,11 +43,19 @@ class Answer(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A version as it decides."""
+    """A version as it decides, by the kernels that are admitted here."""
 
     number: int
     gate: GateModel
     policy: Policy
+    kernels: Kernels
+
+    @torch.no_grad()
+    def probability(self, text: str) -> float:
+        """P(allow) of one call."""
+        network = self.gate.network
+        output, _ = network.apply(network.params, self.gate.batch([self.gate.encode(text)]), None, self.kernels)
+        return float(self.gate.calibrated(output.logits_TO[:, 0].double().numpy())[0])
 
 
 class Decider:
@@ -66,11 +76,12 @@ class Decider:
         """Decides one call that `calls.parse` read."""
         self._refresh()
         text = redact(calls.text(call))
-        p = float(self.serving.gate.probability([self.serving.gate.encode(text)])[0])
+        serving = self.serving
+        p = serving.probability(text)
         rule = self._rules.judge(call.tool, call.arguments)
-        outcome, probability, reason = self._judge(text, p, rule)
-        answer = Answer(new_id(self.store.clock()), outcome, probability, reason, self.serving.number)
-        lean = self.serving.policy.leans(p)
+        outcome, probability, reason = self._judge(serving.policy, text, p, rule)
+        answer = Answer(new_id(self.store.clock()), outcome, probability, reason, serving.number)
+        lean = serving.policy.leans(p)
         self._recorder.put(
             {**answer._asdict(), "text": text, "model": p, "lean": lean, "rule": str(rule) if rule else ""}
         )
@@ -89,9 +100,8 @@ class Decider:
         if self._loading is not None:
             self._loading.join()
 
-    def _judge(self, text: str, p: float, rule: Rule | None) -> tuple[Outcome, float, str]:
+    def _judge(self, policy: Policy, text: str, p: float, rule: Rule | None) -> tuple[Outcome, float, str]:
         """Rules first, then what people corrected, then the model, if it has converged."""
-        policy = self.serving.policy
         if rule is not None:
             return ("block", 0.0, str(rule)) if rule.effect == "deny" else ("allow", 1.0, str(rule))
         correction = self.corrections.find(text)
@@ -150,7 +160,9 @@ def load_serving(store: Store) -> Serving:
             raise ValueError(f"the gate in {store.folder} has no model yet; run: gradproof gate init")
         try:
             record, weights = store.versions.get(number).record, store.versions.weights(number)
-            return Serving(number, gate_of(weights, record), Policy(*record["policy"]))
+            gate = gate_of(weights, record)
+            kernels = choose(gate.network.shape(1, torch.float32), Workspace())
+            return Serving(number, gate, Policy(*record["policy"]), kernels)
         except ValueError:
             if store.versions.serving() == number:
                 raise

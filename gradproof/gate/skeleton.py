@@ -155,6 +155,8 @@ def _simple(found: _Found, words: list[str], piped: bool) -> None:
             program = _program(found, bare, piped)
         elif bare in RUNS_NEXT:
             program, piped = "", False
+        elif bare == "--":
+            continue
         elif bare.startswith("-") and len(bare) > 1 and not NUMBER.match(bare):
             _flag(found, program, bare)
         elif program in SUBCOMMANDS and f"{program}:" not in found.programs and bare[:1].isalpha() and "." not in bare:
@@ -221,7 +223,7 @@ def _sort(found: _Found, word: str) -> str:
         return "up"
     if NUMBER.match(word):
         return "number"
-    return "text" if " " in word else "variable" if word.startswith("$") else "name"
+    return "text" if word.count(" ") > 2 else "variable" if word.startswith("$") else "name"
 
 
 def _bare(word: str) -> str:

@@ -1,0 +1,65 @@
+"""What a batch is made of."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradproof.gate import replay
+from gradproof.gate.journal import Example, new_id
+from gradproof.gate.signals import signal
+
+
+def pool(name, allow, block):
+    kinds = ["override_allow"] * allow + ["override_block"] * block
+    return [Example(f"{name}{i}".encode(), name, signal(kind)) for i, kind in enumerate(kinds)]
+
+
+@given(*[st.tuples(st.integers(0, 6), st.integers(0, 6)) for _ in range(4)], st.sampled_from([4, 32, 33]))
+def test_shares(new, kept, pinned, echo, size):
+    """Half is new where there is anything else; the echo is at most a quarter, and never alone with nothing learned."""
+    draws = np.random.default_rng(0)
+    pools = {name: pool(name, *counts) for name, counts in dict(new=new, kept=kept, pinned=pinned, echo=echo).items()}
+    batch = replay.compose(pools["new"], pools["kept"], pools["pinned"], pools["echo"], size, draws)
+    count = Counter(each.text for each in batch)
+    assert count["echo"] <= size / 4 and len(batch) <= size
+    if pools["new"] and pools["kept"]:
+        assert count["new"] == size // 2 and len(batch) == size
+    if pools["pinned"] and pools["kept"]:
+        assert count["pinned"] >= 1
+
+
+def test_classes_are_balanced():
+    """One call to block among a hundred is drawn as often as all the others together."""
+    drawn = replay.balanced(pool("x", 100, 1), 40, np.random.default_rng(0))
+    assert sum(each.target for each in drawn) == 20
+    assert {each.target for each in replay.balanced(pool("x", 5, 0), 9, np.random.default_rng(0))} == {1.0}
+
+
+def test_the_echo_waits_for_the_review(store):
+    """Neither what is young, nor what was asked, ruled or remarked is an echo."""
+    journal, now = store.journal, store.clock()
+
+    def record(hours, decision="allow", **more):
+        base = dict(
+            id=new_id(now - 3600 * hours), text=f"Bash\ncommand: {hours}", lean=True, model=0.9, version=1, rule=""
+        )
+        journal.record([{**base, "decision": decision, **more}])
+        return base["id"]
+
+    old = record(30)
+    record(1)
+    record(31, "ask")
+    record(32, "block", rule="rule: deny")
+    journal.remark(record(33), "override_allow")
+    assert [(each.key.decode(), each.signal) for each in replay.echo(journal, 24)] == [(old, signal("allow"))]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_tiny_batches(size):
+    batch = replay.compose(
+        pool("new", 1, 0), pool("kept", 1, 1), [], pool("echo", 3, 3), size, np.random.default_rng(0)
+    )
+    assert len(batch) == size
