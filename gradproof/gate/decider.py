@@ -59,11 +59,12 @@ class Serving(NamedTuple):
 
 
 class Decider:
-    """`Decider(store).decide(call)`. With `wait`, news are loaded before the next decision rather than beside it."""
+    """`Decider(store).decide(call)`. With `wait`, news are loaded before the next decision rather than beside it;
+    `trusted`, the model decides whether or not it has converged."""
 
-    def __init__(self, store: Store, *, wait: bool = False):
+    def __init__(self, store: Store, *, wait: bool = False, trusted: bool = False):
         torch.set_num_threads(1)
-        self.store, self.wait = store, wait
+        self.store, self.wait, self.trusted = store, wait, trusted
         self.serving = load_serving(store)
         self.corrections = Corrections(store.journal.corrections())
         self._seen = self._news()
@@ -73,19 +74,25 @@ class Decider:
         self._recorder = Recorder(store)
 
     def decide(self, call: Call) -> Answer:
-        """Decides one call that `calls.parse` read."""
+        """Decides one call that `calls.parse` read, and records it."""
+        answer, record = self._decide(call)
+        self._recorder.put(record)
+        return answer
+
+    def peek(self, call: Call) -> Answer:
+        """The same answer, recorded nowhere."""
+        return self._decide(call)[0]
+
+    def _decide(self, call: Call) -> tuple[Answer, dict[str, Any]]:
+        """The answer, and what is recorded of it."""
         self._refresh()
-        text = redact(calls.text(call))
-        serving = self.serving
+        text, serving = redact(calls.text(call)), self.serving
         p = serving.probability(text)
         rule = self._rules.judge(call.tool, call.arguments)
         outcome, probability, reason = self._judge(serving.policy, text, p, rule)
         answer = Answer(new_id(self.store.clock()), outcome, probability, reason, serving.number)
-        lean = serving.policy.leans(p)
-        self._recorder.put(
-            {**answer._asdict(), "text": text, "model": p, "lean": lean, "rule": str(rule) if rule else ""}
-        )
-        return answer
+        own = {"model": p, "lean": serving.policy.leans(p), "rule": str(rule) if rule else ""}
+        return answer, {**answer._asdict(), "text": text, **own}
 
     def flush(self) -> None:
         """Waits until every decision is on the disk; ValueError where one could not be written."""
@@ -108,7 +115,7 @@ class Decider:
         if correction is not None:
             outcome = "allow" if correction.allow else "block"
             return outcome, min(1.0, policy.corrected(p, correction.allow)), _like(text, correction)
-        if not self._converged.converged:
+        if not (self.trusted or self._converged.converged):
             judged = self._converged
             seen = (
                 f"{judged.alignment:.0%} of {judged.count:,} judged decisions agreed" if judged.count else "none judged"
