@@ -12,7 +12,7 @@ leave nothing for the other to learn; then their logits, brought to one spread, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gradproof.gate import folds
-from gradproof.gate.network import KNOWN, SCALE, WEIGHT, Calibration, GateConfig, GateModel, GateNetwork
+from gradproof.gate.network import KNOWN, SCALE, WEIGHT, Calibration, GateConfig, GateModel, GateNetwork, stacked
 from gradproof.gate.ngrams import NUMBERS
 from gradproof.gate.policy import calibrate
 from gradproof.gate.roc import auc
@@ -36,6 +36,7 @@ from gradproof.train.step import TrainStep
 VALIDATION = 7  # one in so many
 STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
+ROWS = 256  # whose n-grams are added up at a time
 LEAST = 2  # calls that an n-gram occurs in, to be known
 
 
@@ -155,41 +156,51 @@ def _endless(from_R: np.ndarray, many: int, generator: np.random.Generator) -> I
 
 
 def solve_ngrams(model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.ndarray, learned: np.ndarray) -> float:
-    """Sets how much each n-gram counts (rare ones more) and its weight; returns b, which the encoder's bias takes."""
+    """Sets which n-grams are known, how much each counts, and its weight; returns b, which the encoder's bias takes."""
     network = model.network
-    x_BX = model.batch([[PADDING, *_grams(rows[i], network.config.vocabulary)] for i in learned])
-    know_ngrams(network, x_BX[:, 1:])
-    gram_BG = network.split(x_BX)[1]
-    label_B = torch.from_numpy(allow_R[learned]).float()
-    share = float(label_B.mean())
-    weight_B = torch.where(label_B > 0.5, 0.5 / share, 0.5 / (1 - share))
-    w_N, b = network.params[WEIGHT], torch.zeros(1)
-    solved = torch.zeros(len(w_N) + 1)
+    grams = {i: _grams(rows[i], network.config.vocabulary) for i in learned.tolist()}
+    know_ngrams(network, grams.values())
+    parts = [_part(network, grams, chosen, allow_R) for chosen in alike(grams, ROWS)]
+    allowed = float(allow_R[learned].sum())
+    weights = (len(learned) / (2 * (len(learned) - allowed)), len(learned) / (2 * allowed))  # of block, of allow
+    solved = torch.zeros(len(network.params[WEIGHT]) + 1)  # w_N and b
 
-    def gradient() -> Tensor:
-        """Of the objective at `solved`, the last of which is b."""
-        z_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], solved[:-1])
-        z_B = z_B + solved[-1]
-        loss, kept = bce.forward(z_B, label_B, weight_B, total=1.0)
-        dz_B = bce.backward(torch.ones(()), kept, z_B, label_B)
-        dw_N = hashed_ngrams.backward(dz_B, share_BG, gram_BG, solved[:-1]) + solved[:-1] / STRENGTH
-        solved.grad = torch.cat((dw_N, dz_B.sum()[None]))
-        return loss + solved[:-1].square().sum() / (2 * STRENGTH)
+    def objective() -> Tensor:
+        """At `solved`; its gradient goes where L-BFGS looks for it."""
+        value = solved[:-1].square().sum() / (2 * STRENGTH)
+        solved.grad = torch.cat((solved[:-1] / STRENGTH, torch.zeros(1)))
+        for gram_BG, label_B in parts:
+            y_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], solved[:-1])
+            z_B, weight_B = y_B + solved[-1], torch.where(label_B > 0.5, weights[1], weights[0])
+            loss, kept = bce.forward(z_B, label_B, weight_B, total=1.0)
+            dz_B = bce.backward(torch.ones(()), kept, z_B, label_B)
+            solved.grad[:-1] += hashed_ngrams.backward(dz_B, share_BG, gram_BG, solved[:-1])
+            solved.grad[-1] += dz_B.sum()
+            value = value + loss
+        return value
 
     optimizer = torch.optim.LBFGS([solved], max_iter=PASSES, history_size=12, line_search_fn="strong_wolfe")
-    optimizer.step(gradient)  # pyright: ignore[reportArgumentType]
-    w_N.copy_(solved[:-1])
-    b.copy_(solved[-1:])
-    return float(b)
+    optimizer.step(objective)  # pyright: ignore[reportArgumentType]
+    network.params[WEIGHT].copy_(solved[:-1])
+    return float(solved[-1])
 
 
-def know_ngrams(network: GateNetwork, number_BG: Tensor) -> None:
+def _part(
+    network: GateNetwork, grams: Mapping[int, list[int]], chosen: Sequence[int], allow_R: np.ndarray
+) -> tuple[Tensor, Tensor]:
+    """gram_BG and label_B of some rows."""
+    x_BX = stacked([[PADDING, *grams[i]] for i in chosen], network.config.vocabulary)
+    return network.split(x_BX)[1], torch.from_numpy(allow_R[list(chosen)]).float()
+
+
+def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
     """Known is what occurs in two calls or more; the rarer a weight's n-grams, the more it counts."""
-    numbers = number_BG[number_BG >= 0] - network.config.vocabulary
+    rows = [np.array(row, dtype=np.int64) - network.config.vocabulary for row in grams]
+    numbers = torch.from_numpy(np.concatenate(rows))
     network.buffers[KNOWN].copy_(torch.bincount(numbers, minlength=NUMBERS) >= LEAST)
-    weight = network.weight_of(numbers)
-    count_N = torch.bincount(weight[weight < network.config.buckets], minlength=network.config.buckets)
-    network.buffers[SCALE][: network.config.buckets] = torch.log((1 + len(number_BG)) / (1 + count_N)) + 1
+    weight, buckets = network.weight_of(numbers), network.config.buckets
+    count_N = torch.bincount(weight[weight < buckets], minlength=buckets)
+    network.buffers[SCALE][:buckets] = torch.log((1 + len(rows)) / (1 + count_N.clamp(max=len(rows)))) + 1
 
 
 def blend(model: GateModel, encoded_V: np.ndarray, linear_V: np.ndarray, bias: float) -> None:
@@ -201,13 +212,17 @@ def blend(model: GateModel, encoded_V: np.ndarray, linear_V: np.ndarray, bias: f
 
 
 def logits(model: GateModel, rows: Sequence[Sequence[int]], batch: int = 64) -> np.ndarray:
-    """z of many encoded rows, those of like length together."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    """z of many encoded rows."""
     z_R = np.zeros(len(rows))
-    for start in range(0, len(order), batch):
-        chosen = order[start : start + batch]
+    for chosen in alike(dict(enumerate(rows)), batch):
         z_R[chosen] = model.logits([rows[i] for i in chosen])
     return z_R
+
+
+def alike(rows: Mapping[int, Sequence[int]], many: int) -> list[list[int]]:
+    """Their keys in parts of so many, those of like length together, so that little is padding."""
+    order = sorted(rows, key=lambda i: len(rows[i]))
+    return [order[start : start + many] for start in range(0, len(order), many)]
 
 
 def _grams(row: Sequence[int], vocabulary: int) -> list[int]:

@@ -30,7 +30,7 @@ from gradproof.params import Entry, Weights
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
-STRANGE = 0.1  # how much an n-gram that is not known counts; a known one counts 1 or more
+STRANGE = 0.3  # how much an n-gram that is not known counts; a known one counts 1 or more
 
 
 @dataclass(frozen=True)
