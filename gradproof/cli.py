@@ -686,7 +686,7 @@ def _verify_own(
 
 @app.command()
 def bench(
-    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose", help="What to measure.")] = "diagnose",
+    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose|gate", help="What to measure.")] = "diagnose",
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
     size: Annotated[
         str | None,
@@ -705,7 +705,9 @@ def bench(
         str | None,
         typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="step, ops: fewer rounds; the figures are rough.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="step, ops, gate: fewer rounds; the figures are rough.")
+    ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="step: measure each admitted kernel, and keep the fastest for this shape.")
     ] = False,
@@ -723,6 +725,8 @@ def bench(
     **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
 
     **diagnose**: the rounding mode's overhead on each op, and whole diagnoses.
+
+    **gate**: one decision while the learner trains, and what is lost to kill -9.
 
     Examples:
 
@@ -757,8 +761,21 @@ def bench(
             with stages() as say:
                 found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
                 _show_rows(found, ops.show, json)
+        elif suite == "gate":
+            _bench_gate(quick, json)
         else:
-            raise ValueError(f"there is no suite {suite!r}; the suites are step, ops, diagnose")
+            raise ValueError(f"there is no suite {suite!r}; the suites are step, ops, diagnose, gate")
+
+
+def _bench_gate(quick: bool, json: str | None) -> None:
+    from json import dumps
+
+    from gradproof.bench import gate as suite
+
+    with stages() as say:
+        record = suite.suite(quick, say)
+    suite.show(record, console_for(json))
+    write(record, dumps(record, indent=1), json)
 
 
 def _precision(device: Device, precision: Precision | None) -> str:

@@ -171,6 +171,11 @@ class Journal:
             labelled += [each for each in self._examples(txn, "pinned") if each.signal.outcome == other]
         return radius(text, (each.text for each in labelled if each.text != text))
 
+    def signals(self) -> list[dict[str, Any]]:
+        """All that are kept, oldest first: decision, text, kind, label, weight."""
+        with self.env.begin() as txn:
+            return [json.loads(value) for _, value in txn.cursor(self._db["signals"])]
+
     def pending(self, most: int = 100_000) -> list[Example]:
         """The signals that no model learned from yet, oldest first."""
         found: list[Example] = []

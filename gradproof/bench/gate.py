@@ -1,0 +1,224 @@
+"""The suite `gate`: how long a decision takes while the learner trains, and whether anything is lost to kill -9.
+
+    latency  one call of 64 tokens, warm, one core: alone, and while a learner in another process trains, promotes
+             versions and writes signals without a pause
+    kills    a process that decides and gives feedback, and a learner, killed with SIGKILL at random moments; after each
+             the store is opened, every acknowledged signal looked up, and the serving version loaded and run
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gradproof.gate.calls import Call, text
+from gradproof.gate.decider import Decider, load_serving
+from gradproof.gate.founding import found, split, starter_rows
+from gradproof.gate.journal import Judged, new_id
+from gradproof.gate.learner import Learner
+from gradproof.gate.network import GateModel
+from gradproof.gate.signals import MISTAKES
+from gradproof.gate.store import Settings, Store
+
+TOKENS = 64
+DECISIONS, QUICK_DECISIONS = 2000, 300
+KILLS, QUICK_KILLS = 50, 5
+WORDS = "find . -type f -name '*.log' -mtime +30 -exec gzip {} \\; && tar -czf backup.tar.gz ./logs --exclude=tmp"
+
+
+def suite(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Both parts, on a gate of the usual size with untrained weights: neither time nor loss depends on them."""
+    from gradproof.proof.verdict import environment
+
+    record: dict[str, Any] = {"suite": "gate", "environment": environment("cpu"), "tokens": TOKENS}
+    with tempfile.TemporaryDirectory(prefix="gradproof-bench-") as folder:
+        make(Path(folder) / "gate", GateModel.fresh())
+        decisions = QUICK_DECISIONS if quick else DECISIONS
+        say("decisions, alone")
+        record["alone"] = latency(Path(folder) / "gate", decisions)
+        say("decisions, while the learner trains")
+        record["learning"] = latency(Path(folder) / "gate", decisions, learning=True)
+        kills = QUICK_KILLS if quick else KILLS
+        record["kills"] = killed(Path(folder) / "gate", kills, 3.0, say=say)
+    return record
+
+
+def make(folder: Path, model: GateModel) -> None:
+    """A gate that has converged, so that the model decides."""
+    store = Store.create(folder, Settings())
+    found(store, model, *split(starter_rows()), people=False)
+    store.journal.judge_held(Judged(600, 600, 600, 600))
+    store.close()
+
+
+def call_of(model: GateModel, tokens: int = TOKENS) -> Call:
+    """A call whose text has just so many tokens."""
+    command = WORDS
+    while (count := sum(token < model.network.config.vocabulary for token in model.encode(_text(command)))) != tokens:
+        command = command + " a" if count < tokens else command[:-1]
+    return Call("Bash", {"command": command})
+
+
+def latency(folder: Path, decisions: int, *, learning: bool = False) -> dict[str, Any]:
+    """Milliseconds of `Decider.decide`, from a parsed call to the answer."""
+    store = Store(folder)
+    decider = Decider(store)
+    call = call_of(decider.serving.gate)
+    with pinned(0), _beside(_learn_without_pause, folder, when=learning):
+        for _ in range(50):
+            decider.decide(call)
+        before, times = decider.serving.number, []
+        while len(times) < decisions or (learning and decider.serving.number == before and len(times) < 20 * decisions):
+            started = time.perf_counter()
+            decider.decide(call)
+            times.append(1e3 * (time.perf_counter() - started))
+            time.sleep(0.001)  # calls come one by one; the recorder's thread has its turn
+    swapped = decider.serving.number - before
+    decider.close()
+    store.close()
+    p50, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
+    return {"decisions": len(times), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max(times), "swaps": swapped}
+
+
+def killed(
+    folder: Path, kills: int, longest: float, *, seed: int = 0, start: str = "spawn", say: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Kills a decider, a learner or both at random moments; `longest` seconds after they are at work at the latest."""
+    draws, lost, acknowledged, versions = random.Random(seed), 0, 0, set()
+    for done in range(kills):
+        say(f"kill {done + 1} of {kills}")
+        acks = _until_killed(folder, draws, longest, start)
+        acknowledged += len(acks)
+        store = Store(folder)
+        known = {each["decision"] for each in store.journal.signals()}
+        lost += sum(id not in known for id in acks)
+        serving = load_serving(store)
+        assert 0.0 <= serving.probability("Bash\ncommand: ls") <= 1.0
+        versions.add(serving.number)
+        store.close()
+    return {"kills": kills, "acknowledged": acknowledged, "lost": lost, "versions": len(versions)}
+
+
+def _until_killed(folder: Path, draws: random.Random, longest: float, start: str) -> list[str]:
+    """The ids whose feedback was acknowledged before the processes died."""
+    context = get_context(start)
+    receiver, sender = context.Pipe(duplex=False)
+    workers = [
+        context.Process(target=_feed, args=(folder, sender, draws.random()), daemon=True),
+        context.Process(target=_learn_without_pause, args=(folder, False), daemon=True),
+    ]
+    for worker in workers:
+        worker.start()
+    sender.close()
+    acks = [receiver.recv()]  # at work
+    deadline = time.monotonic() + draws.uniform(0, longest)
+    while (left := deadline - time.monotonic()) > 0:
+        if receiver.poll(left):
+            acks.append(receiver.recv())
+    for worker in draws.sample(workers, 2):
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        time.sleep(draws.choice((0.0, draws.uniform(0, 0.05))))
+    for worker in workers:
+        worker.join()
+    try:
+        while True:
+            acks.append(receiver.recv())
+    except EOFError:
+        return acks
+
+
+def _feed(folder: Path, acks: Any, seed: float) -> None:
+    """Decides and gives feedback without a pause; sends each decision's id when its feedback was acknowledged."""
+    store, draws = Store(folder), random.Random(seed)
+    decider = Decider(store)
+    while True:
+        answer = decider.decide(Call("Bash", {"command": f"make target{draws.randrange(10**6)}"}))
+        store.journal.remark(answer.id, draws.choice((*MISTAKES, "override_allow", "override_block")))
+        acks.send(answer.id)
+
+
+def _learn_without_pause(folder: Path, feeds: bool = True) -> None:
+    """A learner that never rests: each round it finds new signals, its own where `feeds`."""
+    if feeds:
+        pin(1)
+    store = Store(folder)
+    learner, round = Learner(store), 0
+    while True:
+        round += 1
+        if feeds:
+            _signals(store, round)
+        if learner.round() is None:
+            time.sleep(0.01)
+
+
+def _signals(store: Store, round: int) -> None:
+    """A few answers of people."""
+    for i in range(4):
+        id = new_id(store.clock())
+        own = dict(decision="ask", model=0.5, lean=False, rule="", version=0, probability=0.5, reason="")
+        store.journal.record([{"id": id, "text": _text(f"make round{round}-{i}"), **own}])
+        store.journal.remark(id, "override_allow")
+
+
+@contextmanager
+def _beside(work: Callable[[Path], None], folder: Path, *, when: bool) -> Iterator[None]:
+    """Another process at work, killed at the end."""
+    if not when:
+        yield
+        return
+    process = get_context("spawn").Process(target=work, args=(folder,), daemon=True)
+    process.start()
+    try:
+        time.sleep(8)  # it imports, loads, and begins
+        yield
+    finally:
+        process.kill()
+        process.join()
+
+
+@contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """This process on one core, where the system can."""
+    if not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    pin(core)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def pin(core: int) -> None:
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[core % len(cores)]})
+
+
+def show(record: dict[str, Any], console: Any) -> None:
+    for name, what in (("alone", "alone"), ("learning", "while the learner trains")):
+        found = record[name]
+        console.print(
+            f"decision, {record['tokens']} tokens, {what}: median {found['p50_ms']:.2f} ms, 99th percentile"
+            f" {found['p99_ms']:.2f} ms ({found['decisions']:,} decisions, {found['swaps']} new versions taken)"
+        )
+    kills = record["kills"]
+    console.print(
+        f"{kills['kills']} kills: {kills['acknowledged']:,} signals acknowledged, {kills['lost']} lost; the serving"
+        f" version whole each time"
+    )
+
+
+def _text(command: str) -> str:
+    return text(Call("Bash", {"command": command}))
