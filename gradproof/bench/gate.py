@@ -1,9 +1,9 @@
 """The suite `gate`: how long a decision takes while the learner trains, and whether anything is lost to kill -9.
 
-    latency  one call of 64 tokens, warm, one core: alone, and while a learner in another process trains, promotes
-             versions and writes signals without a pause
-    kills    a process that decides and gives feedback, and a learner, killed with SIGKILL at random moments; after each
-             the store is opened, every acknowledged signal looked up, and the serving version loaded and run
+latency  one call of 64 tokens, warm, one core: alone, and while a learner in another process trains, promotes
+         versions and writes signals without a pause
+kills    a process that decides and gives feedback, and a learner, killed with SIGKILL at random moments; after each
+         the store is opened, every acknowledged signal looked up, and the serving version loaded and run
 """
 
 from __future__ import annotations
@@ -87,7 +87,14 @@ def latency(folder: Path, decisions: int, *, learning: bool = False) -> dict[str
     decider.close()
     store.close()
     p50, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
-    return {"decisions": len(times), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max(times), "swaps": swapped}
+    return {
+        "decisions": len(times),
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p99_ms": p99,
+        "max_ms": max(times),
+        "swaps": swapped,
+    }
 
 
 def killed(
@@ -111,7 +118,7 @@ def killed(
 
 def _until_killed(folder: Path, draws: random.Random, longest: float, start: str) -> list[str]:
     """The ids whose feedback was acknowledged before the processes died."""
-    context = get_context(start)
+    context: Any = get_context(start)
     receiver, sender = context.Pipe(duplex=False)
     workers = [
         context.Process(target=_feed, args=(folder, sender, draws.random()), daemon=True),

@@ -71,17 +71,18 @@ def found(store: Store, gate: GateModel, learned: Sequence[Row], held: Sequence[
     for where, rows in (("replay", learned), ("held", held)):
         journal.add(where, [(row.text, signal("allow" if row.allow else "block")) for row in rows])
     known = Known(journal.examples("held"), [], [])
-    gate, policy = settle(gate, known.held, store, ASK)
+    z = logits(gate, known.texts())
+    policy = settle(gate, known, z, store.settings, ASK)
     if people:
-        journal.judge_held(judged_in_halves(gate, known.held, store.settings))
-    record = version_record(gate, policy, score(gate, policy, known), store, came_from=0, signals=0)
+        journal.judge_held(judged_in_halves(gate, known.held, z, store.settings))
+    record = version_record(gate, policy, score(gate, policy, known, z), store, came_from=0, signals=0)
     return store.versions.add(weights_of(gate), record)
 
 
-def judged_in_halves(gate: GateModel, held: Sequence[Example], settings: Settings) -> Judged:
+def judged_in_halves(gate: GateModel, held: Sequence[Example], z: dict[str, float], settings: Settings) -> Judged:
     """How the model agrees with the labels of held-back calls: each half decided by the thresholds of the other."""
     allow_T = np.array([each.target > 0.5 for each in held], dtype=bool)
-    z_T = logits(gate, [each.text for each in held])
+    z_T = np.array([z[each.text] for each in held])
     judged = Judged()
     for half in (0, 1):
         own_T = np.arange(len(held)) % 2 == half
@@ -97,4 +98,4 @@ def train(rows: Sequence[Row], seed: int, say: Callable[[str], None]) -> GateMod
     """The first model."""
     texts, allow = [row.text for row in rows], [row.allow for row in rows]
     say(f"training on {len(rows):,} calls")
-    return fit(texts, allow, seed=seed, watch=lambda done, total: say(f"training, step {done} of {total}")).model
+    return fit(texts, allow, seed=seed, watch=lambda done, total: say(f"training {done} of {total}")).model

@@ -13,7 +13,7 @@ A candidate that fails is taken half of the way, then a quarter; then the servin
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import described, pack, unpack, weights_of
 from gradproof.gate.policy import Policy, calibrate, choose
 from gradproof.gate.signals import MISTAKES
-from gradproof.gate.store import Store
+from gradproof.gate.store import Settings, Store
 from gradproof.streams import philox
 from gradproof.train.adamw import AdamW
 
@@ -79,6 +79,9 @@ class Known(NamedTuple):
     pinned: list[Example]
     recent: list[str]
 
+    def texts(self) -> list[str]:
+        return [each.text for each in (*self.held, *self.pinned)] + self.recent
+
 
 class Learner:
     """`Learner(store).round()`; the same store, signals and seed give the same version."""
@@ -87,6 +90,7 @@ class Learner:
         torch.set_num_threads(1)
         self.store, self.seed = store, seed
         self.failed: frozenset[bytes] = frozenset()  # the signals of the last candidate that was no good
+        self._scored: tuple[int, dict[str, float]] = (0, {})  # the serving version's logits
 
     def due(self) -> bool:
         """Whether enough signals wait, or one waits long enough, and they are not just those that failed."""
@@ -105,15 +109,19 @@ class Learner:
             return None
         serving = load_serving(self.store)
         known = self._known()
-        before = score(serving.gate, serving.policy, known)
+        before = score(serving.gate, serving.policy, known, self._serving_logits(serving, known))
         new = [each for each in waiting if each.signal.kind in MISTAKES or not is_held(each.text)]
         trained, kept, steps = self._train(serving, new)
         changes = CHANGES * len(waiting) if self.store.journal.judged().converged else 1.0
         for way in WAYS:
-            gate, policy = self._candidate(serving, trained, way, known)
-            after = score(gate, policy, known)
+            gate = trained.copy()
+            gate.network.params.flat_P.lerp_(serving.gate.network.params.flat_P, 1 - way)
+            z = logits(gate, known.texts())
+            policy = settle(gate, known, z, self.store.settings, serving.policy)
+            after = score(gate, policy, known, z)
             if after.no_worse(before, changes):
                 version = self._promote(serving, gate, policy, after, len(waiting), kept)
+                self._scored = (version, z)
                 self.store.journal.learned(waiting)
                 self.failed = frozenset()
                 return Round(len(waiting), steps, version, way, before, after, time.perf_counter() - started)
@@ -124,6 +132,14 @@ class Learner:
         journal = self.store.journal
         recent = [each["text"] for each in journal.decisions(KNOWN, unremarked=True)]
         return Known(journal.examples("held"), journal.examples("pinned"), list(dict.fromkeys(recent)))
+
+    def _serving_logits(self, serving: Serving, known: Known) -> dict[str, float]:
+        """Those of the round before are still right where the same version serves."""
+        number, z = self._scored
+        z = z if number == serving.number else {}
+        z |= logits(serving.gate, [text for text in known.texts() if text not in z])
+        self._scored = (serving.number, z)
+        return z
 
     def _train(self, serving: Serving, new: Sequence[Example]) -> tuple[GateModel, dict[str, torch.Tensor], int]:
         """A trained copy; the optimizer's state and the Fisher information to go on with; how many steps."""
@@ -152,12 +168,6 @@ class Learner:
             weight_B = torch.tensor([each.signal.weight for each in batch])
             step(x_BX, (label_B, weight_B))
         return gate, {**step.optimizer.state(), "fisher": fisher_P}, steps
-
-    def _candidate(self, serving: Serving, trained: GateModel, way: float, known: Known) -> tuple[GateModel, Policy]:
-        """The gate so far on the way to the trained one, calibrated, with its thresholds."""
-        gate = trained.copy()
-        gate.network.params.flat_P.lerp_(serving.gate.network.params.flat_P, 1 - way)
-        return settle(gate, known.held, self.store, serving.policy)
 
     def _promote(
         self,
@@ -194,12 +204,23 @@ def told(done: Round) -> str:
     )
 
 
-def score(gate: GateModel, policy: Policy, known: Known) -> Score:
+def settle(gate: GateModel, known: Known, z: dict[str, float], settings: Settings, otherwise: Policy) -> Policy:
+    """Calibrates the gate on the held-back calls, and chooses the thresholds; `z` holds the logits of all known."""
+    allow_T = np.array([each.target > 0.5 for each in known.held], dtype=bool)
+    if allow_T.all() or not allow_T.any():
+        return otherwise
+    z_T = np.array([z[each.text] for each in known.held])
+    gate.calibration = Calibration(*calibrate(z_T, allow_T))
+    return choose(gate.calibrated(z_T), allow_T, settings.false_allow, settings.false_block)
+
+
+def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) -> Score:
     """How a gate does on the known calls."""
-    p_T = probabilities(gate, [each.text for each in (*known.held, *known.pinned)] + known.recent)
+    p_T = gate.calibrated(np.array([z[text] for text in known.texts()]))
     held, pinned = len(known.held), len(known.pinned)
+    judged = [*known.held, *known.pinned]
     wrong_T = np.array(
-        [policy.leans(p) != (each.target > 0.5) for p, each in zip(p_T, (*known.held, *known.pinned), strict=False)]
+        [policy.leans(p) != (each.target > 0.5) for p, each in zip(p_T, judged, strict=False)], dtype=bool
     )
     allow_T = np.array([each.target > 0.5 for each in known.held], dtype=bool)
     shares = [float(wrong_T[:held][chosen].mean()) for chosen in (allow_T, ~allow_T) if chosen.any()]
@@ -208,30 +229,16 @@ def score(gate: GateModel, policy: Policy, known: Known) -> Score:
     return Score(error, int(wrong_T[held:].sum()), outcomes, tuple(deciles(p_T[:held][allow_T].tolist())))
 
 
-def settle(gate: GateModel, held: Sequence[Example], store: Store, otherwise: Policy) -> tuple[GateModel, Policy]:
-    """Calibration and thresholds from the held-back calls."""
-    allow_T = np.array([each.target > 0.5 for each in held], dtype=bool)
-    if allow_T.all() or not allow_T.any():
-        return gate, otherwise
-    z_T = logits(gate, [each.text for each in held])
-    gate.calibration = Calibration(*calibrate(z_T, allow_T))
-    p_T = gate.calibrated(z_T)
-    return gate, choose(p_T, allow_T, store.settings.false_allow, store.settings.false_block)
-
-
 def version_record(gate: GateModel, policy: Policy, found: Score, store: Store, **more: Any) -> dict[str, Any]:
     """What is kept beside the weights."""
     scores = {"held_error": found.error, "pinned_wrong": found.pinned_wrong, "edges": found.edges}
     return {**described(gate), "policy": list(policy), "time": store.clock(), **scores, **more}
 
 
-def logits(gate: GateModel, texts: Sequence[str]) -> np.ndarray:
-    """z_T."""
-    return fit.logits(gate, [gate.encode(text) for text in texts])
-
-
-def probabilities(gate: GateModel, texts: Sequence[str]) -> np.ndarray:
-    return gate.calibrated(logits(gate, texts)) if texts else np.zeros(0)
+def logits(gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
+    """z of each text."""
+    distinct = list(dict.fromkeys(texts))
+    return dict(zip(distinct, fit.logits(gate, [gate.encode(text) for text in distinct]).tolist(), strict=True))
 
 
 def _row(gate: GateModel, text: str) -> torch.Tensor:
