@@ -30,6 +30,7 @@ app = typer.Typer(
 Folder = Annotated[Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
 Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
+NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 HERE = Path(".gate")
 
@@ -82,7 +83,7 @@ def decide(
         str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
     ] = None,
     store: Folder = HERE,
-    seed: Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")] = 0,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Decide a tool call: allow, ask or block.
@@ -118,6 +119,7 @@ def feedback(
         typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
     ],
     store: Folder = HERE,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Say what should have happened. When this returns, it is on the disk, and a mistake is remembered.
@@ -179,7 +181,7 @@ def learn(
 
 
 @app.command()
-def status(store: Folder = HERE, json: Json = None, debug: Debug = False) -> None:
+def status(store: Folder = HERE, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
 
     Example:
@@ -199,6 +201,7 @@ def status(store: Folder = HERE, json: Json = None, debug: Debug = False) -> Non
 def rollback(
     version: Annotated[int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one before.")] = None,
     store: Folder = HERE,
+    seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Let an earlier version serve again. What people corrected stays corrected.
@@ -231,25 +234,28 @@ def _opened(kind: Any, folder: Path) -> Iterator[Store]:
 
 
 def _init(folder: Path, data: Path | None, given: dict[str, Any], seed: int, say: Any) -> dict[str, Any]:
+    """Nothing is written before the model is trained."""
     from dataclasses import asdict
 
     from gradproof.gate import founding
     from gradproof.gate.status import status as status_of
-    from gradproof.gate.store import SETTINGS, Settings, Store
+    from gradproof.gate.store import Settings, Store, check_folder
 
-    there = (folder / SETTINGS).is_file()
-    if there and data is not None:
-        raise ValueError(f"there is a gate in {folder} already; name a new folder for one that starts from {data}")
-    if there:
+    before = None
+    if check_folder(folder):
         with _opened(Store, folder) as old:
-            given = {**asdict(old.settings), **given}
-    settings = Settings(**given)
-    rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+            before = old.settings if old.versions.serving() else None
+    if before is not None and data is not None:
+        raise ValueError(f"there is a gate in {folder} already; name a new folder for one that starts from {data}")
+    settings = Settings(**({**asdict(before), **given} if before is not None else given))
+    trained = None
+    if before is None:
+        rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+        learned, held = founding.split(rows, seed)
+        trained = founding.train(learned, seed, say), learned, held
     with _opened(lambda each: Store.create(each, settings), folder) as store:
-        if store.versions.serving() == 0:
-            learned, held = founding.split(rows, seed)
-            gate = founding.train(learned, seed, say)
-            founding.found(store, gate, learned, held, people=data is not None)
+        if trained is not None:
+            founding.found(store, *trained, people=data is not None)
         return status_of(store)
 
 

@@ -365,16 +365,22 @@ class Journal:
 
 def open_environment(folder: Path, mebibytes: int, databases: int) -> Any:
     """An LMDB environment whose every commit is synced; readers that died are cleared away."""
-    try:
-        import lmdb
-    except ImportError:
-        raise ValueError(MISSING) from None
+    lmdb = library()
     try:
         env = lmdb.open(str(folder), map_size=mebibytes << 20, max_dbs=databases, max_readers=512)
         env.reader_check()
     except lmdb.Error as error:
         raise ValueError(f"the store {folder.parent} cannot be opened: {error}") from None
     return env
+
+
+def library() -> Any:
+    """lmdb, or one sentence where it is missing."""
+    try:
+        import lmdb
+    except ImportError:
+        raise ValueError(MISSING) from None
+    return lmdb
 
 
 def is_held(text: str) -> bool:

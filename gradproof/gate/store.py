@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.journal import SCHEMA, Journal
+from gradproof.gate.journal import SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.versions import Versions
 
@@ -65,8 +65,7 @@ class Store:
     @classmethod
     def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:
         """A new store, or one that was there with other settings."""
-        if folder.exists() and any(folder.iterdir()) and not (folder / SETTINGS).is_file():
-            raise ValueError(f"{folder} is not empty and no gate's store; name a new folder")
+        check_folder(folder)
         for name in ("journal", "versions"):
             (folder / name).mkdir(parents=True, exist_ok=True)
         if not (folder / FILE).exists():
@@ -87,3 +86,11 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
+
+
+def check_folder(folder: Path) -> bool:
+    """Whether there is a store already; ValueError where none can be made, or what it needs is not installed."""
+    library()
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / SETTINGS).is_file())):
+        raise ValueError(f"{folder} is there already and no gate's store; name a new folder")
+    return (folder / SETTINGS).is_file()

@@ -148,5 +148,5 @@ def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):
         Store(store.folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
-    with pytest.raises(ValueError, match="not empty and no gate's store"):
+    with pytest.raises(ValueError, match="there already and no gate's store"):
         Store.create(tmp_path / "other", Settings())
