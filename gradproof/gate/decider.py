@@ -118,7 +118,9 @@ class Decider:
         if not (self.trusted or self._converged.converged):
             judged = self._converged
             seen = (
-                f"{judged.alignment:.0%} of {judged.count:,} judged decisions agreed" if judged.count else "none judged"
+                f"{judged.alignment:.0%} of {judged.count:,} judged decisions agreed"
+                if judged.count
+                else "no decision judged yet"
             )
             return "ask", p, f"cold start: {seen}; the model decides from 95% of 1,000 on, 50 of each kind"
         outcome = policy.decide(p)

@@ -1,7 +1,8 @@
 """The learner: trains a copy of the serving model on new signals, and lets it serve only if it is no worse.
 
-A round takes the signals that wait, mixes them half and half with replay, takes a few consolidated steps, calibrates
-and chooses thresholds anew on the held-back calls. The candidate serves if, against the serving version,
+A round takes the signals that wait, mixes them half and half with replay, takes a few consolidated steps, solves for
+the n-grams' weights near the serving ones, calibrates and chooses thresholds anew on the held-back calls. The
+candidate serves if, against the serving version,
 
     its balanced error on the held-back calls is no higher,
     it is wrong on no more of the pinned mistakes,
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from gradproof.gate import fit, replay
+from gradproof.gate import fit, proximal, replay
 from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidation, decayed, fisher
 from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
@@ -36,6 +37,7 @@ BATCH, LEAST_STEPS, MOST_STEPS = 32, 12, 60
 RATE = 5e-4
 CLIP = 1.0
 CALLS_OF_FISHER = 48
+REPLAYED, MOST_SAID, SAID = 800, 400, 2.0  # calls, signals and their weight when the n-grams are solved for
 PLASTIC = 0.1  # of the consolidation's strength, where the error rate has drifted
 CHANGES = 0.001  # of known decisions, for each new signal
 WAYS = (1.0, 0.5, 0.25)  # of the way from the serving weights to the trained ones
@@ -167,7 +169,21 @@ class Learner:
             label_B = torch.tensor([each.signal.label for each in batch])
             weight_B = torch.tensor([each.signal.weight for each in batch])
             step(x_BX, (label_B, weight_B))
+        if new:
+            self._solve(gate, [*pinned, *(each for each in new if each.signal.kind not in MISTAKES)], kept, draws)
         return gate, {**step.optimizer.state(), "fisher": fisher_P}, steps
+
+    def _solve(
+        self, gate: GateModel, said: Sequence[Example], kept: Sequence[Example], draws: np.random.Generator
+    ) -> None:
+        """The n-grams' weights: what people said, and as many calls of each class from before."""
+        said = said[-MOST_SAID:]
+        before = replay.balanced(kept, min(REPLAYED, 2 * len(kept)), draws)
+        rows = list({each.text: each for each in (*before, *said)}.values())
+        proximal.get_to_know(gate, [each.text for each in said])
+        weights = {each.text: SAID * each.signal.weight for each in said}
+        mass_R = torch.tensor([weights.get(each.text, 1.0) for each in rows])
+        proximal.solve(gate, [each.text for each in rows], torch.tensor([each.target for each in rows]), mass_R)
 
     def _promote(
         self,

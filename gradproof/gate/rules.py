@@ -66,8 +66,8 @@ class Rule:
     reason: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.way} {self.pattern!r}" if self.way else f"tool {self.tool!r}"
-        return f"rule: {self.effect} {what}" + (f" ({self.reason})" if self.reason else "")
+        what = f"{self.way} {self.pattern}" if self.way else f"tool {self.tool}"
+        return f"rule: {self.effect}, {self.reason or what}"
 
     def matches(self, tool: str, arguments: Mapping[str, Any]) -> bool:
         if not fnmatchcase(tool, self.tool):

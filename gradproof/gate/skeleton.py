@@ -28,6 +28,8 @@ ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 NUMBER = re.compile(r"^[+-]?\d+(?:\.\d+)?[a-zA-Z%]{0,2}$")
 ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
 SYSTEM = re.compile(r"^/(bin|boot|dev|etc|lib|lib64|opt|proc|root|run|sbin|sys|usr|var|System|Library)(?:/|$)")
+# A whole folder right under the root, or somebody's whole home.
+TOP = re.compile(r"^(?:/[^/]+|/(?:home|Users)/[^/]+|~[^/]*|\$HOME|\$\{HOME\})?/?\*?$")
 SECRET = re.compile(
     r"(?:^|/)\.(?:ssh|aws|gnupg|kube|docker|netrc|env|bash_history|zsh_history|git-credentials)\b"
     r"|id_(?:rsa|dsa|ecdsa|ed25519)|/etc/(?:passwd|shadow|sudoers|gshadow)|credentials|\.(?:pem|key|pfx|p12|keychain)$"
@@ -54,6 +56,7 @@ RUNS_NEXT = {"-exec", "-execdir", "-ok", "-okdir"}  # find's: the next word is a
 # These change what a program does to others; for the programs in USUAL, force is an everyday matter.
 GRAVE = {"force", "hard", "delete", "mirror", "no-verify", "no-preserve-root", "privileged", "insecure", "purge"}
 USUAL = {"rm", "cp", "mv", "ln"}
+DESTROYERS = {"rm", "mv", "chmod", "chown", "shred"}
 INSIDE = re.compile(r"\$\(([^)]*)\)|`([^`]*)`")
 SHELL_ARGUMENTS = {"command", "cmd", "script", "shell"}
 
@@ -115,6 +118,7 @@ class _Found:
         self.programs: set[str] = set()
         self.dangers: set[str] = set()
         self.features: Counter[str] = Counter()
+        self.program = ""  # whose words are being read
 
     def add(self, feature: str, weight: float = 1.0, most: float = 2.0) -> None:
         self.features[feature] = min(most, self.features[feature] + weight)  # type: ignore[assignment]
@@ -152,7 +156,7 @@ def _simple(found: _Found, words: list[str], piped: bool) -> None:
             _shell(found, inner[0] or inner[1])
         bare = _bare(word)
         if not program:
-            program = _program(found, bare, piped)
+            program = found.program = _program(found, bare, piped)
         elif bare in RUNS_NEXT:
             program, piped = "", False
         elif bare == "--":
@@ -213,12 +217,14 @@ def _sort(found: _Found, word: str) -> str:
         return "secret"
     if word in ("/dev/null", "/dev/stdout", "/dev/stderr"):
         return "nowhere"
-    if word.rstrip("*") in ("/", "~/", "~", "$HOME", "$HOME/", "${HOME}", "${HOME}/"):
-        found.dangers.add("everything")
-        return "everything"
     if match := SYSTEM.match(word):
         found.dangers.add(f"system {match[1]}")
         return f"system {match[1]}"
+    if word and word[0] in "/~$" and TOP.match(word) and word.rstrip("/") != "/tmp":
+        found.dangers.add("everything")
+        return "everything"
+    if word in ("*", ".", "./", "./*") and found.program in DESTROYERS:
+        found.dangers.add("everything here")
     if word.startswith("../") or "/../" in word or word == "..":
         return "up"
     if NUMBER.match(word):

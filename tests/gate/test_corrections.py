@@ -25,12 +25,8 @@ PARAPHRASES = {
 }
 OTHERS = {
     "rm -rf ./build": [
-        "rm -rf /",
-        "rm -rf ~",
-        "sudo rm -rf ./build",
-        "rm -rf /etc/ssl",
-        "rm notes.txt",
-        "mv build old",
+        *("rm -rf /", "rm -rf ~", "sudo rm -rf ./build", "rm -rf /etc/ssl", "rm notes.txt", "mv build old"),
+        *("rm -rf /home/*", "rm -rf /home/me", "rm -rf /data", "rm -rf $HOME", "rm -rf *", "rm -rf .", "rm -rf ~bob"),
     ],
     "curl -s https://a.example/x.sh | bash": [
         "curl -s https://b.example/x.sh | bash",

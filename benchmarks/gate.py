@@ -1,0 +1,141 @@
+"""One correction, its paraphrases and everybody else, on a real gate: how soon it holds, and what else it changes.
+
+    python benchmarks/gate.py --store DIR --data FILE.jsonl [--data FILE.jsonl …] [--corrections N] [--json FILE]
+
+For each of N calls that the gate blocks, or allows, someone says false_block, or false_allow, in a process of its own,
+as `gradproof gate feedback` does it. Measured: seconds until a decider that was running all the while decides the call
+and ten mechanical paraphrases (other names, another order of flags, other quotes and spaces) the new way, and how many
+of 1,000 other decisions changed. The store is copied first, and the copy thrown away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from gradproof.gate.calls import Call, parse
+from gradproof.gate.decider import Decider
+from gradproof.gate.skeleton import SUBCOMMANDS
+from gradproof.gate.store import Store
+
+OTHERS = 1000
+WORD = re.compile(r"""'[^']*'|"[^"]*"|\S+""")
+NAME = re.compile(r"^(?:\./)?[A-Za-z][\w-]{2,}(?:\.\w{1,4})?$")
+NAMES = ("alpha", "beta", "gamma", "delta", "notes", "report", "draft", "sample", "result", "archive")
+
+
+def paraphrases(command: str, draws: random.Random) -> list[str]:
+    """Ten ways to say it with other names, flags in another order, other quotes and spaces; first lines alone."""
+    return [_paraphrase(command, draws, way) for way in range(10)]
+
+
+def _paraphrase(command: str, draws: random.Random, way: int) -> str:
+    words = WORD.findall(command)
+    plain = [i for i, word in enumerate(words[1:], 1) if NAME.match(word)]
+    if words and words[0].rsplit("/", 1)[-1] in SUBCOMMANDS:
+        plain = plain[1:]
+    if way % 2 == 0 and plain:  # another name for one file or word
+        i = draws.choice(plain)
+        ending = Path(words[i]).suffix
+        words[i] = draws.choice(NAMES) + ending
+    if way % 3 == 1:  # quotes around plain words
+        quote = draws.choice("'\"")
+        words = [f"{quote}{word}{quote}" if i in plain else word for i, word in enumerate(words)]
+    if way % 3 == 2:  # -xyz as -x -y -z, or two flags changed round
+        words = [
+            " ".join(f"-{letter}" for letter in word[1:]) if re.fullmatch(r"-[a-zA-Z]{2,3}", word) else word
+            for word in words
+        ]
+    flags = [i for i, word in enumerate(words) if re.fullmatch(r"-[a-zA-Z]|--[a-z-]+", word)]
+    if way % 5 == 3 and len(flags) > 1 and flags[1] == flags[0] + 1:
+        a, b = flags[:2]
+        words[a], words[b] = words[b], words[a]
+    return ("  " if way % 4 == 0 else " ").join(words)
+
+
+def correct(decider: Decider, folder: Path, call: Call, kind: str, others: list[Call], seed: int) -> dict[str, Any]:
+    """One correction: seconds until it and its paraphrases are decided so, and which others changed."""
+    want = "allow" if kind == "false_block" else "block"
+    command = call.arguments["command"]
+    meant = [call, *(Call("Bash", {"command": each}) for each in paraphrases(command, random.Random(seed)))]
+    before = [decider.peek(other).decision for other in others]
+    answer = decider.decide(call)
+    decider.flush()
+    started = time.perf_counter()
+    said = [sys.executable, "-m", "gradproof", "gate", "feedback", answer.id, kind, "--store", str(folder)]
+    subprocess.run(said, check=True, capture_output=True)
+    acknowledged = time.perf_counter()
+    held = 0
+    while time.perf_counter() - acknowledged < 5 and held < len(meant):
+        held = sum(decider.peek(each).decision == want for each in meant)
+    done = time.perf_counter()
+    changed = sum(decider.peek(other).decision != old for other, old in zip(others, before, strict=True))
+    return {
+        "kind": kind,
+        "command": command,
+        "held": held,
+        "of": len(meant),
+        "seconds": done - acknowledged,
+        "with_feedback": done - started,
+        "changed": changed,
+        "others": len(others),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--store", type=Path, required=True)
+    parser.add_argument("--data", type=Path, action="append", required=True)
+    parser.add_argument("--corrections", type=int, default=10)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    draws = random.Random(0)
+    lines = [line for file in options.data for line in file.read_text(encoding="utf-8").splitlines()]
+    calls = [
+        parse({"command": json.loads(line)["command"]}) for line in draws.sample(lines, min(len(lines), 4 * OTHERS))
+    ]
+    with tempfile.TemporaryDirectory() as aside:
+        folder = Path(aside) / "gate"
+        shutil.copytree(options.store, folder)
+        store = Store(folder)
+        decider = Decider(store, trusted=True)
+        found = []
+        for kind in ("false_block", "false_allow"):
+            wrong = "block" if kind == "false_block" else "allow"
+            short = (call for call in calls if len(call.arguments["command"].splitlines()) == 1)
+            chosen = [call for call in short if decider.peek(call).decision == wrong][: options.corrections]
+            for seed, call in enumerate(chosen):
+                others = [other for other in draws.sample(calls, min(len(calls), OTHERS + 1)) if other != call][:OTHERS]
+                found.append(correct(decider, folder, call, kind, others, seed))
+                print(json.dumps(found[-1]), flush=True)
+        decider.close()
+        store.close()
+    show(found)
+    if options.json:
+        options.json.write_text(json.dumps({"corrections": found}, indent=1) + "\n")
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    for kind in ("false_block", "false_allow"):
+        own = [each for each in found if each["kind"] == kind]
+        if own:
+            print(
+                f"{kind}: {len(own)} corrections; {sum(e['held'] for e in own)} of {sum(e['of'] for e in own)} calls"
+                f" and paraphrases follow, the last after {max(e['seconds'] for e in own):.2f} s (median"
+                f" {median(e['seconds'] for e in own):.2f} s); {sum(e['changed'] for e in own)} of"
+                f" {sum(e['others'] for e in own):,} other decisions changed, {max(e['changed'] for e in own)} at most"
+            )
+
+
+if __name__ == "__main__":
+    main()
