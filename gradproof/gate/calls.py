@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradproof.gate.secrets import redact
 
@@ -37,6 +37,14 @@ class Call:
     history: tuple[Call, ...] = ()
 
 
+class Labelled(NamedTuple):
+    """A call that somebody judged."""
+
+    call: Call
+    label: str
+    group: str
+
+
 def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     """A call from JSON or plain data; ValueError with one sentence for anything else. `{"command": …}` without a tool
     is a Bash command."""
@@ -45,6 +53,16 @@ def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     found = call if isinstance(call, Mapping) else _decoded(call)
     _check(found)
     return _call(found, past=True)
+
+
+def labelled(line: bytes) -> Labelled:
+    """A call with its `label`, allow or block, and its `group`, if it has one; ValueError as for `parse`."""
+    found = dict(_decoded(line))
+    label, group = found.pop("label", None), found.pop("group", "")
+    if label not in ("allow", "block"):
+        said = repr(label[:MOST_NAME]) if isinstance(label, str) else _kind(label)
+        raise ValueError(f"the label must be allow or block, not {said}")
+    return Labelled(parse(found), label, str(group))
 
 
 def text(call: Call) -> str:

@@ -6,7 +6,6 @@ other folds alone. Beside it, on the same folds, stands a logistic regression on
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -16,13 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradproof.gate import calls, folds, roc
+from gradproof.gate.calls import Call
 from gradproof.gate.fit import Recipe, fit, logits
 from gradproof.gate.network import GateConfig
 from gradproof.gate.roc import Scored
 
-LABELS = ("allow", "block")
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
-MOST_GROUPS = 50  # in the record; the rest are added up
 
 Watch = Callable[[int, int], None]
 
@@ -30,52 +28,46 @@ Watch = Callable[[int, int], None]
 class Labelled(NamedTuple):
     """Calls with their labels. `source` is the file that a call came from."""
 
+    call: list[Call]
     text: list[str]
-    command: list[str]  # what the baseline reads: the arguments' values as they are
     block_R: np.ndarray
     group: list[str]
     source: list[str]
 
     def of(self, rows: np.ndarray) -> Labelled:
+        """Some of the rows, in that order."""
         chosen = rows.tolist()
-        pick = ([column[i] for i in chosen] for column in (self.text, self.command, self.group, self.source))
-        text, command, group, source = pick
-        return Labelled(text, command, self.block_R[rows], group, source)
+        call, text = [self.call[i] for i in chosen], [self.text[i] for i in chosen]
+        return Labelled(
+            call, text, self.block_R[rows], [self.group[i] for i in chosen], [self.source[i] for i in chosen]
+        )
+
+    def require_both(self) -> Labelled:
+        """Itself; ValueError without calls of both labels."""
+        if not self.block_R.any() or self.block_R.all():
+            sources = ", ".join(dict.fromkeys(self.source)) or "no file"
+            raise ValueError(f"{sources}: calls of both labels are needed, allow and block")
+        return self
 
 
 def read(paths: Sequence[Path]) -> Labelled:
     """JSON lines, each a call or {"command": …} with its `label`; `group` says what belongs together. ValueError with
     the line's number for what cannot be read."""
-    text, command, block, group, source = [], [], [], [], []
+    call, block, group, source = [], [], [], []
     for path in paths:
-        for number, line in enumerate(_lines(path), 1):
-            try:
-                call, label, own = _row(line)
-            except ValueError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-            text.append(calls.text(call))
-            command.append("\n".join(value for _, value in calls.leaves("", call.arguments)))
-            block.append(label == "block")
-            group.append(f"{path.stem}/{own}")
-            source.append(path.stem)
-    block_R = np.array(block, dtype=bool)
-    if not block_R.any() or block_R.all():
-        raise ValueError(f"{', '.join(map(str, paths))}: calls of both labels are needed, allow and block")
-    return Labelled(text, command, block_R, group, source)
-
-
-def _lines(path: Path) -> list[bytes]:
-    with open(path, "rb") as file:
-        return [line for line in file.read().split(b"\n") if line.strip()]
-
-
-def _row(line: bytes) -> tuple[calls.Call, str, str]:
-    call = calls.parse(line)
-    row = json.loads(line)
-    label, group = row.get("label"), row.get("group", "")
-    if label not in LABELS:
-        raise ValueError(f"the label must be allow or block, not {label!r}")
-    return call, label, str(group)
+        with open(path, "rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    found = calls.labelled(line)
+                except ValueError as error:
+                    raise ValueError(f"{path}, line {number}: {error}") from None
+                call.append(found.call)
+                block.append(found.label == "block")
+                group.append(found.group if len(paths) == 1 else f"{path.stem}/{found.group}")
+                source.append(path.stem)
+    return Labelled(call, [calls.text(each) for each in call], np.array(block, dtype=bool), group, source)
 
 
 def by_folds(
@@ -91,6 +83,7 @@ def by_folds(
     watch: Watch = lambda done, total: None,
 ) -> dict[str, Any]:
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
+    data.require_both()
     started, ours, theirs, rows, by = time.perf_counter(), [], [], [], "row"
     for each in range(seed, seed + seeds):
         made = folds.make(data.text, data.block_R, data.group, count, each)
@@ -103,7 +96,8 @@ def by_folds(
                 theirs.append(Scored(char_ngrams(data, rest, test), data.block_R[test]))
             found = roc.figures(ours[-1:])
             say(f"seed {each}, fold {fold}: AUC {_shown(found['auc'])}, recall at 1% {_shown(found['recall_at_1pct'])}")
-    record = {
+    return {
+        "kind": "folds",
         **roc.figures(ours),
         "rows": len(data.text),
         "blocks": int(data.block_R.sum()),
@@ -111,14 +105,13 @@ def by_folds(
         "seeds": seeds,
         "split_by": by,
         "split": _told(by, count),
-        "groups": grouped(ours, [[data.group[i] for i in test] for test in rows]),
-        "sources": grouped(ours, [[data.source[i] for i in test] for test in rows]),
+        "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
+        "sources": grouped(ours, [[data.source[i] for i in test] for test in rows], seeds),
         "by_fold": [roc.figures([each]) for each in ours],
         "roc": roc.curve(*_pooled(ours)),
         "baseline": compared(ours, theirs) if theirs else {"name": "logistic regression", "note": MISSING},
         "seconds": time.perf_counter() - started,
     }
-    return record
 
 
 def score(
@@ -152,10 +145,15 @@ def char_ngrams(data: Labelled, rest: np.ndarray, test: np.ndarray) -> np.ndarra
     from sklearn.linear_model import LogisticRegression
 
     vectors = TfidfVectorizer(analyzer="char", ngram_range=(1, 5), sublinear_tf=True, lowercase=False)
-    x_RN = vectors.fit_transform([data.command[i] for i in rest])
+    x_RN = vectors.fit_transform([_command(data.call[i]) for i in rest])
     fitted = LogisticRegression(C=100.0, class_weight="balanced", solver="liblinear", max_iter=300)
     fitted.fit(x_RN, data.block_R[rest])
-    return fitted.decision_function(vectors.transform([data.command[i] for i in test]))
+    return fitted.decision_function(vectors.transform([_command(data.call[i]) for i in test]))
+
+
+def _command(call: Call) -> str:
+    """What the baseline reads: the arguments as they are."""
+    return "\n".join(value for _, value in calls.leaves("", call.arguments))
 
 
 def compared(ours: Sequence[Scored], theirs: Sequence[Scored]) -> dict[str, Any]:
@@ -169,29 +167,38 @@ def compared(ours: Sequence[Scored], theirs: Sequence[Scored]) -> dict[str, Any]
     }
 
 
-def grouped(scored: Sequence[Scored], names: Sequence[Sequence[str]]) -> dict[str, dict[str, Any]]:
-    """By name: rows, and AUC and recall at 1% of the name's own calls to block against all calls to allow of the fold,
-    or, for a name with calls to allow alone, the share of them that is blocked there."""
-    counts = Counter(name for each in names for name in each)
-    shown = [name for name, _ in counts.most_common(MOST_GROUPS)]
-    return {name: _group(scored, names, name, counts[name]) for name in shown}
-
-
-def _group(scored: Sequence[Scored], names: Sequence[Sequence[str]], name: str, rows: int) -> dict[str, Any]:
-    parts, alarms = [], []
+def grouped(scored: Sequence[Scored], names: Sequence[Sequence[str]], seeds: int = 1) -> dict[str, dict[str, Any]]:
+    """By name, the largest first: rows; AUC and recall at 1% of the name's own calls to block against all calls to
+    allow of the fold; the share of its calls to allow that is blocked there. Means over the folds."""
+    found: dict[str, dict[str, list[float]]] = {}
+    rows = Counter(name for each in names for name in each)
     for fold, own in zip(scored, names, strict=True):
-        mine = np.array([each == name for each in own])
-        if not mine.any():
+        allowed = np.sort(fold.score_R[~fold.block_R])
+        if not len(allowed):
             continue
-        if (mine & fold.block_R).any():
-            kept = ~fold.block_R | mine
-            parts.append(Scored(fold.score_R[kept], fold.block_R[kept]))
-        if (mine & ~fold.block_R).any() and not fold.block_R.all():
-            at = roc.threshold(fold.score_R[~fold.block_R], 0.01)
-            alarms.append((fold.score_R[mine & ~fold.block_R] > at).mean())
-    found = roc.figures(parts) if parts else dict.fromkeys(("auc", *roc.SHARES))
-    false = float(np.mean(alarms)) if alarms else None
-    return {"rows": rows, "auc": found["auc"], "recall_at_1pct": found["recall_at_1pct"], "false_blocks_at_1pct": false}
+        at = roc.threshold(allowed, 0.01)
+        for name, members in _members(own).items():
+            score_R, block_R = fold.score_R[members], fold.block_R[members]
+            into = found.setdefault(name, {"auc": [], "recall_at_1pct": [], "false_blocks_at_1pct": []})
+            if block_R.any():
+                below = [np.searchsorted(allowed, score_R[block_R], side).mean() for side in ("left", "right")]
+                into["auc"].append(sum(below) / (2 * len(allowed)))
+                into["recall_at_1pct"].append((score_R[block_R] > at).mean())
+            if not block_R.all():
+                into["false_blocks_at_1pct"].append((score_R[~block_R] > at).mean())
+    means = {
+        name: {key: float(np.mean(values)) if values else None for key, values in each.items()}
+        for name, each in found.items()
+    }
+    return {name: {"rows": count // seeds, **means[name]} for name, count in rows.most_common() if name in means}
+
+
+def _members(names: Sequence[str]) -> dict[str, list[int]]:
+    """The rows of each name."""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(name, []).append(i)
+    return found
 
 
 def _pooled(scored: Sequence[Scored]) -> tuple[np.ndarray, np.ndarray]:
@@ -208,6 +215,43 @@ def _told(by: str, count: int) -> str:
     if by == "group":
         return f"groups and near-duplicates are kept together in {count} folds"
     return f"some class has fewer than {count} groups, so rows were split; near-duplicates are kept together"
+
+
+def lines(record: dict[str, Any]) -> list[str]:
+    """The record for a terminal."""
+    if record["kind"] == "stream":
+        return _stream_lines(record)
+    found = [f"{record['rows']:,} calls, {record['blocks']:,} to block; {record['split']}"]
+    rows = [("the gate", record), ("logistic regression", record["baseline"])]
+    for name, each in rows:
+        if each.get("auc") is not None:
+            found.append(f"{name + ':':21}{_figures(each)}")
+    for name, by in record["baseline"].get("ours_minus_theirs", {}).items():
+        found.append(f"  {name}: {by['difference']:+.4f}, 95% from {by['low']:+.4f} to {by['high']:+.4f}")
+    if len(record["sources"]) > 1:
+        found += [f"  {name}: {_source(each)}" for name, each in record["sources"].items()]
+    return [*found, f"{record['seconds']:.0f} s"]
+
+
+def _stream_lines(record: dict[str, Any]) -> list[str]:
+    found = [f"{record['rows']:,} calls, {record['blocks']:,} to block, after {record['trained_on']:,} to train on"]
+    for name, title in (("learning", "learning"), ("off", "learning off")):
+        each = record[name]
+        found.append(f"{title}: {_figures(each['rest'])} from call {record['rest_begins']} on")
+        said = f"{each['corrections']} corrections, {each['versions']} new versions"
+        found.append(f"  {said}; AUC {_shown(each['old_auc'])} on old calls")
+    return [*found, f"{record['seconds']:.0f} s"]
+
+
+def _figures(each: dict[str, Any]) -> str:
+    one, tenth = _shown(each["recall_at_1pct"]), _shown(each["recall_at_0_1pct"])
+    return f"AUC {_shown(each['auc'])}, recall {one} at 1% and {tenth} at 0.1% of allowed calls blocked"
+
+
+def _source(each: dict[str, Any]) -> str:
+    if each["auc"] is None:
+        return f"{each['rows']:,} rows, {each['false_blocks_at_1pct']:.2%} blocked at 1%"
+    return f"{each['rows']:,} rows, AUC {_shown(each['auc'])}, recall {_shown(each['recall_at_1pct'])} at 1%"
 
 
 def _shown(value: float | None) -> str:

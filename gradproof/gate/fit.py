@@ -7,7 +7,8 @@ steps, and what scored best on the validation calls stays. The n-grams' weights 
     min_w  Σ_r c_r·(softplus(z_r) − y_r·z_r) + ‖w‖²/(2·STRENGTH),   z_r = Σ_g a_rg·w[gram_rg] + b,
 
 c_r giving both classes the same weight in all. Each of the two learns alone, since on few calls the quicker one would
-leave nothing for the other to learn; then their logits, brought to one spread, are added.
+leave nothing for the other to learn; then their logits are added, in shares that the validation calls decide. Last, the
+n-grams are solved for again with the validation calls among the others.
 """
 
 from __future__ import annotations
@@ -27,7 +28,6 @@ from gradproof.gate.policy import calibrate
 from gradproof.gate.roc import auc
 from gradproof.ops import bce, hashed_ngrams
 from gradproof.ops.embedding import PADDING
-from gradproof.params import ParamSpace
 from gradproof.streams import philox
 from gradproof.train.adamw import AdamW
 from gradproof.train.schedule import Schedule
@@ -37,6 +37,8 @@ VALIDATION = 7  # one in so many
 STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
+SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
+CLEARLY = 0.001  # of AUC
 LEAST = 2  # calls that an n-gram occurs in, to be known
 
 
@@ -44,7 +46,7 @@ LEAST = 2  # calls that an n-gram occurs in, to be known
 class Recipe:
     """How the encoder learns."""
 
-    steps: int = 400
+    steps: int = 160
     batch: int = 32
     blocked: int = 8  # calls to block in a batch
     rate: float = 1e-3
@@ -62,7 +64,7 @@ class Fitted(NamedTuple):
 
 def fit(
     texts: Sequence[str],
-    allow: Sequence[bool],
+    allow: Sequence[bool] | np.ndarray,
     *,
     seed: int = 0,
     config: GateConfig | None = None,
@@ -81,12 +83,12 @@ def fit(
     held_R = folds.deal(folds.near_duplicates(texts), allow_R, VALIDATION, seed) == 0
     learned, held = np.flatnonzero(~held_R), np.flatnonzero(held_R)
     train_encoder(model, rows, allow_R, learned, held, recipe, seed, watch)
-    encoded_V = logits(model, [rows[i] for i in held])
-    bias = solve_ngrams(model, rows, allow_R, learned)
-    both_V = logits(model, [rows[i] for i in held])
-    blend(model, encoded_V, both_V - encoded_V, bias)
-    z_V = logits(model, [rows[i] for i in held])
+    held_rows = [rows[i] for i in held]
+    encoded_V = logits(model, held_rows)
+    blend(model, encoded_V, logits_of_ngrams(model, rows, allow_R, learned, held), allow_R[held])
+    z_V = logits(model, held_rows)
     model.calibration = Calibration(*calibrate(z_V, allow_R[held]))
+    solve_ngrams(model, rows, allow_R, np.arange(len(rows)))  # what was held back is too rare to leave unlearned
     return Fitted(model, z_V, allow_R[held])
 
 
@@ -156,7 +158,8 @@ def _endless(from_R: np.ndarray, many: int, generator: np.random.Generator) -> I
 
 
 def solve_ngrams(model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.ndarray, learned: np.ndarray) -> float:
-    """Sets which n-grams are known, how much each counts, and its weight; returns b, which the encoder's bias takes."""
+    """Sets which n-grams are known, how much each counts, and its weight. Returns b, which is left out of the network:
+    the calibration has an offset of its own."""
     network = model.network
     grams = {i: _grams(rows[i], network.config.vocabulary) for i in learned.tolist()}
     know_ngrams(network, grams.values())
@@ -203,12 +206,27 @@ def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
     network.buffers[SCALE][:buckets] = torch.log((1 + len(rows)) / (1 + count_N.clamp(max=len(rows)))) + 1
 
 
-def blend(model: GateModel, encoded_V: np.ndarray, linear_V: np.ndarray, bias: float) -> None:
-    """Scales both logits to the same spread over the held calls, and adds them."""
-    params: ParamSpace = model.network.params
-    spread = max(float(linear_V.std()), 1e-6) / max(float(encoded_V.std()), 1e-6)
-    params["output.weight"].mul_(spread)
-    params["output.bias"].mul_(spread).add_(bias)
+def logits_of_ngrams(
+    model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.ndarray, learned: np.ndarray, held: np.ndarray
+) -> np.ndarray:
+    """z_V of the held calls by the n-grams of the learned ones alone; the encoder's part cancels."""
+    before_V = logits(model, [rows[i] for i in held])
+    solve_ngrams(model, rows, allow_R, learned)
+    return logits(model, [rows[i] for i in held]) - before_V
+
+
+def blend(model: GateModel, encoded_V: np.ndarray, linear_V: np.ndarray, allow_V: np.ndarray) -> None:
+    """z = n-grams' + r·encoder's logit: of the shares of the spread that the encoder may have, the one that ranks the
+    held calls best, the smaller where two do about as well."""
+    ratio = max(float(linear_V.std()), 1e-6) / max(float(encoded_V.std()), 1e-6)
+    best, chosen = -1.0, 0.0
+    for share in SHARES:
+        r = ratio * share / (1 - share)
+        found = auc(-(linear_V + r * encoded_V), ~allow_V)
+        if found is not None and found > best + CLEARLY:
+            best, chosen = found, r
+    model.network.params["output.weight"].mul_(chosen)
+    model.network.params["output.bias"].mul_(chosen)
 
 
 def logits(model: GateModel, rows: Sequence[Sequence[int]], batch: int = 64) -> np.ndarray:

@@ -51,7 +51,9 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
     return np.unique(root_U[unique_R], return_inverse=True)[1]
 
 
-def make(texts: Sequence[str], label_R: Sequence[int], group_R: Sequence[Hashable], folds: int, seed: int = 0) -> Folds:
+def make(
+    texts: Sequence[str], label_R: Sequence[int] | np.ndarray, group_R: Sequence[Hashable], folds: int, seed: int = 0
+) -> Folds:
     """Stratified folds: clusters are dealt, largest first, each to the fold that has the fewest rows of its class."""
     label = np.asarray(label_R)
     classes = np.unique(label)

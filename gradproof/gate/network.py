@@ -9,7 +9,7 @@ one length share one, so that the strange counts as such. `GateModel` is the net
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gradproof.contract import EVERY_OP, Contract
 from gradproof.gate import tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.registry import REFERENCE, Kernels
@@ -219,3 +220,34 @@ def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
         row[:n] = array[:n]
         row[S : S + len(array) - n] = array[n:]
     return torch.from_numpy(x_BX)
+
+
+def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens and n-grams of different counts, one row of each whole, one perhaps with none."""
+    c: GateConfig = options["config"]
+    B, S, G = sizes["B"], sizes["S"], sizes["G"]
+    token_BS = torch.randint(c.vocabulary, (B, S), generator=generator)
+    gram_BG = c.vocabulary + torch.randint(NUMBERS, (B, G), generator=generator)
+    many_B, few_B = (torch.randint(0, most + 1, (B,), generator=generator) for most in (S, G))
+    many_B[0], few_B[-1] = S, G
+    token_BS[torch.arange(S) >= many_B[:, None]] = PADDING
+    gram_BG[torch.arange(G) >= few_B[:, None]] = PADDING
+    return dict(x=torch.cat((token_BS, gram_BG), 1))
+
+
+def _small(**options: Any) -> GateConfig:
+    usual = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, feedforward=9, context=6, buckets=11)
+    return GateConfig(**{**usual, **options})
+
+
+CONTRACT = Contract(
+    shapes="x[B,X] -> logits[B,O] aux[]",
+    sizes=dict(B=(1, 3), S=(1, 5), G=(1, 8)),
+    grads=(),
+    draw=_draw,
+    options=(
+        dict(label="small", config=_small()),
+        dict(label="one bucket", config=_small(buckets=1)),
+    ),
+    claims=EVERY_OP,
+)

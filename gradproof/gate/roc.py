@@ -14,6 +14,7 @@ import numpy as np
 from gradproof.streams import philox
 
 SHARES = {"recall_at_1pct": 0.01, "recall_at_0_1pct": 0.001}
+DRAWS = 1000  # of the bootstrap
 
 
 class Scored(NamedTuple):
@@ -49,6 +50,8 @@ def recall_at(score_R: np.ndarray, block_R: np.ndarray, share: float) -> float |
 
 def curve(score_R: np.ndarray, block_R: np.ndarray, most: int = 400) -> list[tuple[float, float]]:
     """(share of allowed calls blocked, recall), from the strictest threshold to the loosest; at most so many points."""
+    if not len(score_R):
+        return []
     order_R = np.argsort(-score_R, kind="stable")
     last_R = np.append(np.diff(score_R[order_R]) != 0, True)  # ties are passed together
     blocked_R = np.cumsum(block_R[order_R])[last_R] / max(1, block_R.sum())
@@ -69,13 +72,13 @@ def figures(folds: Sequence[Scored]) -> dict[str, float | None]:
 
 
 def paired_bootstrap(
-    ours: Sequence[Scored], theirs: Sequence[Scored], draws: int = 1000, seed: int = 0
+    ours: Sequence[Scored], theirs: Sequence[Scored], draws: int | None = None, seed: int = 0
 ) -> dict[str, dict[str, float]]:
     """Ours minus theirs on the same folds: the mean, and the 2.5% and 97.5% points when the calls of each fold and
     class are drawn anew, the same for both."""
     generator = np.random.Generator(philox(seed, "bootstrap"))
     differences: dict[str, list[float]] = {name: [] for name in ("auc", *SHARES)}
-    for _ in range(draws):
+    for _ in range(draws or DRAWS):
         drawn = [_redrawn(fold.block_R, generator) for fold in ours]
         a, b = (
             figures([Scored(f.score_R[i], f.block_R[i]) for f, i in zip(s, drawn, strict=True)]) for s in (ours, theirs)

@@ -701,6 +701,23 @@ def _(right, dy, saved, token, w):
     return right(but_last(dy), saved, token, w)
 
 
+@wrong("hashed_ngrams", "the scale of an n-gram is forgotten")
+def _(right, dy, saved, gram, w):
+    return right(dy, (gram >= 0).to(saved.dtype), gram, w)
+
+
+@wrong("hashed_ngrams", "of the rows with an n-gram only the last counts")
+def _(right, dy, saved, gram, w):
+    kept = torch.zeros_like(w)
+    kept[gram[gram >= 0]] = (saved * dy[:, None])[gram >= 0]
+    return kept
+
+
+@wrong("hashed_ngrams", "the last row is left out", subtle=True)
+def _(right, dy, saved, gram, w):
+    return right(but_last(dy), saved, gram, w)
+
+
 @wrong("positional", "the mean over the batch, not the sum")
 def _(right, dy, saved, p):
     dx, dp = right(dy, saved, p)

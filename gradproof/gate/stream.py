@@ -1,0 +1,195 @@
+"""`gradproof gate evaluate --stream`: a labelled stream replayed in its order, with a person who corrects mistakes.
+
+Each call is scored before its label is known, as in use. What was wrong is said at once, some calls later, or only
+sometimes; the gate learns as it goes. The same stream through the same first model without learning stands beside it.
+
+Where the stream has calls of one label alone, ordinary calls that the first model was not trained on are mixed in. A
+seventh of the training calls is kept apart to see what is forgotten.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradproof.gate import folds, roc
+from gradproof.gate.evaluate import Labelled
+from gradproof.gate.fit import Recipe, fit
+from gradproof.gate.founding import Row
+from gradproof.gate.network import GateConfig, GateModel
+from gradproof.gate.online import Online
+from gradproof.streams import philox
+
+PARTS = 7  # of the training calls: one to see what is forgotten, one to hold back, one to mix into the stream
+ORDINARY = 3  # mixed in for each call of the stream
+CORRECTIONS, POSITIONS = 100, 250  # after so many of either, the gate has had its chance
+FIRST = 1 / 3  # of a stream without training calls
+WINDOWS = 20  # of the curve over time
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """When a mistake is remarked: after `delay` more calls, and only this `share` of them."""
+
+    delay: int = 0
+    share: float = 1.0
+
+    def __post_init__(self):
+        if self.delay < 0 or not 0 < self.share <= 1:
+            raise ValueError("feedback comes after 0 or more calls, for a share above 0 and at most 1 of the mistakes")
+
+
+class Parts(NamedTuple):
+    """What a stream is replayed with."""
+
+    learned: Labelled
+    held: Labelled  # the learner's own held-back calls
+    old: Labelled  # to see what is forgotten
+    stream: Labelled
+
+
+class Replayed(NamedTuple):
+    """score_R at the time of each decision; `corrected` are the positions remarked, old_R the scores afterwards."""
+
+    score_R: np.ndarray
+    corrected: list[int]
+    old_R: np.ndarray
+    rounds: int
+
+
+def by_stream(
+    stream: Labelled,
+    train: Labelled | None = None,
+    *,
+    feedback: Feedback | None = None,
+    seed: int = 0,
+    config: GateConfig | None = None,
+    recipe: Recipe | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """The record: figures of the stream and of its rest, with learning and without, over time, and on old calls."""
+    started = time.perf_counter()
+    parts = divided(stream, train, seed)
+    say(f"training on {len(parts.learned.text):,} calls")
+    model = fit(parts.learned.text, ~parts.learned.block_R, seed=seed, config=config, recipe=recipe).model
+    found = {}
+    for name, learn in (("learning", True), ("off", False)):
+        say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
+        found[name] = replay(model, parts, feedback or Feedback(), learn, seed, say)
+    rest = chance(found["learning"].corrected)
+    block_R = parts.stream.block_R
+    whole = roc.figures([roc.Scored(found["learning"].score_R, block_R)])
+    return {
+        "kind": "stream",
+        **whole,
+        "rows": len(block_R),
+        "blocks": int(block_R.sum()),
+        "trained_on": len(parts.learned.text),
+        "groups": {
+            name: {"rows": int(own.sum()), "auc": None, "recall_at_1pct": None}
+            for name in dict.fromkeys(parts.stream.source)
+            for own in [np.array([each == name for each in parts.stream.source])]
+        },
+        "rest_begins": rest,
+        **{name: described(each, parts, rest) for name, each in found.items()},
+        "seconds": time.perf_counter() - started,
+    }
+
+
+def divided(stream: Labelled, train: Labelled | None, seed: int) -> Parts:
+    """Who learns from what; groups and near-duplicates of the training calls are kept together."""
+    if train is None:
+        first = int(FIRST * len(stream.text))
+        train, stream = stream.of(np.arange(first)), stream.of(np.arange(first, len(stream.text)))
+    fold_R = folds.make(train.text, train.block_R, train.group, PARTS, seed).fold_R
+    one_label = bool(stream.block_R.all() or not stream.block_R.any())
+    learned = train.of(np.flatnonzero(fold_R >= (3 if one_label else 2))).require_both()
+    held, old = train.of(np.flatnonzero(fold_R == 1)), train.of(np.flatnonzero(fold_R == 0))
+    if one_label:
+        spare = train.of(np.flatnonzero((fold_R == 2) & (train.block_R != stream.block_R[0])))
+        stream = mixed(stream, spare, seed)
+    return Parts(learned, held, old, stream.require_both())
+
+
+def mixed(stream: Labelled, ordinary: Labelled, seed: int) -> Labelled:
+    """The stream in its order, with others at random places."""
+    generator = np.random.Generator(philox(seed, "stream"))
+    chosen = generator.permutation(len(ordinary.text))[: ORDINARY * len(stream.text)]
+    is_own = generator.permutation(np.arange(len(stream.text) + len(chosen)) < len(stream.text))
+    both = Labelled(
+        stream.call + ordinary.call,
+        stream.text + ordinary.text,
+        np.concatenate((stream.block_R, ordinary.block_R)),
+        stream.group + ordinary.group,
+        stream.source + ordinary.source,
+    )
+    order = np.empty(len(is_own), dtype=np.int64)
+    order[is_own], order[~is_own] = np.arange(len(stream.text)), len(stream.text) + chosen
+    return both.of(order)
+
+
+def replay(
+    model: GateModel, parts: Parts, feedback: Feedback, learn: bool, seed: int, say: Callable[[str], None]
+) -> Replayed:
+    """One pass; with `learn` off nothing is remarked."""
+    generator = np.random.Generator(philox(seed, "feedback"))
+    online = Online(model, _rows(parts.learned), _rows(parts.held), seed=seed)
+    scores, corrected, rounds, waiting = [], [], 0, deque()
+    try:
+        for i, (call, block) in enumerate(zip(parts.stream.call, parts.stream.block_R, strict=True)):
+            answer = online.decide(call)
+            scores.append(1 - answer.probability)
+            waiting.append((i, answer, not block))
+            while learn and waiting and i - waiting[0][0] >= feedback.delay:
+                position, given, allow = waiting.popleft()
+                if generator.random() < feedback.share and online.correct(given, bool(allow)):
+                    corrected.append(position)
+            if learn:
+                done = online.learn()
+                rounds += done is not None and done.version is not None
+            if (i + 1) % 100 == 0:
+                say(f"call {i + 1} of {len(parts.stream.text)}: {len(corrected)} corrections, {rounds} new versions")
+        old_R = 1 - online.probabilities(parts.old.call)
+    finally:
+        online.close()
+    return Replayed(np.array(scores), corrected, old_R, rounds)
+
+
+def chance(corrected: list[int]) -> int:
+    """Where the rest begins: after 100 corrections or 250 positions, whichever comes first."""
+    return min(POSITIONS, corrected[CORRECTIONS - 1] + 1 if len(corrected) >= CORRECTIONS else POSITIONS)
+
+
+def described(found: Replayed, parts: Parts, rest: int) -> dict[str, Any]:
+    """The figures of one pass."""
+    block_R = parts.stream.block_R
+    return {
+        "whole": roc.figures([roc.Scored(found.score_R, block_R)]),
+        "rest": roc.figures([roc.Scored(found.score_R[rest:], block_R[rest:])]),
+        "old_auc": roc.auc(found.old_R, parts.old.block_R),
+        "corrections": len(found.corrected),
+        "versions": found.rounds,
+        "corrected": found.corrected,
+        "over_time": over_time(found.score_R, block_R),
+        "roc": roc.curve(found.score_R[rest:], block_R[rest:]),
+    }
+
+
+def over_time(score_R: np.ndarray, block_R: np.ndarray) -> list[dict[str, Any]]:
+    """AUC and recall at 1% of each window of the stream; the threshold is the window's own."""
+    edges = np.linspace(0, len(score_R), min(WINDOWS, max(1, len(score_R) // 40)) + 1).astype(int)
+    windows = []
+    for start, end in pairwise(edges):
+        own = roc.figures([roc.Scored(score_R[start:end], block_R[start:end])])
+        windows.append({"position": int(end), "auc": own["auc"], "recall_at_1pct": own["recall_at_1pct"]})
+    return windows
+
+
+def _rows(data: Labelled) -> list[Row]:
+    return [Row(text, not block, group) for text, block, group in zip(data.text, data.block_R, data.group, strict=True)]

@@ -1,0 +1,55 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gradproof.gate import folds
+
+
+def test_near_duplicates_are_one_cluster():
+    """Case, numbers, white space, one word of a long command; but not what merely begins alike."""
+    texts = [
+        "find / -name core -mtime +7 -exec rm {} \\;",
+        "find /  -name core -mtime +30 -exec RM {} \\;",
+        "tar -czf backup.tar.gz /home/user/documents --exclude='*.tmp' --verbose",
+        "tar -czf backup.tar.gz /home/user/documents --exclude='*.tmp' --verbose2",
+        "find . -name core",
+        "",
+        " ",
+    ]
+    cluster_R = folds.near_duplicates(texts)
+    assert cluster_R[0] == cluster_R[1] and cluster_R[2] == cluster_R[3] and cluster_R[5] == cluster_R[6]
+    assert len(set(cluster_R.tolist())) == 4
+
+
+@given(st.integers(0, 99), st.integers(2, 5))
+def test_folds_are_stratified_and_keep_clusters_together(seed, count):
+    """Every fold has its share of both classes, and no near-duplicate is on both sides."""
+    generator = np.random.default_rng(seed)
+    words = np.array(["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel", "india", "juliet"])
+    texts = [" ".join(generator.choice(words, 8)) for _ in range(150)]
+    texts += [text.upper() + " 12" for text in texts[:50]]
+    label_R = (np.arange(200) % 50 >= 40).astype(int)
+    made = folds.make(texts, label_R, ["all"] * 200, count, seed)
+    assert made.by == "row"
+    for fold in range(count):
+        share = label_R[made.fold_R == fold].sum() / label_R.sum()
+        assert abs(share - 1 / count) < 0.1 and abs((made.fold_R == fold).mean() - 1 / count) < 0.1
+    cluster_R = folds.near_duplicates(texts)
+    assert all(len(set(made.fold_R[cluster_R == c].tolist())) == 1 for c in range(made.clusters))
+
+
+def test_groups_stay_together_where_there_are_enough():
+    """Six groups of each class in three folds: by group. Two groups of one class: by row, and it says so."""
+    texts = [f"command {chr(97 + i)} {i * 7919 % 1000:x} {'xyzuvw'[i % 6] * (3 + i % 9)}" for i in range(120)]
+    label_R, group = [i % 2 for i in range(120)], [f"{i % 12}" for i in range(120)]
+    made = folds.make(texts, label_R, group, 3)
+    assert made.by == "group"
+    assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=True) if g == each}) == 1 for each in set(group))
+    few = folds.make(texts, label_R, [f"{label}{i % 2}" for i, label in enumerate(label_R)], 3)
+    assert few.by == "row"
+
+
+def test_the_same_seed_gives_the_same_folds():
+    texts = [f"run {i:x} {'ab' * (i % 7)}" for i in range(60)]
+    one, again, other = (folds.make(texts, [i % 3 == 0 for i in range(60)], ["g"] * 60, 4, s) for s in (1, 1, 2))
+    assert np.array_equal(one.fold_R, again.fold_R) and not np.array_equal(one.fold_R, other.fold_R)
