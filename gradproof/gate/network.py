@@ -21,7 +21,7 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Contract
 from gradproof.gate import tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
-from gradproof.kernels.registry import REFERENCE, Kernels
+from gradproof.kernels.registry import REFERENCE, Kernels, choose
 from gradproof.models.model import MoEOutput
 from gradproof.models.transformer import Mode, Transformer, TransformerConfig
 from gradproof.ops import hashed_ngrams
@@ -146,6 +146,7 @@ class GateModel:
 
     network: GateNetwork
     calibration: Calibration = field(default_factory=Calibration)
+    kernels: dict[int, Kernels] = field(default_factory=dict, repr=False, compare=False)  # by the rows, 4ⁿ
 
     @classmethod
     def fresh(cls, seed: int = 0, config: GateConfig | None = None) -> GateModel:
@@ -162,10 +163,13 @@ class GateModel:
         """x_BX of encoded rows: tokens and n-grams each padded to the longest."""
         return stacked(rows, self.network.config.vocabulary)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """z_B of encoded rows, before calibration."""
-        output, _ = self.network.apply(self.network.params, self.batch(rows))
+        many = 4 ** -(-(len(rows) - 1).bit_length() // 2)
+        if many not in self.kernels:
+            self.kernels[many] = choose(self.network.shape(many, self.network.params.flat_P.dtype))
+        output, _ = self.network.apply(self.network.params, self.batch(rows), kernels=self.kernels[many])
         return output.logits_TO[:, 0].double().numpy()
 
     def probability(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -178,7 +182,7 @@ class GateModel:
 
     def copy(self) -> GateModel:
         """The same values in memory of their own."""
-        other = GateModel(GateNetwork(self.network.config), self.calibration)
+        other = GateModel(GateNetwork(self.network.config), self.calibration, self.kernels)
         other.network.params.flat_P.copy_(self.network.params.flat_P)
         for name, buffer in other.network.buffers.items():
             buffer.copy_(self.network.buffers[name])
