@@ -42,6 +42,10 @@ class Labelled(NamedTuple):
             call, text, self.block_R[rows], [self.group[i] for i in chosen], [self.source[i] for i in chosen]
         )
 
+    def values(self) -> list[str]:
+        """The arguments of each call as they are: what the baseline reads, and what near-duplicates are found in."""
+        return ["\n".join(value for _, value in calls.leaves("", call.arguments)) for call in self.call]
+
     def require_both(self) -> Labelled:
         """Itself; ValueError without calls of both labels."""
         if not self.block_R.any() or self.block_R.all():
@@ -84,10 +88,11 @@ def by_folds(
 ) -> dict[str, Any]:
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
     data.require_both()
-    started, ours, theirs, rows, by = time.perf_counter(), [], [], [], "row"
+    started, ours, theirs, rows = time.perf_counter(), [], [], []
+    by_row: tuple[str, ...] = ()
     for each in range(seed, seed + seeds):
-        made = folds.make(data.text, data.block_R, data.group, count, each)
-        by = made.by
+        made = folds.make(data.values(), data.block_R, data.group, count, each, data.source)
+        by_row = made.by_row
         for fold in range(count):
             test, rest = np.flatnonzero(made.fold_R == fold), np.flatnonzero(made.fold_R != fold)
             ours.append(Scored(score(data, rest, test, each, config, recipe, watch), data.block_R[test]))
@@ -103,8 +108,8 @@ def by_folds(
         "blocks": int(data.block_R.sum()),
         "folds": count,
         "seeds": seeds,
-        "split_by": by,
-        "split": _told(by, count),
+        "split_by_row": list(by_row),
+        "split": _told(by_row, data.source, count),
         "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
         "sources": grouped(ours, [[data.source[i] for i in test] for test in rows], seeds),
         "by_fold": [roc.figures([each]) for each in ours],
@@ -145,15 +150,11 @@ def char_ngrams(data: Labelled, rest: np.ndarray, test: np.ndarray) -> np.ndarra
     from sklearn.linear_model import LogisticRegression
 
     vectors = TfidfVectorizer(analyzer="char", ngram_range=(1, 5), sublinear_tf=True, lowercase=False)
-    x_RN = vectors.fit_transform([_command(data.call[i]) for i in rest])
+    values = data.values()
+    x_RN = vectors.fit_transform([values[i] for i in rest])
     fitted = LogisticRegression(C=100.0, class_weight="balanced", solver="liblinear", max_iter=300)
     fitted.fit(x_RN, data.block_R[rest])
-    return fitted.decision_function(vectors.transform([_command(data.call[i]) for i in test]))
-
-
-def _command(call: Call) -> str:
-    """What the baseline reads: the arguments as they are."""
-    return "\n".join(value for _, value in calls.leaves("", call.arguments))
+    return fitted.decision_function(vectors.transform([values[i] for i in test]))
 
 
 def compared(ours: Sequence[Scored], theirs: Sequence[Scored]) -> dict[str, Any]:
@@ -210,11 +211,15 @@ def _pooled(scored: Sequence[Scored]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(ranks), np.concatenate([fold.block_R for fold in scored])
 
 
-def _told(by: str, count: int) -> str:
+def _told(by_row: Sequence[str], source: Sequence[str], count: int) -> str:
     """How the rows were split, in a sentence."""
-    if by == "group":
+    if not by_row:
         return f"groups and near-duplicates are kept together in {count} folds"
-    return f"some class has fewer than {count} groups, so rows were split; near-duplicates are kept together"
+    whose = "" if set(by_row) == set(source) else f" of {', '.join(by_row)}"
+    rest = "" if set(by_row) == set(source) else "; groups of the others"
+    return (
+        f"some class has fewer than {count} groups, so rows{whose} were split{rest}; near-duplicates are kept together"
+    )
 
 
 def lines(record: dict[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
 """Folds for an honest figure: stratified by class, with what belongs together kept together.
 
 Rows that are nearly the same text are never on both sides of a split. Rows of one group stay together too, where every
-class has at least as many groups as there are folds; otherwise rows are split, and `Folds.by` says so.
+class has at least as many groups as there are folds; otherwise rows are split, and `Folds.by_row` says so.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ _NUMBER, _SPACE = re.compile(r"\d+"), re.compile(r"\s+")
 
 
 class Folds(NamedTuple):
-    """fold_R: the fold of each row. `by` is "group" or "row"; `clusters` counts what was kept together."""
+    """fold_R: the fold of each row. `by_row` names the sources whose rows were split; `clusters` counts what was kept
+    together."""
 
     fold_R: np.ndarray
-    by: str
+    by_row: tuple[str, ...]
     clusters: int
 
 
@@ -52,18 +53,27 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
 
 
 def make(
-    texts: Sequence[str], label_R: Sequence[int] | np.ndarray, group_R: Sequence[Hashable], folds: int, seed: int = 0
+    texts: Sequence[str],
+    label_R: Sequence[int] | np.ndarray,
+    group_R: Sequence[Hashable],
+    folds: int,
+    seed: int = 0,
+    source_R: Sequence[str] | None = None,
 ) -> Folds:
-    """Stratified folds: clusters are dealt, largest first, each to the fold that has the fewest rows of its class."""
-    label = np.asarray(label_R)
-    classes = np.unique(label)
+    """Stratified folds: clusters are dealt, largest first, each to the fold with the fewest rows of its class. The
+    groups of each source are judged alone."""
+    label, source = np.asarray(label_R), source_R or ["the data"] * len(texts)
     if folds < 2 or len(label) < folds:
         raise ValueError(f"{len(label)} rows cannot be split into {folds} folds; at least 2 folds, and a row for each")
-    by_group = all(len({g for g, y in zip(group_R, label, strict=True) if y == c}) >= folds for c in classes)
-    cluster_R = near_duplicates(texts)
-    if by_group:
-        cluster_R = _joined(cluster_R, group_R)
-    return Folds(deal(cluster_R, label, folds, seed), "group" if by_group else "row", int(cluster_R.max()) + 1)
+    groups: dict[tuple[str, int], set[Hashable]] = {}
+    for name, y, group in zip(source, label.tolist(), group_R, strict=True):
+        groups.setdefault((name, y), set()).add(group)
+    by_row = tuple(sorted({name for (name, _), own in groups.items() if len(own) < folds}))
+    together = [
+        i if name in by_row else (name, group) for i, (name, group) in enumerate(zip(source, group_R, strict=True))
+    ]
+    cluster_R = _joined(near_duplicates(texts), together)
+    return Folds(deal(cluster_R, label, folds, seed), by_row, int(cluster_R.max()) + 1)
 
 
 def deal(cluster_R: np.ndarray, label_R: np.ndarray, folds: int, seed: int) -> np.ndarray:

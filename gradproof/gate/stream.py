@@ -107,7 +107,7 @@ def divided(stream: Labelled, train: Labelled | None, seed: int) -> Parts:
     if train is None:
         first = int(FIRST * len(stream.text))
         train, stream = stream.of(np.arange(first)), stream.of(np.arange(first, len(stream.text)))
-    fold_R = folds.make(train.text, train.block_R, train.group, PARTS, seed).fold_R
+    fold_R = folds.make(train.values(), train.block_R, train.group, PARTS, seed, train.source).fold_R
     one_label = bool(stream.block_R.all() or not stream.block_R.any())
     learned = train.of(np.flatnonzero(fold_R >= (3 if one_label else 2))).require_both()
     held, old = train.of(np.flatnonzero(fold_R == 1)), train.of(np.flatnonzero(fold_R == 0))

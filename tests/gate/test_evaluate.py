@@ -50,7 +50,7 @@ def record(labelled):
 def test_the_record_has_its_keys(record):
     keys = {"auc", "recall_at_1pct", "recall_at_0_1pct", "groups", "sources", "roc", "baseline", "split"}
     assert keys <= record.keys()
-    assert record["auc"] > 0.95 and record["split_by"] == "group" and record["rows"] == 240
+    assert record["auc"] > 0.95 and record["split_by_row"] == [] and record["rows"] == 240
     one = record["groups"]["h1"]
     assert one["rows"] == 2 and 0 <= one["auc"] <= 1 and record["groups"]["o1"]["auc"] is None
     json.dumps(record, allow_nan=False)

@@ -30,7 +30,7 @@ def test_folds_are_stratified_and_keep_clusters_together(seed, count):
     texts += [text.upper() + " 12" for text in texts[:50]]
     label_R = (np.arange(200) % 50 >= 40).astype(int)
     made = folds.make(texts, label_R, ["all"] * 200, count, seed)
-    assert made.by == "row"
+    assert made.by_row == ("the data",)
     for fold in range(count):
         share = label_R[made.fold_R == fold].sum() / label_R.sum()
         assert abs(share - 1 / count) < 0.1 and abs((made.fold_R == fold).mean() - 1 / count) < 0.1
@@ -43,10 +43,20 @@ def test_groups_stay_together_where_there_are_enough():
     texts = [f"command {chr(97 + i)} {i * 7919 % 1000:x} {'xyzuvw'[i % 6] * (3 + i % 9)}" for i in range(120)]
     label_R, group = [i % 2 for i in range(120)], [f"{i % 12}" for i in range(120)]
     made = folds.make(texts, label_R, group, 3)
-    assert made.by == "group"
+    assert made.by_row == ()
     assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=True) if g == each}) == 1 for each in set(group))
     few = folds.make(texts, label_R, [f"{label}{i % 2}" for i, label in enumerate(label_R)], 3)
-    assert few.by == "row"
+    assert few.by_row == ("the data",)
+
+
+def test_each_source_is_judged_alone():
+    """One file without groups does not tear those of the other apart."""
+    texts = [f"{i * 7919 % 1000:x} {'xyzuvw'[i % 6] * (3 + i % 9)} {i * i:x}" for i in range(80)]
+    source = ["one"] * 40 + ["two"] * 40
+    group = ["all"] * 40 + [f"g{i % 10}" for i in range(40)]
+    made = folds.make(texts, [i % 2 for i in range(80)], group, 3, 0, source)
+    assert made.by_row == ("one",)
+    assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=True) if g == f"g{k}"}) == 1 for k in range(10))
 
 
 def test_the_same_seed_gives_the_same_folds():
