@@ -31,7 +31,6 @@ from gradproof.params import Entry, Weights
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
-STRANGE = 0.3  # how much an n-gram that is not known counts; a known one counts 1 or more
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,8 @@ class GateNetwork(Transformer):
     def __init__(self, config: GateConfig, **options: Any):
         super().__init__(config, **options)
         w_N = self.params[WEIGHT].zero_()
-        scale_N = torch.ones_like(w_N)
-        scale_N[config.buckets :] = STRANGE
-        self.buffers = {SCALE: scale_N, KNOWN: torch.ones(NUMBERS, dtype=torch.uint8, device=w_N.device)}
+        known = torch.ones(NUMBERS, dtype=torch.uint8, device=w_N.device)
+        self.buffers = {SCALE: torch.ones_like(w_N), KNOWN: known}
 
     def rebalance(self, load_E: Tensor) -> None:
         """The buffers are set once, from the training rows; no step moves them."""
