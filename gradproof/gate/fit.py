@@ -197,8 +197,8 @@ def _part(
 
 
 def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
-    """Known is what occurs in two calls or more; the rarer a weight's n-grams, the more it counts, and the strange count
-    1, as much as the commonest."""
+    """Known is what occurs in two calls or more; the rarer a weight's n-grams, the more it counts; the strange
+    count 1, as much as the commonest."""
     rows = [np.array(row, dtype=np.int64) - network.config.vocabulary for row in grams]
     numbers = torch.from_numpy(np.concatenate(rows))
     network.buffers[KNOWN].copy_(torch.bincount(numbers, minlength=NUMBERS) >= LEAST)
