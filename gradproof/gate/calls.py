@@ -11,6 +11,7 @@ Secrets are placeholders in that text. A line break inside a value is written â†
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -99,7 +100,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two readers of a repeated key may see two different calls, so there is none."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1)
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the call has the key {twice[:MOST_NAME]!r} twice")
     return found
 
@@ -196,7 +197,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _name(name: str) -> str:
     """Without white space, so that a name cannot end a line; a secret is no name."""
-    return redact("_".join(name.split()))[:MOST_NAME]
+    return redact("_".join(name[: MOST_NAME + MARGIN].split()))[:MOST_NAME]
 
 
 def _kept(value: str, head: int, tail: int, name: str = "") -> str:
@@ -212,7 +213,7 @@ def _kept(value: str, head: int, tail: int, name: str = "") -> str:
 
 def _redacted(value: str, name: str) -> str:
     """The value as it would be redacted behind its name."""
-    before = f"{name}: "
+    before = f"{name[:MOST_NAME]}: "
     whole = redact(before + value)
     return whole[len(before) :] if whole.startswith(before) else whole
 

@@ -10,7 +10,9 @@ import math
 import re
 from collections import Counter
 
+# No pattern below may take longer than about the length of its text: who can stall a gate has passed it.
 MOST_ORDINARY = 24  # characters; a longer string without a path or a word in it may be a key
+WORDS = 0.3  # of its characters, from which a string is words with marks between them
 RANDOM_BITS = 3.9  # entropy a character; base64 of 24 random bytes has 4.3 or more, names have less
 
 _BLOCK = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
@@ -27,15 +29,21 @@ _KNOWN = re.compile(
 )
 _BEARER = re.compile(r"(?i)\b(bearer|basic|token)(\s+)(?=[\w+/.=~-]*\d)[\w+/.=~-]{12,}")
 _NAMED = re.compile(
-    r"(?i)([\w-]*(?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token"
-    r"|access[_-]?token|credential|token)[\w-]*[\"']?(?:\s*[=:]\s*|\s+=>\s+))([\"']?)([^\s\"'<$`;|&)}{(]{4,})"
+    r"(?i)((?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token"
+    r"|access[_-]?token|credential|token)[\w-]{0,40}[\"']?(?:\s{0,8}[=:]\s{0,8}|\s{1,8}=>\s{1,8}))([\"']?)([^\s\"'<$`;|&)}{(]{4,})"
 )
 _FLAG = re.compile(
     r"(?i)(?<!\S)((?!--?no-)--?(?:\w+-)*(?:password|passwd|pass|token|secret|api-?key)[ =])"
     r"([\"']?)([^\s\"'<$`;|&-][^\s\"'<$`;|&]{3,})"
 )
-_EMAIL = re.compile(r"\b[A-Za-z0-9][\w.+-]*@[A-Za-z0-9-]+(?:\.[A-Za-z0-9-]+)*\.[A-Za-z]{2,}\b")
+_DOMAIN = r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,8}\.[A-Za-z]{2,24}"
+_EMAIL = re.compile(rf"\b[A-Za-z0-9][\w.+-]{{0,64}}@{_DOMAIN}\b")
 _LONG = re.compile(rf"[A-Za-z0-9+_/=-]{{{MOST_ORDINARY},}}")
+_LOWER, _UPPER, _MARKS = re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[/_=+-]")
+_WORD = re.compile(r"[a-z]*(?:[A-Z][a-z]+)*\d*|[A-Z]+\d*")
+_AWS_SECRET = re.compile(
+    r"(?<![\w+/.-])(?=[\w+/]*\d)(?=[\w+/]*[a-z])(?=[\w+/]*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{39}(?![\w+/=.-])"
+)
 _HEX = re.compile(r"\A(?:0[xX])?[0-9a-fA-F-]+\Z")
 
 
@@ -47,7 +55,13 @@ def redact(text: str) -> str:
     text = _KNOWN.sub("<KEY>", _JWT.sub("<KEY>", text))
     text = _BEARER.sub(r"\1\2<KEY>", text)
     text = _NAMED.sub(r"\1\2<PASSWORD>", _FLAG.sub(r"\1\2<PASSWORD>", text))
-    return _LONG.sub(_random, _EMAIL.sub("<EMAIL>", text))
+    text = _AWS_SECRET.sub(_aws, _EMAIL.sub("<EMAIL>", text))
+    return _LONG.sub(_random, text)
+
+
+def _aws(found: re.Match[str]) -> str:
+    """Forty characters of base64 are a secret access key, but forty of hexadecimal a digest."""
+    return found.group() if _HEX.match(found.group()) else "<KEY>"
 
 
 def _random(found: re.Match[str]) -> str:
@@ -59,10 +73,11 @@ def _random(found: re.Match[str]) -> str:
 
 
 def _looks_random(text: str) -> bool:
-    """Upper case, lower case and digits thoroughly mixed; no digest, no words with marks between them."""
-    if _HEX.match(text) or len(re.findall(r"[\d]", text)) < 3:
+    """Upper case, lower case and digits thoroughly mixed; no digest, and not made of words with marks between them."""
+    if _HEX.match(text) or sum(map(str.isdigit, text)) < 3 or not (_LOWER.search(text) and _UPPER.search(text)):
         return False
-    if not (re.search(r"[a-z]", text) and re.search(r"[A-Z]", text)) or max(map(len, re.split(r"[/_=-]", text))) < 16:
+    words = sum(len(part) for part in _MARKS.split(text) if len(part) >= 3 and _WORD.fullmatch(part))
+    if words >= WORDS * len(text):
         return False
     counts = Counter(text)
     return -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values()) >= RANDOM_BITS
