@@ -199,7 +199,9 @@ def status(store: Folder = HERE, json: Json = None, seed: NoSeed = 0, debug: Deb
 
 @app.command()
 def rollback(
-    version: Annotated[int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one before.")] = None,
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
+    ] = None,
     store: Folder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -216,10 +218,9 @@ def rollback(
         with _opened(Store, store) as opened:
             versions = opened.versions
             before = versions.serving()
-            older = [each.number for each in versions.all() if each.number < before]
-            if version is None and not older:
+            chosen = version if version is not None else versions.get(before).record["came_from"]
+            if chosen == 0:
                 raise ValueError(f"there is no version before {before}, which serves")
-            chosen = version if version is not None else older[-1]
             versions.serve(chosen)
         print(f"version {chosen} serves; it was {before}")
 

@@ -4,7 +4,7 @@ A round takes the signals that wait, mixes them half and half with replay, takes
 the n-grams' weights near the serving ones, calibrates and chooses thresholds anew on the held-back calls. The
 candidate serves if, against the serving version,
 
-    its balanced error on the held-back calls is no higher,
+    its balanced error on the held-back calls is no higher than chance explains,
     it is wrong on no more of the pinned mistakes,
     and, once the gate has converged, at most 0.1% of known decisions change for each new signal.
 
@@ -13,6 +13,7 @@ A candidate that fails is taken half of the way, then a quarter; then the servin
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ CLIP = 1.0
 CALLS_OF_FISHER = 48
 REPLAYED, MOST_SAID, SAID = 800, 400, 2.0  # calls, signals and their weight when the n-grams are solved for
 PLASTIC = 0.1  # of the consolidation's strength, where the error rate has drifted
+MOST_LOST = 0.01  # of balanced error, against the best version kept
 CHANGES = 0.001  # of known decisions, for each new signal
 WAYS = (1.0, 0.5, 0.25)  # of the way from the serving weights to the trained ones
 KNOWN = 500  # recent decisions that a candidate is held against, beside the held-back calls
@@ -54,9 +56,14 @@ class Score(NamedTuple):
     pinned_wrong: int
     outcomes: tuple[str, ...] = ()
     edges: tuple[float, ...] = ()
+    wrong: tuple[float, ...] = ()  # of each held-back call, what it adds to the error
 
-    def no_worse(self, than: Score, changes: float) -> bool:
-        if self.error > than.error + 1e-12 or self.pinned_wrong > than.pinned_wrong:
+    def no_worse(self, than: Score, changes: float, best: float = 1.0) -> bool:
+        """Not by more than the calls that are judged differently explain by chance (one standard error), nor by a
+        hundredth against the best version: small losses must not add up."""
+        differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
+        chance = math.sqrt(sum(each**2 for each in differ))
+        if self.error > min(than.error + chance, best + MOST_LOST) + 1e-12 or self.pinned_wrong > than.pinned_wrong:
             return False
         changed = sum(a != b for a, b in zip(self.outcomes, than.outcomes, strict=True))
         return changed <= changes * len(self.outcomes)
@@ -115,13 +122,14 @@ class Learner:
         new = [each for each in waiting if each.signal.kind in MISTAKES or not is_held(each.text)]
         trained, kept, steps = self._train(serving, new)
         changes = CHANGES * len(waiting) if self.store.journal.judged().converged else 1.0
+        best = min([before.error, *(each.record["held_error"] for each in self.store.versions.all())])
         for way in WAYS:
             gate = trained.copy()
             gate.network.params.flat_P.lerp_(serving.gate.network.params.flat_P, 1 - way)
             z = logits(gate, known.texts())
             policy = settle(gate, known, z, self.store.settings, serving.policy)
             after = score(gate, policy, known, z)
-            if after.no_worse(before, changes):
+            if after.no_worse(before, changes, best):
                 version = self._promote(serving, gate, policy, after, len(waiting), kept)
                 self._scored = (version, z)
                 self.store.journal.learned(waiting)
@@ -242,7 +250,9 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     shares = [float(wrong_T[:held][chosen].mean()) for chosen in (allow_T, ~allow_T) if chosen.any()]
     outcomes = tuple(policy.decide(float(p)) for p in (*p_T[:held], *p_T[held + pinned :]))
     error = sum(shares) / len(shares) if shares else 0.0
-    return Score(error, int(wrong_T[held:].sum()), outcomes, tuple(deciles(p_T[:held][allow_T].tolist())))
+    share_T = np.where(allow_T, 1 / max(1, allow_T.sum()), 1 / max(1, (~allow_T).sum())) / max(1, len(shares))
+    edges, adds = deciles(p_T[:held][allow_T].tolist()), (wrong_T[:held] * share_T).tolist()
+    return Score(error, int(wrong_T[held:].sum()), outcomes, tuple(edges), tuple(adds))
 
 
 def version_record(gate: GateModel, policy: Policy, found: Score, store: Store, **more: Any) -> dict[str, Any]:

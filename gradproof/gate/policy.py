@@ -26,7 +26,7 @@ class Policy(NamedTuple):
 
     def leans(self, p: float) -> bool:
         """Whether the model would allow, if it could not ask."""
-        return p >= _logistic((_logit(self.allow_at) + _logit(self.block_below)) / 2)
+        return p >= min(max(0.5, self.block_below), self.allow_at)
 
     def corrected(self, p: float, allow: bool) -> float:
         """A probability that decides as a correction says: at least halfway from the threshold to certainty."""

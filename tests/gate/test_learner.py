@@ -55,7 +55,7 @@ def test_a_worse_candidate_does_not_serve(warm, monkeypatch):
     """Signals that contradict everything known: the serving version stays, and the signals wait on."""
     corrected(warm, 6)
     learner = Learner(warm)
-    monkeypatch.setattr(Score, "no_worse", lambda self, than, changes: False)
+    monkeypatch.setattr(Score, "no_worse", lambda *given: False)
     done = learner.round()
     assert done is not None and done.version is None and warm.versions.serving() == 1
     assert len(warm.journal.pending()) == 6
@@ -103,3 +103,13 @@ def test_follow_stops_and_learns(store):
     said = []
     learner_module.follow(Learner(store), said.append, stop=lambda: bool(said))
     assert len(said) == 1 and "8 signals" in said[0] and "held-back error" in said[0]
+
+
+def test_chance_is_told_from_loss():
+    """One call judged worse and one better is chance; four worse of four are not; nor may small losses add up."""
+    before = Score(0.2, 0, wrong=(0.1, 0.1, 0, 0, 0, 0, 0, 0))
+    one_each = Score(0.2, 0, wrong=(0.1, 0, 0.1, 0, 0, 0, 0, 0))
+    one_more = Score(0.3, 0, wrong=(0.1, 0.1, 0.1, 0, 0, 0, 0, 0))
+    four_more = Score(0.6, 0, wrong=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0))
+    assert one_each.no_worse(before, 1.0) and one_more.no_worse(before, 1.0) and not four_more.no_worse(before, 1.0)
+    assert not one_more.no_worse(before, 1.0, best=0.2)

@@ -36,6 +36,14 @@ def test_without_both_classes_everything_is_asked():
     assert {ASK.decide(p) for p in (0.0, 0.5, 1.0)} == {"ask"}
 
 
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_the_lean_agrees_with_what_is_decided(p, a, b):
+    """Where the gate asks, it leans to what is more likely."""
+    policy = Policy(max(a, b), min(a, b))
+    decided = policy.decide(p)
+    assert policy.leans(p) == (p >= 0.5 if decided == "ask" else decided == "allow")
+
+
 def test_a_correction_decides():
     policy = Policy(0.97, 0.2)
     for p in (0.0, 0.1, 0.5, 0.99):
