@@ -41,7 +41,7 @@ def paraphrases(command: str, draws: random.Random) -> list[str]:
 
 def _paraphrase(command: str, draws: random.Random, way: int) -> str:
     words = WORD.findall(command)
-    plain = [i for i, word in enumerate(words[1:], 1) if NAME.match(word)]
+    plain = [i for i, word in enumerate(words[1:], 1) if NAME.match(word) and not _runs(words[:i])]
     if words and words[0].rsplit("/", 1)[-1] in SUBCOMMANDS:
         plain = plain[1:]
     if way % 2 == 0 and plain:  # another name for one file or word
@@ -61,6 +61,12 @@ def _paraphrase(command: str, draws: random.Random, way: int) -> str:
         a, b = flags[:2]
         words[a], words[b] = words[b], words[a]
     return ("  " if way % 4 == 0 else " ").join(words)
+
+
+def _runs(before: list[str]) -> bool:
+    """Whether the word after these is a program: behind an operator, or behind one that runs another."""
+    last = next((word for word in reversed(before) if not word.startswith("-")), "|")
+    return last in ("|", "||", "&&", ";", "&", "sudo", "xargs", "env", "nohup", "time") or before[-1] == "-exec"
 
 
 def correct(decider: Decider, folder: Path, call: Call, kind: str, others: list[Call], seed: int) -> dict[str, Any]:

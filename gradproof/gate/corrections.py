@@ -1,7 +1,7 @@
 """The memory of corrections: what a person said of one call holds for it and its paraphrases at once.
 
-A correction acts on calls whose skeleton is at least `radius` alike, and on nothing else; the learner follows later.
-The radius is the usual one, or so much smaller that no call which people labelled the other way lies inside.
+A correction acts on calls that are alike, and on nothing else; the learner follows later. Calls that people labelled
+the other way are its rivals: what is more like one of them than like the corrected call is left alone.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 from gradproof.gate.skeleton import CUT, Skeleton, alike, may_be_alike, skeleton
 
-USUAL = 0.6  # how alike paraphrases are, measured: file names, the order of flags, quotes (docs/gate.md)
-ONLY_ITSELF = 1.0
-MARGIN = 0.02  # beyond the nearest call with the other label
+ALIKE = 0.6  # paraphrases are so alike, measured: file names, the order of flags, quotes (docs/gate.md)
+MOST_RIVALS = 64  # the nearest
 
 
 class Correction(NamedTuple):
@@ -22,28 +21,35 @@ class Correction(NamedTuple):
     decision: str
     text: str
     allow: bool
-    radius: float
+    rivals: tuple[str, ...] = ()
 
 
-def radius(text: str, others: Iterable[str]) -> float:
-    """How far a correction of `text` reaches, given the texts that people labelled the other way."""
+def rivals(text: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Those of the texts that people labelled the other way which a correction of `text` would reach."""
     own = skeleton(text)
-    near = (skeleton(other) for other in others if may_be_alike(own, other))
-    nearest = max((alike(own, other) for other in near), default=0.0)
-    return min(ONLY_ITSELF, max(USUAL, nearest + MARGIN))
+    near = {other: alike(own, skeleton(other)) for other in others if other != text and may_be_alike(own, other)}
+    ordered = sorted((other for other, s in near.items() if s >= ALIKE), key=lambda other: -near[other])
+    return tuple(ordered[:MOST_RIVALS])
+
+
+class _Known(NamedTuple):
+    own: Skeleton
+    rivals: list[Skeleton]
+    correction: Correction
 
 
 class Corrections:
     """All corrections, found by the hard part of a skeleton; the most alike one speaks, then the newest."""
 
     def __init__(self, known: Iterable[Correction] = ()):
-        self._by_hard: dict[object, list[tuple[Skeleton, Correction]]] = {}
+        self._by_hard: dict[object, list[_Known]] = {}
         for correction in known:
             self.add(correction)
 
     def add(self, correction: Correction) -> None:
         own = skeleton(correction.text)
-        self._by_hard.setdefault(own.hard, []).append((own, correction))
+        known = _Known(own, [skeleton(rival) for rival in correction.rivals], correction)
+        self._by_hard.setdefault(own.hard, []).append(known)
 
     def find(self, text: str) -> Correction | None:
         """The correction that covers a call. One whose middle was cut out is never allowed for likeness: what nobody
@@ -51,11 +57,11 @@ class Corrections:
         if not self._by_hard:
             return None
         own = skeleton(text)
-        best, found = 0.0, None
-        for known, correction in self._by_hard.get(own.hard, ()):
-            if correction.allow and CUT in own.hard[2]:
+        best, found = ALIKE, None
+        for known in self._by_hard.get(own.hard, ()):
+            if known.correction.allow and CUT in own.hard[2]:
                 continue
-            s = 1.0 if correction.text == text else alike(own, known)
-            if s >= max(best, correction.radius):
-                best, found = s, correction
+            s = 1.0 if known.correction.text == text else alike(own, known.own)
+            if s >= best and not any(alike(own, rival) > s for rival in known.rivals):
+                best, found = s, known.correction
         return found

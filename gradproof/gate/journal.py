@@ -18,7 +18,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.corrections import Correction, radius
+from gradproof.gate.corrections import Correction, rivals
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.tokenizer import MISSING
@@ -136,16 +136,16 @@ class Journal:
                 f"{kind!r} is the gate's own decision, but {id} was {decision['decision']!r}; to change it say"
                 f" override_{kind}, or false_{'block' if kind == 'allow' else 'allow'} where it was a mistake"
             )
-        reach = self._reach(decision["text"], signal(kind).outcome) if kind in MISTAKES else 0.0
+        others = self._rivals(decision["text"], signal(kind).outcome) if kind in MISTAKES else ()
         given: list[Signal] = []
 
         def write(txn: Any) -> None:
-            given[:] = [self._remark(txn, decision, kind, reach)]
+            given[:] = [self._remark(txn, decision, kind, others)]
 
         self._write(write)
         return given[0]
 
-    def _remark(self, txn: Any, decision: dict[str, Any], kind: str, reach: float) -> Signal:
+    def _remark(self, txn: Any, decision: dict[str, Any], kind: str, others: tuple[str, ...]) -> Signal:
         text, key = decision["text"], new_id(self.clock()).encode()
         again = b"said:" + _hash(f"{kind}\n{text}")
         said_before = int(txn.get(again, b"0", db=self._db["meta"]))
@@ -158,18 +158,18 @@ class Journal:
             allow = given.outcome == "allow"
             self._judge(txn, decision["id"].encode(), allow, allow == decision["lean"])
         if kind in MISTAKES:
-            pinned = {"decision": decision["id"], "text": text, "radius": reach, **given._asdict()}
+            pinned = {"decision": decision["id"], "text": text, "rivals": others, **given._asdict()}
             self._put(txn, "pinned", _hash(text), pinned)
             txn.put(b"corrections", key, db=self._db["meta"])
         return given
 
-    def _reach(self, text: str, outcome: str) -> float:
-        """How far a correction of this text may reach, given what people labelled the other way."""
+    def _rivals(self, text: str, outcome: str) -> tuple[str, ...]:
+        """What people labelled the other way, near this text."""
         other = "block" if outcome == "allow" else "allow"
         with self.env.begin() as txn:
             labelled = self._examples(txn, f"held_{other}") + self._examples(txn, f"replay_{other}")
             labelled += [each for each in self._examples(txn, "pinned") if each.signal.outcome == other]
-        return radius(text, (each.text for each in labelled if each.text != text))
+        return rivals(text, (each.text for each in labelled))
 
     def signals(self) -> list[dict[str, Any]]:
         """All that are kept, oldest first: decision, text, kind, label, weight."""
@@ -208,7 +208,9 @@ class Journal:
     def corrections(self) -> list[Correction]:
         with self.env.begin() as txn:
             found = [json.loads(value) for _, value in txn.cursor(self._db["pinned"])]
-        return [Correction(each["decision"], each["text"], each["label"] > 0.5, each["radius"]) for each in found]
+        return [
+            Correction(each["decision"], each["text"], each["label"] > 0.5, tuple(each["rivals"])) for each in found
+        ]
 
     # examples
 
@@ -347,8 +349,11 @@ class Journal:
         return b'"remarked"' not in value
 
     def _put(self, txn: Any, name: str, key: bytes, record: dict[str, Any]) -> None:
-        safe = {field: redact(value) if isinstance(value, str) else value for field, value in record.items()}
-        txn.put(key, json.dumps(safe, ensure_ascii=False).encode(), db=self._db[name])
+        txn.put(
+            key,
+            json.dumps({field: _safe(value) for field, value in record.items()}, ensure_ascii=False).encode(),
+            db=self._db[name],
+        )
 
     def _get(self, txn: Any, name: str, key: bytes) -> dict[str, Any] | None:
         found = txn.get(key, db=self._db[name])
@@ -386,6 +391,11 @@ def library() -> Any:
 def is_held(text: str) -> bool:
     """Whether an override is held back rather than learned from; the same text always goes the same way."""
     return _hash(text)[0] % HELD_SHARE == 0
+
+
+def _safe(value: Any) -> Any:
+    """Without secrets."""
+    return redact(value) if isinstance(value, str) else [*map(_safe, value)] if isinstance(value, tuple) else value
 
 
 def _just_made(id: str, now: float) -> bool:

@@ -3,7 +3,7 @@
 import pytest
 
 from gradproof.gate.calls import Call, text
-from gradproof.gate.corrections import USUAL, Correction, Corrections, radius
+from gradproof.gate.corrections import ALIKE, Correction, Corrections, rivals
 from gradproof.gate.skeleton import alike, skeleton
 
 
@@ -46,14 +46,14 @@ OTHERS = {
 @pytest.mark.parametrize("call", PARAPHRASES)
 def test_paraphrases_are_alike(call):
     """Other names, another order of flags, other quotes: within the usual radius."""
-    assert min(s(call, other) for other in PARAPHRASES[call]) >= USUAL
+    assert min(s(call, other) for other in PARAPHRASES[call]) >= ALIKE
     assert s(call, call) == 1.0
 
 
 @pytest.mark.parametrize("call", OTHERS)
 def test_what_is_dangerous_in_another_way_is_not_alike(call):
     """Whoever allowed the first allowed none of the others."""
-    assert max(s(call, other) for other in OTHERS[call]) < USUAL
+    assert max(s(call, other) for other in OTHERS[call]) < ALIKE
 
 
 def test_likeness_is_symmetric_and_bounded():
@@ -72,14 +72,14 @@ def test_a_tool_with_arguments():
     def call(path, host="a.example"):
         return skeleton(text(Call("Fetch", {"url": f"https://{host}/{path}", "save": f"out/{path}"})))
 
-    assert alike(call("x"), call("yy")) >= USUAL
+    assert alike(call("x"), call("yy")) >= ALIKE
     assert alike(call("x"), call("x", "b.example")) == 0.0
     assert alike(call("x"), skeleton(text(Call("Other", {})))) == 0.0
 
 
 def test_the_nearest_correction_speaks():
-    known = Corrections([Correction("1", bash("rm -rf ./build"), True, USUAL)])
-    known.add(Correction("2", bash("rm -rf ./data"), False, USUAL))
+    known = Corrections([Correction("1", bash("rm -rf ./build"), True)])
+    known.add(Correction("2", bash("rm -rf ./data"), False))
     allowed, blocked = known.find(bash("rm -rf build")), known.find(bash("rm -rf ./data/"))
     assert allowed is not None and blocked is not None
     assert (allowed.decision, blocked.decision) == ("1", "2")
@@ -88,7 +88,7 @@ def test_the_nearest_correction_speaks():
 
 def test_the_newest_of_two_equal_corrections_speaks():
     """Who changes their mind is heard."""
-    known = Corrections(Correction(str(i), bash("make x"), bool(i % 2), USUAL) for i in range(4))
+    known = Corrections(Correction(str(i), bash("make x"), bool(i % 2)) for i in range(4))
     found = known.find(bash("make x"))
     assert found is not None and found.decision == "3"
 
@@ -96,14 +96,21 @@ def test_the_newest_of_two_equal_corrections_speaks():
 def test_a_call_whose_middle_is_cut_is_not_allowed_for_likeness():
     """Two long commands that differ only in what was cut away have one text."""
     long = bash("echo " + "a " * 900 + "b" + " a" * 900)
-    assert Corrections([Correction("1", long, True, USUAL)]).find(long) is None
-    assert Corrections([Correction("1", long, False, USUAL)]).find(long) is not None
+    assert Corrections([Correction("1", long, True)]).find(long) is None
+    assert Corrections([Correction("1", long, False)]).find(long) is not None
 
 
-def test_the_radius_stops_before_what_people_labelled_otherwise():
-    call, near = bash("find . -name a.txt"), bash("find . -name b.txt")
-    assert radius(call, []) == USUAL
-    tight = radius(call, [near])
-    assert tight > alike(skeleton(call), skeleton(near))
-    memory = Corrections([Correction("1", call, False, tight)])
-    assert memory.find(near) is None and memory.find(call) is not None
+def test_what_is_nearer_to_a_rival_is_left_alone():
+    """People allowed many such calls: a correction of one reaches what is more like it than like any of them."""
+    call = bash("find ./private -type d -empty -exec rmdir {} +")
+    allowed = [bash(f"find ./{name} -type d -empty -exec rmdir {{}} +") for name in ("build", "dist/old", "src")]
+    found = rivals(call, [*allowed, call, bash("ls"), bash("find / -type d -empty -exec rmdir {} +")])
+    assert set(found) == set(allowed)
+    memory = Corrections([Correction("1", call, False, found)])
+    assert all(memory.find(each) is None for each in allowed)
+    assert memory.find(bash("find ./build2 -type d -empty -exec rmdir {} +")) is None
+    for near in (
+        "find ./private/x -type d -empty -exec rmdir {} +",
+        "find './private' -empty -type d -exec rmdir {} +",
+    ):
+        assert memory.find(bash(near)) is not None
