@@ -257,6 +257,10 @@ class MoE(Model):
         aux = aux + self.config.gluing / rest.routed.rows * energy_T.sum()
         return MoEOutput(y_TO, gates_TE, aux), Glued(energy_T, router, rest)
 
+    def _denergy(self, d_aux: Tensor, energy_T: Tensor, rows: int) -> Tensor:
+        """What the auxiliary loss of a batch of so many rows asks of each row's energy."""
+        return (d_aux * (self.config.gluing / rows)).expand_as(energy_T)
+
     def _fused(self, weights: Weights, kernels: Kernels) -> bool:
         """The fused kernel reads one flat buffer, in the dtype of the products."""
         return kernels.mixture is not None and weights is self.params
@@ -311,7 +315,7 @@ class MoE(Model):
         dz_TE, dx_TI = mixture.to_logits(
             *cotangents, saved.rest, self._experts(weights), out, self.config.mixture, *how, kernels.parts
         )
-        denergy_T = (cotangents[2] * (self.config.gluing / saved.rest.routed.rows)).expand_as(saved.energy_T)
+        denergy_T = self._denergy(cotangents[2], saved.energy_T, saved.rest.routed.rows)
         glued, theta_P = sheaf.Glued(dz_TE, denergy_T), self._sheaf(weights)
         more_TI, dtheta_P = sheaf.backward(glued, saved.router, x_TI, theta_P, cover, want_dx)
         own_P = self.params.shards_of(grad_P, "router.", 1)[0]

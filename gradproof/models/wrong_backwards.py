@@ -59,10 +59,9 @@ def _(right, self, weights, grad, dy, x, saved, **options):
     return right(self, weights, grad, (dy[0], torch.zeros_like(dy[1])), x, saved, **options)
 
 
-@wrong("moe", "a part of a batch takes its energy for the whole", target="gradproof.models.moe:MoE._sheaf_backward")
-def _(right, self, weights, dz, d_aux, x, saved, want_dx):
-    saved = saved._replace(routed=saved.routed._replace(rows=x.shape[0]))
-    return right(self, weights, dz, d_aux, x, saved, want_dx)
+@wrong("moe", "a part of a batch takes its energy for the whole", target="gradproof.models.moe:MoE._denergy")
+def _(right, self, d_aux, energy, rows):
+    return right(self, d_aux, energy, energy.shape[0])
 
 
 @wrong("moe", "adds to stale gradients", target="gradproof.models.model:Model.backward")

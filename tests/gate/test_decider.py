@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from conftest import bash  # pyright: ignore
+from made_calls import bash
 
 from gradproof.gate.decider import Decider
 from gradproof.gate.journal import Judged

@@ -1,6 +1,7 @@
 """kill -9 of decider and learner at random moments: no acknowledged signal is lost, the serving version is whole."""
 
 import pytest
+from made_calls import rows
 
 from gradproof.bench.gate import killed
 from gradproof.gate.founding import found
@@ -9,8 +10,6 @@ from gradproof.gate.store import Settings, Store
 
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.slow)])
 def test_nothing_acknowledged_is_lost(tmp_path, trained, kills):
-    from conftest import rows  # pyright: ignore
-
     store = Store.create(tmp_path / "gate", Settings())
     found(store, trained.copy(), rows(20), rows(10, 100), people=False)
     store.close()

@@ -1,7 +1,7 @@
 """The learner: a round learns what it is told, forgets nothing, and serves only what is no worse."""
 
 import pytest
-from conftest import bash  # pyright: ignore
+from made_calls import bash
 
 from gradproof.gate import learner as learner_module
 from gradproof.gate.decider import Decider, load_serving

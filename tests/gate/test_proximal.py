@@ -1,7 +1,7 @@
 """The n-grams' weights near the serving ones: the optimum, by autograd; what is said is followed, the rest stays."""
 
 import torch
-from conftest import bash, rows  # pyright: ignore
+from made_calls import bash, rows
 
 from gradproof.gate import proximal
 from gradproof.gate.calls import text
