@@ -19,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.decider import Decider
-from gradproof.gate.skeleton import SUBCOMMANDS
+from gradproof.gate.skeleton import KEYWORDS, SUBCOMMANDS, WRAPPERS
 from gradproof.gate.store import Store
 
 OTHERS = 1000
+OPERATORS = ("|", "||", "&&", ";", "&")
 WORD = re.compile(r"""'[^']*'|"[^"]*"|\S+""")
 NAME = re.compile(r"^(?:\./)?[A-Za-z][\w-]{2,}(?:\.\w{1,4})?$")
 NAMES = ("alpha", "beta", "gamma", "delta", "notes", "report", "draft", "sample", "result", "archive")
@@ -41,7 +43,7 @@ def paraphrases(command: str, draws: random.Random) -> list[str]:
 
 def _paraphrase(command: str, draws: random.Random, way: int) -> str:
     words = WORD.findall(command)
-    plain = [i for i, word in enumerate(words[1:], 1) if NAME.match(word) and not _runs(words[:i])]
+    plain = [i for i, word in enumerate(words[1:], 1) if NAME.match(word) and not _runs([*words[:i], word])]
     if words and words[0].rsplit("/", 1)[-1] in SUBCOMMANDS:
         plain = plain[1:]
     if way % 2 == 0 and plain:  # another name for one file or word
@@ -63,10 +65,11 @@ def _paraphrase(command: str, draws: random.Random, way: int) -> str:
     return ("  " if way % 4 == 0 else " ").join(words)
 
 
-def _runs(before: list[str]) -> bool:
-    """Whether the word after these is a program: behind an operator, or behind one that runs another."""
+def _runs(words: list[str]) -> bool:
+    """Whether the last of these is the shell's own word or a program: behind an operator, or what runs another."""
+    *before, own = words
     last = next((word for word in reversed(before) if not word.startswith("-")), "|")
-    return last in ("|", "||", "&&", ";", "&", "sudo", "xargs", "env", "nohup", "time") or before[-1] == "-exec"
+    return own in KEYWORDS or last in {*OPERATORS, *WRAPPERS, *KEYWORDS} or last[-1] == ";" or before[-1] == "-exec"
 
 
 def correct(decider: Decider, folder: Path, call: Call, kind: str, others: list[Call], seed: int) -> dict[str, Any]:
@@ -119,7 +122,7 @@ def main() -> None:
         for kind in ("false_block", "false_allow"):
             wrong = "block" if kind == "false_block" else "allow"
             short = (call for call in calls if len(call.arguments["command"].splitlines()) == 1)
-            chosen = [call for call in short if decider.peek(call).decision == wrong][: options.corrections]
+            chosen = list(islice((call for call in short if decider.peek(call).decision == wrong), options.corrections))
             for seed, call in enumerate(chosen):
                 others = [other for other in draws.sample(calls, min(len(calls), OTHERS + 1)) if other != call][:OTHERS]
                 found.append(correct(decider, folder, call, kind, others, seed))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from typing import Any, NamedTuple
 
 import torch
@@ -24,11 +25,10 @@ from gradproof.gate.rules import Rule, Rules
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import Outcome
 from gradproof.gate.store import Store
-from gradproof.kernels.registry import Kernels, choose
-from gradproof.kernels.workspace import Workspace
 
 WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
+MOMENT = 0.05  # seconds of decisions that are written together
 LOOK_AGAIN = 50  # decisions between two looks at whether the gate has converged
 
 
@@ -43,19 +43,15 @@ class Answer(NamedTuple):
 
 
 class Serving(NamedTuple):
-    """A version as it decides, by the kernels that are admitted here."""
+    """A version as it decides."""
 
     number: int
     gate: GateModel
     policy: Policy
-    kernels: Kernels
 
-    @torch.no_grad()
     def probability(self, text: str) -> float:
         """P(allow) of one call."""
-        network = self.gate.network
-        output, _ = network.apply(network.params, self.gate.batch([self.gate.encode(text)]), None, self.kernels)
-        return float(self.gate.calibrated(output.logits_TO[:, 0].double().numpy())[0])
+        return float(self.gate.probability([self.gate.encode(text)])[0])
 
 
 class Decider:
@@ -169,20 +165,21 @@ def load_serving(store: Store) -> Serving:
             raise ValueError(f"the gate in {store.folder} has no model yet; run: gradproof gate init")
         try:
             record, weights = store.versions.get(number).record, store.versions.weights(number)
-            gate = gate_of(weights, record)
-            kernels = choose(gate.network.shape(1, torch.float32), Workspace())
-            return Serving(number, gate, Policy(*record["policy"]), kernels)
+            serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]))
+            serving.probability("")  # its kernels are admitted before the first call comes
+            return serving
         except ValueError:
             if store.versions.serving() == number:
                 raise
 
 
 class Recorder:
-    """Writes decisions from a thread of its own, those that wait in one commit."""
+    """Writes decisions from a thread of its own, those of a moment in one commit."""
 
     def __init__(self, store: Store):
         self._journal = store.journal
-        self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(WAITING)
+        self._waiting: queue.Queue[dict[str, Any]] = queue.Queue(WAITING)
+        self._hurry, self._closing = threading.Event(), False
         self.error: ValueError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -191,33 +188,34 @@ class Recorder:
         self._waiting.put(decision)
 
     def flush(self) -> None:
+        self._hurry.set()
         self._waiting.join()
+        self._hurry.clear()
         if self.error is not None:
             error, self.error = self.error, None
             raise error
 
     def close(self) -> None:
-        self._waiting.put(None)
+        self._closing = True
+        self._hurry.set()
         self._thread.join()
 
     def _run(self) -> None:
-        while (first := self._waiting.get()) is not None:
-            batch, last = [first], False
+        while not self._closing or not self._waiting.empty():
+            self._hurry.wait(MOMENT)
+            batch: list[dict[str, Any]] = []
             while len(batch) < TOGETHER and not self._waiting.empty():
-                following = self._waiting.get()
-                if following is None:
-                    last = True
-                    break
-                batch.append(following)
+                batch.append(self._waiting.get())
+            if not batch:
+                if self._hurry.is_set() and not self._closing:
+                    time.sleep(0.001)  # whoever hurries has not looked yet
+                continue
             try:
                 self._journal.record(batch)
             except ValueError as error:
                 self.error = error
-            for _ in range(len(batch) + last):
+            for _ in batch:
                 self._waiting.task_done()
-            if last:
-                return
-        self._waiting.task_done()
 
 
 def _like(text: str, correction: Correction) -> str:
