@@ -6,7 +6,8 @@ candidate serves if, against the serving version,
 
     its balanced error on the held-back calls is no higher than chance explains,
     it is wrong on no more of the pinned mistakes,
-    and, once the gate has converged, at most 0.1% of known decisions change for each new signal.
+    and, once the gate has converged, at most 0.1%·n² of known decisions change, n signals being new: one says little of
+    others, many say that something is off.
 
 A candidate that fails is taken half of the way, then a quarter; then the serving version stays and the signals wait on.
 """
@@ -41,7 +42,7 @@ CALLS_OF_FISHER = 48
 REPLAYED, MOST_SAID, SAID = 800, 400, 2.0  # calls, signals and their weight when the n-grams are solved for
 PLASTIC = 0.1  # of the consolidation's strength, where the error rate has drifted
 MOST_LOST = 0.01  # of balanced error, against the best version kept
-CHANGES = 0.001  # of known decisions, for each new signal
+CHANGES = 0.001  # of known decisions, times the new signals squared
 WAYS = (1.0, 0.5, 0.25)  # of the way from the serving weights to the trained ones
 KNOWN = 500  # recent decisions that a candidate is held against, beside the held-back calls
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
@@ -121,7 +122,7 @@ class Learner:
         before = score(serving.gate, serving.policy, known, self._serving_logits(serving, known))
         new = [each for each in waiting if each.signal.kind in MISTAKES or not is_held(each.text)]
         trained, kept, steps = self._train(serving, new)
-        changes = CHANGES * len(waiting) if self.store.journal.judged().converged else 1.0
+        changes = CHANGES * len(waiting) ** 2 if self.store.journal.judged().converged else 1.0
         best = min([before.error, *(each.record["held_error"] for each in self.store.versions.all())])
         for way in WAYS:
             gate = trained.copy()

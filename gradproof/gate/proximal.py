@@ -14,10 +14,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradproof.gate.fit import LEAST, ROWS, alike
+from gradproof.gate.fit import LEAST, ROWS, alike, logits
 from gradproof.gate.network import KNOWN, SCALE, WEIGHT, GateModel
 from gradproof.gate.ngrams import NUMBERS
 from gradproof.ops import bce, hashed_ngrams
+from gradproof.ops.embedding import PADDING
 
 STRENGTH = 100.0  # how freely the weights may move
 PASSES = 20  # of L-BFGS
@@ -28,7 +29,9 @@ def solve(gate: GateModel, texts: Sequence[str], label_R: Tensor, mass_R: Tensor
     network = gate.network
     before_N = network.params[WEIGHT].clone()
     solved = before_N.clone()
-    parts = [(*_encoded(gate, texts, chosen), chosen) for chosen in _alike(gate, texts)]
+    rows = {i: gate.encode(text) for i, text in enumerate(texts)}
+    z_R = torch.from_numpy(logits(gate, list(rows.values()))).float()
+    parts = [(*_encoded(gate, [rows[i] for i in chosen], z_R[chosen]), chosen) for chosen in alike(rows, ROWS)]
 
     def objective() -> Tensor:
         moved_N = solved - before_N
@@ -57,16 +60,11 @@ def get_to_know(gate: GateModel, texts: Sequence[str]) -> None:
     network.buffers[KNOWN][count >= LEAST] = 1
 
 
-def _alike(gate: GateModel, texts: Sequence[str]) -> list[list[int]]:
-    return [list(chosen) for chosen in alike({i: gate.encode(text) for i, text in enumerate(texts)}, ROWS)]
-
-
-def _encoded(gate: GateModel, texts: Sequence[str], chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """e_B and gram_BG: the encoder's logits, and the weights that the n-grams have."""
+def _encoded(gate: GateModel, rows: Sequence[Sequence[int]], z_B: Tensor) -> tuple[Tensor, Tensor]:
+    """e_B and gram_BG of rows whose logits are known: the encoder's part, and the weights that the n-grams have."""
     network = gate.network
-    x_BX = gate.batch([gate.encode(texts[i]) for i in chosen])
-    with torch.no_grad():
-        output, _ = network.apply(network.params, x_BX)
-        gram_BG = network.split(x_BX)[1]
-        y_B, _ = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], network.params[WEIGHT])
-    return output.logits_TO[:, 0] - y_B, gram_BG
+    vocabulary = network.config.vocabulary
+    grams = [[PADDING, *(number for number in row if number >= vocabulary)] for row in rows]
+    gram_BG = network.split(gate.batch(grams))[1]
+    y_B, _ = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], network.params[WEIGHT])
+    return z_B - y_B, gram_BG
