@@ -14,7 +14,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradproof.ablate.commands import ablate
+from gradproof.bench.commands import bench
 from gradproof.gate.commands import app as gate
+from gradproof.options import (
+    INTERRUPTED,
+    STOPPED,
+    ConfigFile,
+    Data,
+    Debug,
+    Device,
+    Html,
+    Ignore,
+    Json,
+    NoSeed,
+    Precision,
+    Seed,
+    Target,
+    said,
+)
 from gradproof.terminal import (
     check_device,
     check_outputs,
@@ -23,7 +41,6 @@ from gradproof.terminal import (
     in_bytes,
     progress_of,
     sentence,
-    show_diagnose_bench,
     show_diagnosis,
     show_report,
     sizes_table,
@@ -36,7 +53,6 @@ if TYPE_CHECKING:
     from gradproof.proof.verdict import Report, SubjectVerdict
 
 EXIT = {"proven": 0, "refuted": 1, "inconclusive": 3}
-STOPPED, INTERRUPTED = 1, 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,18 +63,6 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or proven, 1 refuted or stopped, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
 app.add_typer(gate, name="gate")
-
-
-class Device(StrEnum):
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
-NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
 
 
 @app.command()
@@ -134,26 +138,6 @@ class Router(StrEnum):
     sheaf = "sheaf"
 
 
-class Precision(StrEnum):
-    fp32 = "fp32"
-    bf16 = "bf16"
-    fp16 = "fp16"
-
-
-ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
-]
-Data = Annotated[
-    str | None,
-    typer.Option(
-        metavar="synthetic[:regimes=N,rows=N]|FILE",
-        help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
-    ),
-]
-Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
-Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
-
-
 @app.command()
 def train(
     config: ConfigFile = None,
@@ -213,8 +197,8 @@ def train(
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
-        given |= _said(**flags, encoding=encoding, router=router, device=device, precision=precision)
-        given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
+        given |= said(**flags, encoding=encoding, router=router, device=device, precision=precision)
+        given |= {name: [each.strip() for each in value.split(",")] for name, value in said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
             named = [*resolved.metrics, *resolved.categorical, *resolved.ignore]
@@ -233,11 +217,6 @@ def train(
         from json import dumps
 
         write(record, dumps(record, indent=1), json)
-
-
-def _said(**flags: Any) -> dict[str, Any]:
-    """The flags that were given, as plain values."""
-    return {name: getattr(value, "value", value) for name, value in flags.items() if value is not None}
 
 
 def _train(run: Any, debug: bool) -> dict[str, Any]:
@@ -290,160 +269,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     return record
 
 
-class Match(StrEnum):
-    total = "total"
-    active = "active"
-    flops = "flops"
-
-
-@app.command()
-def ablate(
-    config: ConfigFile = None,
-    data: Data = None,
-    target: Target = None,
-    ignore: Ignore = None,
-    budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
-    match: Annotated[Match | None, typer.Option(help="What the others have as much of as the dense model.")] = None,
-    families: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c.")
-    ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run.")] = None,
-    tests: Annotated[bool | None, typer.Option("--test/--no-test", help="Whether to test for significance.")] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time; left out, one a core.")] = None,
-    ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster instead of this machine.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the configurations that match the budget, and run nothing.")
-    ] = False,
-    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="DIR", help="The study's folder; left out, one under runs/ that follows from the options."
-        ),
-    ] = None,
-    json: Json = None,
-    seed: Annotated[int | None, typer.Option(help="The first of the seeds.")] = None,
-    debug: Debug = False,
-) -> None:
-    """Does MoE beat dense on this data, at the same budget?
-
-    Trains every family (MoE, MoE with the sheaf router and p-adic inputs, dense) at the same budget on the same splits,
-    with the same steps and the same search for a learning rate, beside scikit-learn's HistGradientBoosting, logistic
-    regression and a PyTorch MLP; and says what the differences are worth. The same command goes on with a study that
-    was stopped or killed, without repeating finished runs.
-
-    Examples:
-
-        gradproof ablate --data loans.csv --target approved --budget 200000 --seeds 5
-
-        gradproof ablate --data synthetic:regimes=1 --families moe,dense
-
-        gradproof ablate --budget 1000000 --match active --dry-run
-    """
-    with errors(debug):
-        from gradproof.ablate.study import StudyConfig, start
-        from gradproof.data.source import check, synthetic_options
-        from gradproof.train.config import fill, read_config
-        from gradproof.train.run import lock
-
-        check_outputs(json, None)
-        flags = dict(data=data, target=target, budget=budget, match=match, seeds=seeds, steps=steps, tests=tests)
-        lists = dict(families=families, ignore=ignore)
-        given = read_config(config) if config else {}
-        given |= _said(**flags, jobs=jobs, device=device, seed=seed)
-        given |= {name: [each.strip() for each in value.split(",")] for name, value in _said(**lists).items()}
-        known = out is not None and (out / "study.json").is_file()
-        if not known:
-            wanted = fill(StudyConfig, given)
-            check(wanted.data, wanted.target, [*wanted.metrics, *wanted.categorical, *wanted.ignore])
-            check_device(Device(wanted.device))
-        if "data" in given and synthetic_options(given["data"]) is None:
-            given["data"] = os.path.abspath(given["data"])  # whatever folder it goes on in
-        if dry_run:
-            _preview(fill(StudyConfig, given), json)
-            return
-        study = start(out, given)
-        with lock(study):
-            record = _ablate(study, ray, debug)
-        from gradproof.ablate.watch import show_study
-
-        show_study(record, console_for(json))
-        console_for(json).print(f"report: {study.path / 'report.html'}", soft_wrap=True)
-        from json import dumps
-
-        write(record, dumps(record, indent=1), json)
-
-
-def _preview(config: Any, json: str | None) -> None:
-    from json import dumps
-    from tempfile import TemporaryDirectory
-
-    from gradproof.ablate.plan import preview
-    from gradproof.ablate.watch import show_budgets
-
-    with TemporaryDirectory() as folder:
-        found = preview(config, Path(folder))
-    listed = [{"family": s.family, **s.to_dict(), "shape": s.shape, "note": s.note()} for s in found]
-    show_budgets(listed, console_for(json))
-    record = {"budget": config.budget, "match": config.match, "families": listed}
-    write(record, dumps(record, indent=1), json)
-
-
-def _ablate(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
-    """A study that cannot start is taken back; exit code 130 where it was interrupted, 1 where a run had to stop."""
-    import signal
-
-    from gradproof.ablate.plan import Plan
-    from gradproof.ablate.runs import Failed
-
-    try:
-        if ray:
-            from gradproof.ablate.cluster import check_ray
-
-            check_ray()
-        with progress_of("reading the table") as progress:
-            plan = Plan(study, progress)
-    except BaseException:
-        study.discard()
-        raise
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        return _ablate_planned(plan, ray)
-    except KeyboardInterrupt:
-        again = f"gradproof ablate --out {study.path}"
-        print(f"interrupted; go on with: {again}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    except Failed as failed:
-        if debug:
-            traceback.print_exc()
-        print(f"gradproof: {failed}; to go on: gradproof ablate --out {study.path}", file=sys.stderr)
-        raise typer.Exit(STOPPED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _ablate_planned(plan: Any, ray: bool) -> dict[str, Any]:
-    from gradproof.ablate.record import record, write
-    from gradproof.ablate.runs import run_all
-    from gradproof.ablate.unit import finished
-    from gradproof.ablate.watch import watching
-
-    todo = [unit for unit in plan.units if finished(unit) is None]
-    if len(todo) < len(plan.units):
-        print(f"{len(plan.units) - len(todo)} of {len(plan.units)} runs are done already", file=sys.stderr)
-    with watching(len(plan.units) - len(todo), len(plan.units)) as watch:
-        if ray:
-            from gradproof.ablate.cluster import run_on_ray
-
-            run_on_ray(todo, watch, plan.study.config.device)
-        else:
-            run_all(todo, plan.jobs, watch)
-    results = [result for unit in plan.units if (result := finished(unit)) is not None]
-    found = record(plan.study, plan.solved, results, plan.notes)
-    write(plan.study, found)
-    return found
-
+app.command()(ablate)
 
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
 
@@ -684,172 +510,7 @@ def _verify_own(
     return Report(subjects, found, device.value)
 
 
-@app.command()
-def bench(
-    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose|gate", help="What to measure.")] = "diagnose",
-    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
-    size: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq or -gate; left out, those "
-            "that fit the device. "
-            "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
-        ),
-    ] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of the batch; step: together with --size.", min=1)] = None,
-    precision: Annotated[
-        Precision | None, typer.Option(help="step, ops: of products and activations; fp32 on a CPU, bf16 on a GPU.")
-    ] = None,
-    peers: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
-    ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="step, ops, gate: fewer rounds; the figures are rough.")
-    ] = False,
-    tune: Annotated[
-        bool, typer.Option("--tune", help="step: measure each admitted kernel, and keep the fastest for this shape.")
-    ] = False,
-    json: Json = None,
-    seed: NoSeed = 0,
-    debug: Debug = False,
-) -> None:
-    """Measure how fast Gradproof is, and what it costs.
-
-    **step**: a whole training step beside the same model as PyTorch users write it: a loop over the experts, all
-    experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Ours and a peer take turns in one
-    process; medians, useful TFLOP/s, share of what a large product reaches, peak of memory. A peer that fails is
-    recorded with its error. The file is written after each size.
-
-    **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
-
-    **diagnose**: the rounding mode's overhead on each op, and whole diagnoses.
-
-    **gate**: one decision while the learner trains, and what is lost to kill -9.
-
-    Examples:
-
-        gradproof bench --suite step --json step.json
-
-        gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
-
-        gradproof bench --suite ops --device cuda --precision bf16
-
-        gradproof bench --suite step --size nano --rows 256 --tune
-
-        gradproof bench --suite diagnose --size 100m
-    """
-    with errors(debug):
-        check_outputs(json, None)
-        check_device(device)
-        if tune:
-            if suite != "step" or size is None or peers is not None:
-                raise ValueError("--tune goes with --suite step and --size, and has no peers")
-            _tune(device, size, rows, precision, quick, json)
-        elif suite == "diagnose":
-            if precision or peers is not None or quick:
-                raise ValueError("--precision, --peers and --quick are for the suites step and ops")
-            _bench_diagnose(device, size or "nano", rows or 256, json)
-        elif suite == "step":
-            _bench_step(device, size, rows, precision, peers, quick, json)
-        elif suite == "ops":
-            if size is not None or peers is not None:
-                raise ValueError("--size and --peers are for the suite step; ops has widths and contestants of its own")
-            from gradproof.bench import ops
-
-            with stages() as say:
-                found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
-                _show_rows(found, ops.show, json)
-        elif suite == "gate":
-            _bench_gate(quick, json)
-        else:
-            raise ValueError(f"there is no suite {suite!r}; the suites are step, ops, diagnose, gate")
-
-
-def _bench_gate(quick: bool, json: str | None) -> None:
-    from json import dumps
-
-    from gradproof.bench import gate as suite
-
-    with stages() as say:
-        record = suite.suite(quick, say)
-    suite.show(record, console_for(json))
-    write(record, dumps(record, indent=1), json)
-
-
-def _precision(device: Device, precision: Precision | None) -> str:
-    return precision.value if precision else "bf16" if device is Device.cuda else "fp32"
-
-
-def _tune(
-    device: Device, size: str, rows: int | None, precision: Precision | None, quick: bool, json: str | None
-) -> None:
-    from json import dumps
-
-    from gradproof.bench import tune
-    from gradproof.bench.step import cases
-
-    listed: list[dict[str, Any]] = []
-    with stages() as say:
-        for case in cases(device.value, size, rows):
-            found = tune.tune(case, device.value, _precision(device, precision), quick, say)
-            listed.append({"size": case.size, "rows": case.rows, "ops": found})
-    tune.show(listed, console_for(json))
-    record = {"suite": "tune", "device": device.value, "rows": listed}
-    write(record, dumps(record, indent=1), json)
-
-
-def _bench_step(
-    device: Device,
-    size: str | None,
-    rows: int | None,
-    precision: Precision | None,
-    peers: str | None,
-    quick: bool,
-    json: str | None,
-) -> None:
-    from gradproof.bench import step
-
-    listed = step.cases(device.value, size, rows)
-    names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
-    step.check_peers(names or [], listed, device.value)
-    with stages() as say:
-        found = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
-        record = _show_rows(found, step.show, json)
-    if any("error" in row["contestants"][0] for row in record["rows"]):
-        raise typer.Exit(STOPPED)
-
-
-def _show_rows(found: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
-    """Shows the newest row of each record, and writes the file anew: who is cut off keeps what was measured."""
-    from json import dumps
-
-    record: dict[str, Any] = {}
-    for record in found:
-        show(record["rows"][-1], console_for(json))
-        if json != "-":
-            write(record, dumps(record, indent=1), json)
-    if json == "-":
-        write(record, dumps(record, indent=1), json)
-    return record
-
-
-def _bench_diagnose(device: Device, size: str, rows: int, json: str | None) -> None:
-    from json import dumps
-
-    if size not in ("nano", "100m"):
-        raise ValueError(f"there is no size {size!r} to diagnose; the sizes are nano, 100m")
-    from gradproof.bench.diagnose import large, nano, overheads
-    from gradproof.proof.verdict import environment
-
-    record: dict[str, Any] = {"suite": "diagnose", "device": device.value, "environment": environment(device.value)}
-    if size == "nano":
-        record |= {"rows": rows, "overheads": overheads(device.value, rows), "nano": nano(device.value, rows)}
-    else:
-        record["large"] = large(device.value)
-    show_diagnose_bench(record, console_for(json))
-    write(record, dumps(record, indent=1), json)
+app.command()(bench)
 
 
 @app.command()

@@ -21,7 +21,7 @@ def check_ray() -> Any:
         ) from None
 
 
-def run_on_ray(todo: Sequence[Unit], watch: Watch, device: str = "cpu") -> None:
+def run_on_ray(unfinished: Sequence[Unit], watch: Watch, device: str = "cpu") -> None:
     """Every unit as a task of one core (or one GPU). Connects to the cluster of RAY_ADDRESS, or starts one here."""
     ray = check_ray()
     if not ray.is_initialized():
@@ -31,7 +31,7 @@ def run_on_ray(todo: Sequence[Unit], watch: Watch, device: str = "cpu") -> None:
     task = task.options(runtime_env={"env_vars": environment})
     flying = {}
     try:
-        for unit in todo:
+        for unit in unfinished:
             flying[task.remote(unit, os.getcwd())] = unit
             watch.started(unit)
         while flying:

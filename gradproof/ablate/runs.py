@@ -37,9 +37,9 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-def run_all(todo: Sequence[Unit], jobs: int, watch: Watch) -> None:
+def run_all(unfinished: Sequence[Unit], jobs: int, watch: Watch) -> None:
     """Every unit, `jobs` at a time; the first that fails stops the others, each of which can go on later."""
-    waiting = list(reversed(todo))
+    waiting = list(reversed(unfinished))
     if not waiting:
         return
     with _workers(min(jobs, len(waiting))) as workers:

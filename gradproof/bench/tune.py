@@ -31,7 +31,7 @@ def tune(
 
     usual = dict(registry.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
     found = []
-    for op in (*shape.ops, *registry.FUSED):
+    for op in (*shape.ops, *shape.fused):
         registry.tune(op, shape, [])
         admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
         if not admitted:

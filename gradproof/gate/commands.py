@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradproof.options import INTERRUPTED, Debug, Json, NoSeed, Seed
 from gradproof.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
 
 if TYPE_CHECKING:
     from gradproof.gate.decider import Decider
     from gradproof.gate.store import Store
-
-INTERRUPTED = 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -28,10 +27,6 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
-Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
-NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 HERE = Path(".gate")
 
 

@@ -121,6 +121,7 @@ class Shape:
     routing: Routing | None = None
     block: Block | None = None
     ops: tuple[str, ...] = ROW_OPS
+    fused: tuple[str, ...] = FUSED
 
     @property
     def tokens(self) -> int:
@@ -143,6 +144,7 @@ class Shape:
             routing=self.routing if op in ("route", "mixture") else None,
             block=self.block.of(op) if self.block else None,
             ops=(),
+            fused=(),
         )
 
 
@@ -197,7 +199,7 @@ def choose(
     if os.environ.get("GRADPROOF_KERNELS") == "reference":
         return REFERENCE
     chosen = {}
-    for op in (*shape.ops, *FUSED) if fused else shape.ops:
+    for op in (*shape.ops, *shape.fused) if fused else shape.ops:
         wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
     # What has neither a host read nor a reference in it can be captured in a graph.
@@ -212,7 +214,7 @@ def survey(shape: Shape) -> list[dict[str, Any]]:
     """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
     claim that failed, or missing on this machine with the reason."""
     found = []
-    for op in (*shape.ops, *FUSED):
+    for op in (*shape.ops, *shape.fused):
         dtype = shape.of(op).dtype
         for v in VARIANTS:
             if (v.op, v.device) != (op, shape.device) or dtype not in v.dtypes:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
-from gradproof.kernels.registry import REFERENCE, Kernels, Shape
+from gradproof.kernels.registry import FUSED, REFERENCE, Kernels, Shape
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
@@ -207,8 +207,9 @@ class MoE(Model):
         return cls(MoEConfig.sized(name), **options)
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
-        c = self.config
-        return Shape(self.params.flat_P.device.type, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing)
+        c, device = self.config, self.params.flat_P.device.type
+        fused = FUSED if c.cover is None else ("update",)  # a mixture has the linear router
+        return Shape(device, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing, fused=fused)
 
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""

@@ -1,0 +1,180 @@
+"""`gradproof ablate`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.options import (
+    INTERRUPTED,
+    STOPPED,
+    ConfigFile,
+    Data,
+    Debug,
+    Device,
+    Ignore,
+    Json,
+    Target,
+    said,
+)
+from gradproof.terminal import check_device, check_outputs, console_for, errors, progress_of, write
+
+
+class Match(StrEnum):
+    total = "total"
+    active = "active"
+    flops = "flops"
+
+
+def ablate(
+    config: ConfigFile = None,
+    data: Data = None,
+    target: Target = None,
+    ignore: Ignore = None,
+    budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
+    match: Annotated[Match | None, typer.Option(help="What the others have as much of as the dense model.")] = None,
+    families: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on.")] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run.")] = None,
+    tests: Annotated[bool | None, typer.Option("--test/--no-test", help="Whether to test for significance.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time; left out, one a core.")] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster instead of this machine.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the configurations that match the budget, and run nothing.")
+    ] = False,
+    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="DIR", help="The study's folder; left out, one under runs/ that follows from the options."
+        ),
+    ] = None,
+    json: Json = None,
+    seed: Annotated[int | None, typer.Option(help="The first of the seeds.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Does MoE beat dense on this data, at the same budget?
+
+    Trains every family (MoE, MoE with the sheaf router and p-adic inputs, dense) at the same budget on the same splits,
+    with the same steps and the same search for a learning rate, beside scikit-learn's HistGradientBoosting, logistic
+    regression and a PyTorch MLP; and says what the differences are worth. The same command goes on with a study that
+    was stopped or killed, without repeating finished runs.
+
+    Examples:
+
+        gradproof ablate --data loans.csv --target approved --budget 200000 --seeds 5
+
+        gradproof ablate --data synthetic:regimes=1 --families moe,dense
+
+        gradproof ablate --budget 1000000 --match active --dry-run
+    """
+    with errors(debug):
+        from gradproof.ablate.study import StudyConfig, start
+        from gradproof.data.source import check, synthetic_options
+        from gradproof.train.config import fill, read_config
+        from gradproof.train.run import lock
+
+        check_outputs(json, None)
+        flags = dict(data=data, target=target, budget=budget, match=match, seeds=seeds, steps=steps, tests=tests)
+        lists = dict(families=families, ignore=ignore)
+        given = read_config(config) if config else {}
+        given |= said(**flags, jobs=jobs, device=device, seed=seed)
+        given |= {name: [each.strip() for each in value.split(",")] for name, value in said(**lists).items()}
+        known = out is not None and (out / "study.json").is_file()
+        if not known:
+            wanted = fill(StudyConfig, given)
+            check(wanted.data, wanted.target, [*wanted.metrics, *wanted.categorical, *wanted.ignore])
+            check_device(Device(wanted.device))
+        if "data" in given and synthetic_options(given["data"]) is None:
+            given["data"] = os.path.abspath(given["data"])  # whatever folder it goes on in
+        if dry_run:
+            _preview(fill(StudyConfig, given), json)
+            return
+        study = start(out, given)
+        with lock(study):
+            record = _studied(study, ray, debug)
+        from gradproof.ablate.watch import show_study
+
+        show_study(record, console_for(json))
+        console_for(json).print(f"report: {study.path / 'report.html'}", soft_wrap=True)
+        from json import dumps
+
+        write(record, dumps(record, indent=1), json)
+
+
+def _preview(config: Any, json: str | None) -> None:
+    from json import dumps
+    from tempfile import TemporaryDirectory
+
+    from gradproof.ablate.plan import preview
+    from gradproof.ablate.watch import show_budgets
+
+    with TemporaryDirectory() as folder:
+        found = preview(config, Path(folder))
+    listed = [{"family": s.family, **s.to_dict(), "shape": s.shape, "note": s.note()} for s in found]
+    show_budgets(listed, console_for(json))
+    record = {"budget": config.budget, "match": config.match, "families": listed}
+    write(record, dumps(record, indent=1), json)
+
+
+def _studied(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
+    """A study that cannot start is taken back; exit code 130 where it was interrupted, 1 where a run had to stop."""
+    import signal
+
+    from gradproof.ablate.plan import Plan
+    from gradproof.ablate.runs import Failed
+
+    try:
+        if ray:
+            from gradproof.ablate.cluster import check_ray
+
+            check_ray()
+        with progress_of("reading the table") as progress:
+            plan = Plan(study, progress)
+    except BaseException:
+        study.discard()
+        raise
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return _planned(plan, ray)
+    except KeyboardInterrupt:
+        again = f"gradproof ablate --out {study.path}"
+        print(f"interrupted; go on with: {again}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+    except Failed as failed:
+        if debug:
+            traceback.print_exc()
+        print(f"gradproof: {failed}; to go on: gradproof ablate --out {study.path}", file=sys.stderr)
+        raise typer.Exit(STOPPED) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _planned(plan: Any, ray: bool) -> dict[str, Any]:
+    from gradproof.ablate.record import record, write
+    from gradproof.ablate.runs import run_all
+    from gradproof.ablate.unit import finished
+    from gradproof.ablate.watch import watching
+
+    unfinished = [unit for unit in plan.units if finished(unit) is None]
+    if len(unfinished) < len(plan.units):
+        print(f"{len(plan.units) - len(unfinished)} of {len(plan.units)} runs are done already", file=sys.stderr)
+    with watching(len(plan.units) - len(unfinished), len(plan.units)) as watch:
+        if ray:
+            from gradproof.ablate.cluster import run_on_ray
+
+            run_on_ray(unfinished, watch, plan.study.config.device)
+        else:
+            run_all(unfinished, plan.jobs, watch)
+    results = [result for unit in plan.units if (result := finished(unit)) is not None]
+    found = record(plan.study, plan.solved, results, plan.notes)
+    write(plan.study, found)
+    return found

@@ -1,0 +1,178 @@
+"""`gradproof bench`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.options import STOPPED, Debug, Device, Json, NoSeed, Precision
+from gradproof.terminal import check_device, check_outputs, console_for, errors, show_diagnose_bench, stages, write
+
+
+def bench(
+    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose|gate", help="What to measure.")] = "diagnose",
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    size: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq or -gate; left out, those "
+            "that fit the device. "
+            "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
+        ),
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows of the batch; step: together with --size.", min=1)] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="step, ops: of products and activations; fp32 on a CPU, bf16 on a GPU.")
+    ] = None,
+    peers: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="step, ops, gate: fewer rounds; the figures are rough.")
+    ] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="step: measure each admitted kernel, and keep the fastest for this shape.")
+    ] = False,
+    json: Json = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """Measure how fast Gradproof is, and what it costs.
+
+    **step**: a whole training step beside the same model as PyTorch users write it: a loop over the experts, all
+    experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Ours and a peer take turns in one
+    process; medians, useful TFLOP/s, share of what a large product reaches, peak of memory. A peer that fails is
+    recorded with its error. The file is written after each size.
+
+    **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
+
+    **diagnose**: the rounding mode's overhead on each op, and whole diagnoses.
+
+    **gate**: one decision while the learner trains, and what is lost to kill -9.
+
+    Examples:
+
+        gradproof bench --suite step --json step.json
+
+        gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
+
+        gradproof bench --suite ops --device cuda --precision bf16
+
+        gradproof bench --suite step --size nano --rows 256 --tune
+
+        gradproof bench --suite diagnose --size 100m
+    """
+    with errors(debug):
+        check_outputs(json, None)
+        check_device(device)
+        if tune:
+            if suite != "step" or size is None or peers is not None:
+                raise ValueError("--tune goes with --suite step and --size, and has no peers")
+            _tune(device, size, rows, precision, quick, json)
+        elif suite == "diagnose":
+            if precision or peers is not None or quick:
+                raise ValueError("--precision, --peers and --quick are for the suites step and ops")
+            _bench_diagnose(device, size or "nano", rows or 256, json)
+        elif suite == "step":
+            _bench_step(device, size, rows, precision, peers, quick, json)
+        elif suite == "ops":
+            if size is not None or peers is not None:
+                raise ValueError("--size and --peers are for the suite step; ops has widths and contestants of its own")
+            from gradproof.bench import ops
+
+            with stages() as say:
+                found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
+                _show_rows(found, ops.show, json)
+        elif suite == "gate":
+            _bench_gate(quick, json)
+        else:
+            raise ValueError(f"there is no suite {suite!r}; the suites are step, ops, diagnose, gate")
+
+
+def _bench_gate(quick: bool, json: str | None) -> None:
+    from json import dumps
+
+    from gradproof.bench import gate as suite
+
+    with stages() as say:
+        record = suite.suite(quick, say)
+    suite.show(record, console_for(json))
+    write(record, dumps(record, indent=1), json)
+
+
+def _precision(device: Device, precision: Precision | None) -> str:
+    return precision.value if precision else "bf16" if device is Device.cuda else "fp32"
+
+
+def _tune(
+    device: Device, size: str, rows: int | None, precision: Precision | None, quick: bool, json: str | None
+) -> None:
+    from json import dumps
+
+    from gradproof.bench import tune
+    from gradproof.bench.step import cases
+
+    listed: list[dict[str, Any]] = []
+    with stages() as say:
+        for case in cases(device.value, size, rows):
+            found = tune.tune(case, device.value, _precision(device, precision), quick, say)
+            listed.append({"size": case.size, "rows": case.rows, "ops": found})
+    tune.show(listed, console_for(json))
+    record = {"suite": "tune", "device": device.value, "rows": listed}
+    write(record, dumps(record, indent=1), json)
+
+
+def _bench_step(
+    device: Device,
+    size: str | None,
+    rows: int | None,
+    precision: Precision | None,
+    peers: str | None,
+    quick: bool,
+    json: str | None,
+) -> None:
+    from gradproof.bench import step
+
+    listed = step.cases(device.value, size, rows)
+    names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
+    step.check_peers(names or [], listed, device.value)
+    with stages() as say:
+        found = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
+        record = _show_rows(found, step.show, json)
+    if any("error" in row["contestants"][0] for row in record["rows"]):
+        raise typer.Exit(STOPPED)
+
+
+def _show_rows(found: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
+    """Shows the newest row of each record, and writes the file anew: who is cut off keeps what was measured."""
+    from json import dumps
+
+    record: dict[str, Any] = {}
+    for record in found:
+        show(record["rows"][-1], console_for(json))
+        if json != "-":
+            write(record, dumps(record, indent=1), json)
+    if json == "-":
+        write(record, dumps(record, indent=1), json)
+    return record
+
+
+def _bench_diagnose(device: Device, size: str, rows: int, json: str | None) -> None:
+    from json import dumps
+
+    if size not in ("nano", "100m"):
+        raise ValueError(f"there is no size {size!r} to diagnose; the sizes are nano, 100m")
+    from gradproof.bench.diagnose import large, nano, overheads
+    from gradproof.proof.verdict import environment
+
+    record: dict[str, Any] = {"suite": "diagnose", "device": device.value, "environment": environment(device.value)}
+    if size == "nano":
+        record |= {"rows": rows, "overheads": overheads(device.value, rows), "nano": nano(device.value, rows)}
+    else:
+        record["large"] = large(device.value)
+    show_diagnose_bench(record, console_for(json))
+    write(record, dumps(record, indent=1), json)

@@ -1,0 +1,46 @@
+"""What the commands' options share: their names, their help, and the exit codes of what stops."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+STOPPED, INTERRUPTED = 1, 130
+
+
+class Device(StrEnum):
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
+NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
+ConfigFile = Annotated[
+    Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
+]
+Data = Annotated[
+    str | None,
+    typer.Option(
+        metavar="synthetic[:regimes=N,rows=N]|FILE",
+        help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
+    ),
+]
+Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
+Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
+
+
+def said(**flags: Any) -> dict[str, Any]:
+    """The flags that were given, as plain values."""
+    return {name: getattr(value, "value", value) for name, value in flags.items() if value is not None}
