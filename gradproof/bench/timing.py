@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 BLOCK_MS = 40.0  # long beside the clock and a synchronisation, short beside what drifts
+LEAST_STEPS = 4  # in training the launching hides behind the step before; the first after a synchronisation shows it
 WARM_CALLS, WARM_SECONDS = 4, 0.15
 LEAST_ROUNDS = 3
 PRODUCTS = {"cuda": (8192, torch.bfloat16), "cpu": (2048, torch.float32)}
@@ -28,7 +29,7 @@ class Timing(NamedTuple):
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], device: str, rounds: int, seconds: float
 ) -> dict[str, Timing]:
-    """Each round runs each contestant once, for a block of steps that takes about 40 ms and has at least one step.
+    """Each round runs each contestant once, for a block of at least four steps that takes about 40 ms or more.
 
     After `seconds` no further round is begun, but there are at least three (or `rounds`, if that is less).
     """
@@ -72,7 +73,7 @@ def _block_size(run: Callable[[], object], device: str) -> int:
         wait(device)
         calls += 1
     several = min(_milliseconds(run, device, 2) for _ in range(2)) / 2
-    return max(1, math.floor(BLOCK_MS / several))
+    return max(LEAST_STEPS, math.floor(BLOCK_MS / several))
 
 
 def _milliseconds(run: Callable[[], object], device: str, steps: int) -> float:

@@ -44,7 +44,8 @@ def forward(
     p_P = torch.where(decayed_P, p_P * (1 - rate * weight_decay), p_P)
     m_P = m_P + (1 - betas[0]) * (g_P - m_P)
     v_P = betas[1] * v_P + (1 - betas[1]) * g_P * g_P
-    correction1, correction2 = (1 - torch.pow(torch.as_tensor(beta, dtype=count.dtype), count) for beta in betas)
+    # In float64: at the first steps little is left of 1, and all parameters would move by 3e-5 too much or too little.
+    correction1, correction2 = ((1 - beta ** count.double()).to(p_P.dtype) for beta in betas)
     p_P = p_P - rate / correction1 * m_P / ((v_P / correction2).sqrt() + eps)
     after = Updated(p_P, m_P, v_P)
     if skip is None:

@@ -42,8 +42,8 @@ def norms(N, H, dtype):
     h_NH, offset_F = torch.empty(N, H, dtype=dtype), torch.zeros(E + 1, dtype=torch.int64)
     b_EH, gamma_EH, beta_EH = (torch.empty(E, 4 * H)[:, i * H : (i + 1) * H] for i in range(3))
     params = (b_EH, gamma_EH, beta_EH)
-    norm_gelu.ragged_forward(h_NH, offset_F, *params, True, h_NH)
-    norm_gelu.ragged_backward(h_NH, h_NH, offset_F, *params, True, h_NH, h_NH, *params, True)
+    stat_N2 = norm_gelu.ragged_forward(h_NH, offset_F, *params, True, h_NH)
+    norm_gelu.ragged_backward(h_NH, h_NH, stat_N2, offset_F, *params, True, h_NH, h_NH, *params, True)
 
 
 def rows(T, E, K, O):

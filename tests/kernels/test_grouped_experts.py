@@ -182,8 +182,9 @@ def gradients(kernel, device, outputs, inputs, counts, accumulate=False):
     """What was there, what it wrote, and Σ dyᵀx and Σ |dy|ᵀ|x| in float64, [E, O, I] each, in a wider buffer."""
     N, E = sum(counts), len(counts)
     generator = seeded(outputs, inputs, *counts)
-    dy_NO = torch.randn(N, outputs + 3, generator=generator).to(device, BF16)[:, :outputs]
-    x_NI = torch.randn(N, inputs + 5, generator=generator).to(device, BF16)[:, 2 : inputs + 2]
+    wide_O, wide_I = (8 * (width // 8 + 2) for width in (outputs, inputs))  # rows are aligned to 16 bytes
+    dy_NO = torch.randn(N, wide_O, generator=generator).to(device, BF16)[:, :outputs]
+    x_NI = torch.randn(N, wide_I, generator=generator).to(device, BF16)[:, 8 : inputs + 8]
     held_EP = torch.randn(E, outputs * inputs + 64, generator=generator).to(device)
     before_EP = held_EP.clone()
     out_EOI = held_EP.as_strided((E, outputs, inputs), (held_EP.stride(0), inputs, 1), 32)
@@ -220,6 +221,18 @@ def test_weight_gradients_in_large_tiles(kernel, triton_device, outputs, inputs)
     counts = (65, 0, 3)
     _, found, right, size = gradients(kernel, triton_device, outputs, inputs, counts)
     assert ((found - right).abs() <= 4 * max(counts) * 2**-24 * size).all() and (found[1] == 0).all()
+
+
+def test_weight_gradients_of_others_stay_theirs(kernel, triton_device):
+    """The last tile of rows reaches into the next expert, whose NaN, times zero, would be NaN."""
+    dy_NO, x_NI = torch.ones(2, 9, 8, dtype=BF16, device=triton_device)
+    offset_F, out_EOI = torch.tensor([0, 5, 9], device=triton_device), torch.zeros(2, 8, 8, device=triton_device)
+    for rows_N in (dy_NO, x_NI):
+        spoilt = rows_N.clone()
+        spoilt[5:] = torch.nan
+        pair = (spoilt, x_NI) if rows_N is dy_NO else (dy_NO, spoilt)
+        kernel.weight_gradients(*pair, offset_F, out_EOI, False)
+        assert (out_EOI[0] == 5).all() and out_EOI[1].isnan().all()
 
 
 def test_weight_gradients_are_added(kernel, triton_device):
@@ -263,7 +276,7 @@ def an_expert_too_few(kernel, monkeypatch):
 
 def a_row_too_few(kernel, monkeypatch):
     """The mask of outputs ends before the last one."""
-    launched(kernel, monkeypatch, lambda grid, args, options: (grid, (*args[:7], args[7] - 1, *args[8:]), options))
+    launched(kernel, monkeypatch, lambda grid, args, options: (grid, (*args[:5], args[5] - 1, *args[6:]), options))
 
 
 def never_adds(kernel, monkeypatch):
@@ -286,8 +299,8 @@ def over_the_border(kernel, monkeypatch):
 def the_border_of_biases(kernel, monkeypatch):
     """The first row of an expert is counted to the one before it, in the last bias alone."""
 
-    def wrong(plan, rows):
-        return torch.searchsorted(plan.offset_F[1:], torch.arange(rows, device=plan.offset_F.device))
+    def wrong(ends_E, rows):
+        return torch.searchsorted(ends_E, torch.arange(rows, device=ends_E.device, dtype=torch.int32))
 
     monkeypatch.setattr(kernel, "_experts", wrong)
 

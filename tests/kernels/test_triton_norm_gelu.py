@@ -166,8 +166,8 @@ def test_ragged_rows(kernel, ragged, near, loads):
     dy, h, offset_F, theta, grads = ragged(loads, H, torch.float32)
     params, sums = views(theta, H), views(grads, H)
     y, dh, again = torch.full_like(h, torch.nan), torch.full_like(h, torch.nan), torch.full_like(h, torch.nan)
-    kernel.ragged_forward(h, offset_F, *params, True, y)
-    kernel.ragged_backward(dy, h, offset_F, *params, True, dh, again, *sums, False)
+    stat_N2 = kernel.ragged_forward(h, offset_F, *params, True, y)
+    kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dh, again, *sums, False)
     exact = dy.double(), h.double(), offset_F, [each.double() for each in params]
     usual, right = reference(dy, h, offset_F, params), reference(*exact)
     scale = right[1].abs() + dy.abs() * 10
@@ -189,11 +189,12 @@ def test_in_place_and_accumulating(kernel, ragged, dtype):
     dy, h, offset_F, theta, grads = ragged((3, 0, 6), H, dtype)
     params, sums = views(theta, H), views(grads, H)
     y, dh = torch.empty_like(h), torch.empty_like(h)
-    kernel.ragged_backward(dy, h, offset_F, *params, True, dh, y, *sums, False)
+    stat_N2 = kernel.ragged_forward(h, offset_F, *params, True, y)
+    kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dh, y, *sums, False)
     written = grads.clone()
     starting = 3.0
     grads.fill_(starting)
-    kernel.ragged_backward(dy, h, offset_F, *params, True, dy, h, *sums, True)
+    kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dy, h, *sums, True)
     assert torch.equal(dy, dh) and torch.equal(h, y)
     for added, alone in zip(sums, views(written, H), strict=True):
         assert torch.equal(added, starting + alone) and (added[1] == starting).all()
@@ -210,9 +211,9 @@ def test_chunks_of_many_rows(kernel, ragged, near, monkeypatch):
     launch = kernel._backward_launch(sum(loads), H, len(loads))
     assert launch.chunk > launch.tile and launch.programs > len(loads) + 2
     params, sums = views(theta, H), views(grads, H)
-    dh = torch.full_like(h, torch.nan)
-    kernel.ragged_backward(dy, h, offset_F, *params, True, dh, None, *sums, False)
-    y = kernel.ragged_forward(h, offset_F, *params, True, torch.full_like(h, torch.nan))
+    y, dh = torch.full_like(h, torch.nan), torch.full_like(h, torch.nan)
+    stat_N2 = kernel.ragged_forward(h, offset_F, *params, True, y)
+    kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dh, None, *sums, False)
     right = reference(dy.double(), h.double(), offset_F, [each.double() for each in params])
     usual = reference(dy, h, offset_F, params)
     for found, ordinary, wanted in zip((y, dh, *sums), usual, right, strict=True):

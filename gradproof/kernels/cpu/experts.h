@@ -23,6 +23,9 @@ constexpr long WHOLE = 256;       // rows up to which an expert is never shared:
 constexpr long STREAM = 1 << 24;  // gradients that no cache holds until they are read
 static_assert(CHUNK <= DEPTH);
 
+// Rows of a chunk at most. Few rows have small chunks: an expert seldom has half of a batch, and room is for the largest.
+static long chunk_of(long rows, long experts) { return std::min(CHUNK, experts > 1 ? (rows + 1) / 2 : rows); }
+
 // The shape of an expert, where its parameters are in a row of theta, and whether all threads work on one chunk.
 struct Chain {
     long layers, length;
@@ -72,7 +75,7 @@ struct Batch {
 
     long rows() const { return offset_F[experts]; }
     long rows(long e) const { return offset_F[e + 1] - offset_F[e]; }
-    long chunk() const { return std::min(CHUNK, rows()); }
+    long chunk() const { return chunk_of(rows(), experts); }
     const float* theta(long e) const { return theta_EP + e * theta_row; }
     float* h_of(long layer) const {
         return kept + rows() * std::accumulate(chain.width + 1, chain.width + 1 + layer, 0L);
@@ -91,8 +94,8 @@ template <class F>
 static void each_chunk(const Batch& batch, Range rows, F f) {
     for (long e = 0; e < batch.experts; e++) {
         const long end = std::min<long>(rows.end, batch.offset_F[e + 1]);
-        for (long n = std::max<long>(rows.begin, batch.offset_F[e]); n < end; n += CHUNK)
-            f(Chunk{e, n, std::min(CHUNK, end - n)});
+        for (long n = std::max<long>(rows.begin, batch.offset_F[e]); n < end; n += batch.chunk())
+            f(Chunk{e, n, std::min(batch.chunk(), end - n)});
     }
 }
 
@@ -354,7 +357,7 @@ static void experts_backward(const Batch& batch, const float* dy_NO, float* scra
 
 // Floats that a forward or a backward works in.
 static long experts_scratch(const Chain& chain, long rows, long experts, long threads) {
-    const long widest = chain.widest(), chunk = std::min(CHUNK, rows);
+    const long widest = chain.widest(), chunk = chunk_of(rows, experts);
     if (chain.together) return Room::length(widest, chunk, threads);
     const long apart = whole_experts(rows, experts) ? 0 : threads - 1;
     return threads * Room::length(widest, chunk, 1) + apart * chain.length;

@@ -1,7 +1,7 @@
 """The experts' chains: a loop of cuBLAS products over contiguous slices, bias + LayerNorm + GELU in one kernel a layer.
 
-The forward keeps h alone. The backward of layer i turns dx into dh in place, and h into the layer's output, which is
-what dW of the layer above it needs:
+The forward keeps h, and mean and rstd of its rows. The backward of layer i turns dx into dh in place, and h into the
+layer's output, which is what dW of the layer above it needs:
 
     dx = dh_i W_i;   dh_{i−1}, x_i = norm_gelu backward of (dx, h_{i−1});   dW_i = dh_iᵀ x_i
 
@@ -27,6 +27,7 @@ from gradproof.ops.dispatch import Plan
 from gradproof.ops.experts import Chain
 
 STEP = 128
+WIDTH = 8  # narrow numbers in the 16 bytes that rows are aligned to, or cuBLAS has slow kernels only
 
 
 class Padded(NamedTuple):
@@ -51,6 +52,7 @@ class Saved(NamedTuple):
     slices: list[tuple[int, int]]
     x_RI: Tensor
     h: list[Tensor]
+    stats: list[Tensor]
 
 
 def _padded(plan: Plan, rows: int) -> Padded:
@@ -96,20 +98,20 @@ def forward(
     padded = _padded(plan, x_NI.shape[0])
     x_RI = input_RI = _filled(x_NI, padded, matrices_EP.dtype)
     slices, R = padded.slices(), padded.rows
-    kept = []
+    kept, stats = [], []
     for i, width in enumerate(chain.widths[1:-1]):
         h_RH = take(f"h.{i}", (R, width), matrices_EP)
         for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, i), strict=True):
             torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
         input_RI = take(f"x.{i % 2}", (R, width), matrices_EP)
-        norm_gelu.ragged_forward(h_RH, padded.offset_F, *chain.vectors(theta_EP, i), chain.active[i], input_RI)
+        own = chain.vectors(theta_EP, i)
+        stats.append(norm_gelu.ragged_forward(h_RH, padded.offset_F, *own, chain.active[i], input_RI))
         kept.append(h_RH)
     y_RO = theta_EP.new_empty(R, chain.widths[-1])
     bias_EO = chain.biases(theta_EP, chain.layers)
-    last = chain.matrices(matrices_EP, chain.layers)
-    for (start, end), w_OH, b_O in zip(slices, last, bias_EO, strict=True):
-        torch.add(_wide(input_RI[start:end], w_OH.T), b_O, out=y_RO[start:end])
-    return _taken(y_RO, padded), Saved(padded, slices, x_RI, kept)
+    for (start, end), w_QH, b_O in zip(slices, _last(chain, matrices_EP), bias_EO, strict=True):
+        torch.add(_wide(input_RI[start:end], w_QH.T)[:, : len(b_O)], b_O, out=y_RO[start:end])
+    return _taken(y_RO, padded), Saved(padded, slices, x_RI, kept, stats)
 
 
 def backward(
@@ -130,21 +132,22 @@ def backward(
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     padded, slices, R = saved.padded, saved.slices, saved.padded.rows
-    dy_RO = _filled(dy_NO, padded, dy_NO.dtype)
+    dy_RQ = _filled(_aligned(dy_NO, 1), padded, dy_NO.dtype)
     for (start, end), db_O in zip(slices, chain.biases(dtheta_EP, chain.layers), strict=True):
-        total_O = dy_RO[start:end].sum(0)
+        total_O = dy_RQ[start:end, : len(db_O)].sum(0)
         db_O.add_(total_O) if accumulate else db_O.copy_(total_O)
-    dh_RO = dy_RO.to(matrices_EP.dtype)
+    dh_RO = dy_RQ.to(matrices_EP.dtype)
     for i in reversed(range(1, chain.layers + 1)):
         dx_RH = take(f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
-        for (start, end), w_OH in zip(slices, chain.matrices(matrices_EP, i), strict=True):
+        weights = chain.matrices(matrices_EP, i) if i < chain.layers else _last(chain, matrices_EP)
+        for (start, end), w_OH in zip(slices, weights, strict=True):
             torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
-        h_RH, own, grads = saved.h[i - 1], chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
-        norm_gelu.ragged_backward(
-            dx_RH, h_RH, padded.offset_F, *own, chain.active[i - 1], dx_RH, h_RH, *grads, accumulate
-        )
-        _weight_gradients(dh_RO, h_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
+        h_RH, stat_R2, active = saved.h[i - 1], saved.stats[i - 1], chain.active[i - 1]
+        own, grads = chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
+        norm_gelu.ragged_backward(dx_RH, h_RH, stat_R2, padded.offset_F, *own, active, dx_RH, h_RH, *grads, accumulate)
+        _weight_gradients(dh_RO[:, : chain.widths[i + 1]], h_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
         dh_RO = dx_RH
+    dh_RO = dh_RO[:, : chain.widths[1]]
     _weight_gradients(dh_RO, saved.x_RI, slices, chain.matrices(dtheta_EP, 0), accumulate)
     if not want_dx:
         return None, dtheta_EP
@@ -152,6 +155,17 @@ def backward(
     for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, 0), strict=True):
         torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
     return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
+
+
+def _aligned(x: Tensor, axis: int) -> Tensor:
+    """The same with zeros behind, up to a multiple of WIDTH along an axis."""
+    after = -x.shape[axis] % WIDTH
+    return torch.nn.functional.pad(x, (*(0, 0) * (x.ndim - 1 - axis), 0, after)) if after else x
+
+
+def _last(chain: Chain, matrices_EP: Tensor) -> Tensor:
+    """The last layer's weights [E, Q, H]: its O rows, and zeros."""
+    return _aligned(chain.matrices(matrices_EP, chain.layers), 1)
 
 
 def _weight_gradients(

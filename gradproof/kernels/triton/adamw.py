@@ -22,7 +22,7 @@ from gradproof.kernels.triton import MULTIPROCESSORS, check
 from gradproof.ops.adamw import out_of_place
 from gradproof.params import ALIGNMENT
 
-LINES = 32  # of ALIGNMENT elements, for a program of the update
+LINES = 16  # of ALIGNMENT elements, for a program of the update
 BLOCK = 2048  # elements that a program adds up at a time
 PROGRAMS = 16 * MULTIPROCESSORS
 

@@ -6,7 +6,8 @@ db = Σ dh,  dγ = Σ dn·x̂,  dβ = Σ dn
 
 Ragged: rows are sorted by expert, expert e has rows offset[e] : offset[e + 1] and row e of each parameter. A program
 takes a chunk of rows of one expert, R of them at a time, and holds the sums of the backward in registers; a second
-kernel adds up the chunks of each expert, in order.
+kernel adds up the chunks of each expert, in order. The forward keeps mean and rstd of each row: a reduction over a wide
+row makes all warps wait for each other, and the backward has one left where it would have three.
 """
 
 # Triton's annotations are those of Python, not of its own language.
@@ -26,12 +27,11 @@ from gradproof.ops import gelu, layernorm
 from gradproof.ops.norm_gelu import Grads
 
 WIDEST = 8192
+STAGES = tl.constexpr(3)  # tiles of the backward on their way from memory or in work
 SLICE = 32  # columns of a program that adds up chunks
 DEEP = 64  # chunks that it reads at a time
 
-# From this width on a thread has whole columns of a tile, and parameters are read for each tile: the cache has them,
-# where registers would not. Narrower ones stay in registers.
-WIDE = tl.constexpr(1024)
+WIDE = tl.constexpr(1024)  # from this width on a thread has whole columns of a tile
 EPS = tl.constexpr(layernorm.EPS)
 TWICE = tl.constexpr(2 * gelu.SCALE)
 CUBED = tl.constexpr(2 * gelu.SCALE * gelu.CUBIC)  # 2v = n·(TWICE + CUBED·n²)
@@ -50,18 +50,15 @@ class Launch(NamedTuple):
 
 def _forward_launch(N: int, H: int, experts: int) -> Launch:
     block = _block(H)
-    if block < 2048:
-        return _cut(N, experts, block, max(1, 2048 // block), max(4, block // 512), {})
-    return _cut(N, experts, block, 2, 8, {})
+    options = {"maxnreg": 128} if block >= 2048 else {}
+    return _cut(N, experts, block, max(2, 2048 // block), max(4, block // 512), options)
 
 
 def _backward_launch(N: int, H: int, experts: int) -> Launch:
-    """The sums take three registers for each column of a thread, so tiles are small. 128 registers leave room for two
-    programs of 8 warps, one of which computes while the other waits for its reductions."""
+    """The sums take three registers for each column of a thread, so tiles are small."""
     block = _block(H)
-    if block < 2048:
-        return _cut(N, experts, block, max(2, 1024 // block), max(4, block // 256), {"maxnreg": 128})
-    return _cut(N, experts, block, 2, 8, {})
+    tile = max(1024 // block, 1 if block > 4096 else 2)
+    return _cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128})
 
 
 def _block(H: int) -> int:
@@ -73,7 +70,7 @@ def _block(H: int) -> int:
 def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[str, int]) -> Launch:
     """16 warps a multiprocessor for wide rows, 32 for narrow ones. Each expert's last chunk may be short, so there are
     up to E more than N/chunk."""
-    programs = MULTIPROCESSORS * (16 if block >= 2048 else 32) // warps
+    programs = MULTIPROCESSORS * (16 if block >= WIDE.value else 32) // warps
     chunk = max(1, triton.cdiv(N, tile * max(programs - experts, MULTIPROCESSORS))) * tile
     return Launch(block, tile, chunk, triton.cdiv(N, chunk) + experts, {"num_warps": warps, **options})
 
@@ -81,7 +78,7 @@ def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[
 def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True) -> tuple[Tensor, None]:
     """y_TH in the format of h_TH."""
     y_TH = torch.empty_like(h_TH, memory_format=torch.contiguous_format)
-    _run_forward(h_TH, None, b_H[None], gamma_H[None], beta_H[None], activate, y_TH)
+    _run_forward(h_TH, None, b_H[None], gamma_H[None], beta_H[None], activate, y_TH, None)
     return y_TH, None
 
 
@@ -92,7 +89,7 @@ def backward(
     dh_TH = torch.empty_like(h_TH, memory_format=torch.contiguous_format)
     sums_3H = torch.empty(3, h_TH.shape[1], dtype=torch.float32, device=h_TH.device)
     params = (b_H[None], gamma_H[None], beta_H[None])
-    _run_backward(dy_TH, h_TH, None, *params, activate, dh_TH, None, *sums_3H[:, None].unbind(0), False)
+    _run_backward(dy_TH, h_TH, None, None, *params, activate, dh_TH, None, *sums_3H[:, None].unbind(0), False)
     return Grads(dh_TH, *sums_3H.unbind(0))
 
 
@@ -105,14 +102,16 @@ def ragged_forward(
     activate: bool,
     out_NH: Tensor,
 ) -> Tensor:
-    """Writes y_NH to `out_NH`, which may be h_NH itself, and returns it."""
-    _run_forward(h_NH, offset_F, b_EH, gamma_EH, beta_EH, activate, out_NH)
-    return out_NH
+    """Writes y_NH to `out_NH`, which may be h_NH itself; returns stat_N2, mean and rstd of each row."""
+    stat_N2 = torch.empty(h_NH.shape[0], 2, dtype=torch.float32, device=h_NH.device)
+    _run_forward(h_NH, offset_F, b_EH, gamma_EH, beta_EH, activate, out_NH, stat_N2)
+    return stat_N2
 
 
 def ragged_backward(
     dy_NH: Tensor,
     h_NH: Tensor,
+    stat_N2: Tensor,
     offset_F: Tensor,
     b_EH: Tensor,
     gamma_EH: Tensor,
@@ -128,7 +127,7 @@ def ragged_backward(
     """Writes dh_NH, which may be dy_NH itself; y_NH, what the forward returned, which may be h_NH itself, or None; and
     the parameters' gradients, in fp32, or adds to them. An expert without rows has zeros, or what it had."""
     sums = (db_EH, dgamma_EH, dbeta_EH)
-    _run_backward(dy_NH, h_NH, offset_F, b_EH, gamma_EH, beta_EH, activate, dh_NH, y_NH, *sums, accumulate)
+    _run_backward(dy_NH, h_NH, stat_N2, offset_F, b_EH, gamma_EH, beta_EH, activate, dh_NH, y_NH, *sums, accumulate)
 
 
 def _run_forward(
@@ -139,6 +138,7 @@ def _run_forward(
     beta_EH: Tensor,
     activate: bool,
     y_NH: Tensor,
+    stat_N2: Tensor | None,
 ) -> None:
     check(h_NH, b_EH, gamma_EH, beta_EH)
     N, H = h_NH.shape
@@ -151,6 +151,7 @@ def _run_forward(
         b_EH,
         gamma_EH,
         beta_EH,
+        stat_N2,
         offset_F,
         N,
         plan.chunk,
@@ -171,6 +172,7 @@ def _run_forward(
 def _run_backward(
     dy_NH: Tensor,
     h_NH: Tensor,
+    stat_N2: Tensor | None,
     offset_F: Tensor | None,
     b_EH: Tensor,
     gamma_EH: Tensor,
@@ -198,6 +200,7 @@ def _run_backward(
         gamma_EH,
         beta_EH,
         part_C3H,
+        stat_N2,
         offset_F,
         N,
         plan.chunk,
@@ -276,14 +279,13 @@ def _chunks(expert, offset, N, chunk, E: tl.constexpr):
 
 
 @triton.jit
-def _normed(h_RH, b_1H, column_1H, H: tl.constexpr, BLOCK: tl.constexpr):
-    """x̂ and rstd, by two passes over registers: the mean, then the centred squares."""
-    x_RH = h_RH.to(tl.float32) + b_1H
-    centred_RH = x_RH - tl.sum(x_RH, 1, keep_dims=True) * (1 / H)
+def _statistics(x_RH, column_1H, H: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean and rstd of each row, by two passes over registers: the mean, then the centred squares."""
+    mean_R1 = tl.sum(x_RH, 1, keep_dims=True) * (1 / H)
+    centred_RH = x_RH - mean_R1
     if H != BLOCK:
         centred_RH = tl.where(column_1H < H, centred_RH, 0.0)
-    rstd_R1 = tl.rsqrt(tl.sum(centred_RH * centred_RH, 1, keep_dims=True) * (1 / H) + EPS)
-    return centred_RH * rstd_R1, rstd_R1
+    return mean_R1, tl.rsqrt(tl.sum(centred_RH * centred_RH, 1, keep_dims=True) * (1 / H) + EPS)
 
 
 @triton.jit
@@ -317,9 +319,9 @@ def _gelu_slope(n_RH, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _vector(place_1H, inside_1H, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+def _vector(place_1H, inside_1H):
     """A parameter, the same for each row."""
-    return tl.load(tl.broadcast_to(place_1H, (ROWS, BLOCK)), mask=inside_1H, other=0.0).to(tl.float32)
+    return tl.load(place_1H, mask=inside_1H, other=0.0).to(tl.float32)
 
 
 # y = n·σ(2v), n = x̂·γ + β
@@ -330,6 +332,7 @@ def _forward(
     b,
     gamma,
     beta,
+    stat,
     offset,
     N,
     chunk,
@@ -348,27 +351,22 @@ def _forward(
     if first >= end:
         return
     column_1H = tl.arange(0, BLOCK)[None, :]
-    b_1H = b + expert * b_row + column_1H
-    gamma_1H = gamma + expert * gamma_row + column_1H
-    beta_1H = beta + expert * beta_row + column_1H
     inside_1H = column_1H < H
+    bias_1H = _vector(b + expert * b_row + column_1H, inside_1H)
+    scale_1H = _vector(gamma + expert * gamma_row + column_1H, inside_1H)
+    shift_1H = _vector(beta + expert * beta_row + column_1H, inside_1H)
     row_R1 = first + tl.arange(0, R)[:, None]
     coming_RH = tl.load(h + row_R1 * h_row + column_1H, mask=(row_R1 < end) & inside_1H, other=0.0)
-    if BLOCK < WIDE:
-        bias_1H = _vector(b_1H, inside_1H, 1, BLOCK)
-        scale_1H = _vector(gamma_1H, inside_1H, 1, BLOCK)
-        shift_1H = _vector(beta_1H, inside_1H, 1, BLOCK)
     for _ in range(first, end, R):
         h_RH = coming_RH
         ahead_R1 = row_R1 + R
         coming_RH = tl.load(h + ahead_R1 * h_row + column_1H, mask=(ahead_R1 < end) & inside_1H, other=0.0)
-        if BLOCK >= WIDE:
-            bias_1H = _vector(b_1H, inside_1H, R, BLOCK)
-        xhat_RH, _rstd = _normed(h_RH, bias_1H, column_1H, H, BLOCK)
-        if BLOCK >= WIDE:
-            scale_1H = _vector(gamma_1H, inside_1H, R, BLOCK)
-            shift_1H = _vector(beta_1H, inside_1H, R, BLOCK)
-        n_RH = xhat_RH * scale_1H + shift_1H
+        x_RH = h_RH.to(tl.float32) + bias_1H
+        mean_R1, rstd_R1 = _statistics(x_RH, column_1H, H, BLOCK)
+        if stat is not None:
+            tl.store(stat + 2 * row_R1, mean_R1, mask=row_R1 < end)
+            tl.store(stat + 2 * row_R1 + 1, rstd_R1, mask=row_R1 < end)
+        n_RH = (x_RH - mean_R1) * rstd_R1 * scale_1H + shift_1H
         if ACTIVE:
             n_RH = _gelu(n_RH, h.dtype.element_ty == tl.float32)
         tl.store(y + row_R1 * y_row + column_1H, n_RH, mask=(row_R1 < end) & inside_1H)
@@ -386,6 +384,7 @@ def _backward(
     gamma,
     beta,
     part,
+    stat,
     offset,
     N,
     chunk,
@@ -407,31 +406,25 @@ def _backward(
     if first >= end:
         return
     column_1H = tl.arange(0, BLOCK)[None, :]
-    b_1H = b + expert * b_row + column_1H
-    gamma_1H = gamma + expert * gamma_row + column_1H
-    beta_1H = beta + expert * beta_row + column_1H
     inside_1H = column_1H < H
-    row_R1 = first + tl.arange(0, R)[:, None]
-    coming_RH = tl.load(h + row_R1 * h_row + column_1H, mask=(row_R1 < end) & inside_1H, other=0.0)
-    if BLOCK < WIDE:
-        bias_1H = _vector(b_1H, inside_1H, 1, BLOCK)
-        scale_1H = _vector(gamma_1H, inside_1H, 1, BLOCK)
-        shift_1H = _vector(beta_1H, inside_1H, 1, BLOCK)
+    bias_1H = _vector(b + expert * b_row + column_1H, inside_1H)
+    scale_1H = _vector(gamma + expert * gamma_row + column_1H, inside_1H)
+    shift_1H = _vector(beta + expert * beta_row + column_1H, inside_1H)
     db_RH = tl.zeros((1 if BLOCK >= WIDE else R, BLOCK), tl.float32)
     dgamma_RH = tl.zeros((1 if BLOCK >= WIDE else R, BLOCK), tl.float32)
     dbeta_RH = tl.zeros((1 if BLOCK >= WIDE else R, BLOCK), tl.float32)
-    for _ in range(first, end, R):
-        h_RH = coming_RH
+    for start in tl.range(first, end, R, num_stages=STAGES):
+        row_R1 = start + tl.arange(0, R)[:, None]
         inside_RH = (row_R1 < end) & inside_1H
+        h_RH = tl.load(h + row_R1 * h_row + column_1H, mask=inside_RH, other=0.0)
         dn_RH = tl.load(dy + row_R1 * dy_row + column_1H, mask=inside_RH, other=0.0).to(tl.float32)
-        ahead_R1 = row_R1 + R
-        coming_RH = tl.load(h + ahead_R1 * h_row + column_1H, mask=(ahead_R1 < end) & inside_1H, other=0.0)
-        if BLOCK >= WIDE:
-            bias_1H = _vector(b_1H, inside_1H, R, BLOCK)
-        xhat_RH, rstd_R1 = _normed(h_RH, bias_1H, column_1H, H, BLOCK)
-        if BLOCK >= WIDE:
-            scale_1H = _vector(gamma_1H, inside_1H, R, BLOCK)
-            shift_1H = _vector(beta_1H, inside_1H, R, BLOCK)
+        x_RH = h_RH.to(tl.float32) + bias_1H
+        if stat is None:
+            mean_R1, rstd_R1 = _statistics(x_RH, column_1H, H, BLOCK)
+        else:
+            mean_R1 = tl.load(stat + 2 * row_R1, mask=row_R1 < end, other=0.0)
+            rstd_R1 = tl.load(stat + 2 * row_R1 + 1, mask=row_R1 < end, other=0.0)
+        xhat_RH = (x_RH - mean_R1) * rstd_R1
         y_RH = xhat_RH * scale_1H + shift_1H
         if ACTIVE:
             y_RH, slope_RH = _gelu_slope(y_RH, h.dtype.element_ty == tl.float32)
@@ -443,12 +436,9 @@ def _backward(
         dxhat_RH = dn_RH * scale_1H
         both_RH2 = tl.join(dxhat_RH, dxhat_RH * xhat_RH)
         mean_R, along_R = tl.split(tl.sum(both_RH2, 1) * (1 / H))
-        mean_R1 = mean_R[:, None]
-        along_R1 = along_R[:, None]
-        dh_RH = (dxhat_RH * rstd_R1 - mean_R1 * rstd_R1) - xhat_RH * (along_R1 * rstd_R1)
+        dh_RH = (dxhat_RH * rstd_R1 - mean_R[:, None] * rstd_R1) - xhat_RH * (along_R[:, None] * rstd_R1)
         tl.store(dh + row_R1 * dh_row + column_1H, dh_RH, mask=inside_RH)
         db_RH += tl.sum(dh_RH, 0, keep_dims=True) if BLOCK >= WIDE else dh_RH
-        row_R1 = ahead_R1
     column_H = tl.arange(0, BLOCK)
     part += pid.to(tl.int64) * (3 * H) + column_H
     tl.store(part, tl.sum(db_RH, 0), mask=column_H < H)

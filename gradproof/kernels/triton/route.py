@@ -141,9 +141,9 @@ def _last(
     expert_E = tl.arange(0, WIDTH)
     inside_E = expert_E < E
     if given is not None:
-        share_E = tl.load(given + expert_E, mask=inside_E, other=0).to(tl.float32) / places
+        share_E = tl.div_rn(tl.load(given + expert_E, mask=inside_E, other=0).to(tl.float32), places)
     else:
-        share_E = load_E.to(tl.float32) / places
+        share_E = tl.div_rn(load_E.to(tl.float32), places)
     tl.store(share + expert_E, share_E, mask=inside_E)
     loss = tl.full((), 0.0, tl.float32)
     if BALANCE:
