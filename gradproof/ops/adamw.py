@@ -30,7 +30,7 @@ def forward(
     v_P: Tensor,
     decayed_B: Tensor,
     count: Tensor,
-    rate: Tensor,
+    rate: Tensor | float,
     divisor: Tensor | None = None,
     skip: Tensor | None = None,
     betas: tuple[float, float] = (0.9, 0.999),

@@ -80,7 +80,8 @@ class AdamW:
         if kernel is not reference:
             kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow_P, **options)
         elif self.m_P.is_cuda:  # where torch's own takes 1 − β₂ in float32: v is off by 1.3e-5, far above its roundings
-            after, _ = reference.forward(*flat, self.count, self.rate, divisor, skip, **options)
+            rate = self.lr if self.m_P.dtype == torch.float64 else self.rate
+            after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **options)
             for own_P, new_P in zip((self.params.flat_P, self.m_P, self.v_P), after, strict=True):
                 own_P.copy_(new_P)
         else:

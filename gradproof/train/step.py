@@ -102,7 +102,6 @@ class TrainStep:
         self.scale = flat_P.new_full((), FIRST_SCALE if self.scaling else 1.0)
         self.good = flat_P.new_zeros(())  # steps since the scale last changed
         self.skipped = flat_P.new_zeros(())  # steps skipped so far
-        self._calm = flat_P.new_zeros(())  # the energy of a router that has none
 
     def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
         """One update by the whole batch."""
@@ -157,7 +156,7 @@ class TrainStep:
         rows = sum(len(x_TI) for x_TI, _ in parts)
         entropy = sum((each.entropy for each in results[1:]), results[0].entropy) / rows
         energies = [each.energy for each in results if each.energy is not None]
-        energy = sum(energies[1:], energies[0]) / rows if energies else self._calm
+        energy = sum(energies[1:], energies[0]) / rows if energies else loss.new_zeros(())
         gates_TE = torch.cat([each.gates for each in results]) if len(parts) > 1 else results[0].gates
         scale = self.scale.clone()
         norm, skipped = self._update(loss, load_E, kernels)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from gradproof.ops import adamw
 from gradproof.params import Entry, ParamSpace
 from gradproof.train.adamw import AdamW
 
@@ -232,3 +233,12 @@ def test_refuses_a_step_without_parameters():
     """A sentence in place of an AttributeError."""
     with pytest.raises(ValueError, match=r"no parameters yet; bind\(model.params\)"):
         AdamW().step()
+
+
+def test_the_formula_in_float32(normal):
+    """What runs on a GPU without a kernel: the first step moves each parameter by the rate, whatever its gradient.
+    1 − β₂ or 1 − β₂ᵗ taken in float32 would be 6e-6 off."""
+    (g_P,) = normal(0, (128,))
+    zero_P, flags_B, one = torch.zeros(128), torch.zeros(2, dtype=torch.bool), torch.ones(())
+    after, _ = adamw.forward(zero_P, g_P.float(), zero_P, zero_P, flags_B, one, torch.tensor(0.5), eps=0.0)
+    assert (after.p_P + 0.5 * g_P.sign()).abs().max() <= 3e-7
