@@ -75,7 +75,7 @@ def verify(
         list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="moe, dense or transformer; may be repeated.")
+        list[str] | None, typer.Option("--model", help="moe, dense, transformer or gate; may be repeated.")
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     mutants: Annotated[
@@ -468,7 +468,9 @@ def _verify_own(
 ) -> Report:
     import torch
 
-    from gradproof.models.subject import FAMILIES, family, judge_model
+    from gradproof.gate.network import GateNetwork
+    from gradproof.gate.wrong_backwards import MUTANTS as OF_GATE
+    from gradproof.models.subject import FAMILIES, judge_model
     from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
     from gradproof.ops import ENCODERS, NAMES, load
     from gradproof.proof.judge import judge_op
@@ -477,11 +479,12 @@ def _verify_own(
     from gradproof.proof.wrong_backwards import MUTANTS as OF_OPS
 
     torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
-    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *ENCODERS, *FAMILIES]
+    kinds = {**FAMILIES, "gate": GateNetwork}
+    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *ENCODERS, *kinds]
 
     def judge(name: str, quick: bool = quick) -> Iterator[SubjectVerdict]:
-        if name in FAMILIES:
-            yield from judge_model(name, seed=seed, device=device.value, quick=quick)
+        if name in kinds:
+            yield from judge_model(name, kinds[name], seed=seed, device=device.value, quick=quick)
         else:
             yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
 
@@ -491,7 +494,8 @@ def _verify_own(
             yield from judge(name, without)
 
     for name in models or []:
-        family(name)
+        if name not in kinds:
+            raise ValueError(f"there is no model {name!r}; the models are {', '.join(kinds)}")
     for name in ops or []:
         load(name)
     with progress_of("proving") as progress:
@@ -501,7 +505,7 @@ def _verify_own(
             subjects += judge(name)
     if not mutants:
         return Report(subjects, device=device.value, kernels=None if ops or models else _kernels(device))
-    planted = [mutant for mutant in (*OF_OPS, *OF_MODELS) if mutant.subject in chosen]
+    planted = [mutant for mutant in (*OF_OPS, *OF_MODELS, *OF_GATE) if mutant.subject in chosen]
     with progress_of("planting mutants") as progress:
         found = []
         for verdict in run(planted, suspect):

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradproof.contract import EVERY_OP, Contract
+from gradproof.contract import EVERY_OP, Contract, Example
 from gradproof.gate import tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.registry import REFERENCE, Kernels, choose
@@ -242,6 +242,18 @@ def _small(**options: Any) -> GateConfig:
     return GateConfig(**{**usual, **options})
 
 
+def _strange(generator: torch.Generator) -> Example:
+    """Half of the n-grams are not known, rare ones weigh more; a row has no token, one no n-gram, one neither."""
+    config = _small()
+    x_BX = _draw(dict(B=5, S=4, G=9), generator, dict(config=config))["x"]
+    x_BX[1, :4], x_BX[2, 4:], x_BX[3] = PADDING, PADDING, PADDING
+    scale_N = 1 + 4 * torch.rand(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
+    known = (torch.rand(NUMBERS, generator=generator) < 0.5).to(torch.uint8)
+    w_N = torch.randn(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
+    options = dict(config=config, buffers={SCALE: scale_N, KNOWN: known})
+    return Example("strange n-grams, empty rows", {"x": x_BX, WEIGHT: w_N}, options)
+
+
 CONTRACT = Contract(
     shapes="x[B,X] -> logits[B,O] aux[]",
     sizes=dict(B=(1, 3), S=(1, 5), G=(1, 8)),
@@ -250,6 +262,9 @@ CONTRACT = Contract(
     options=(
         dict(label="small", config=_small()),
         dict(label="one bucket", config=_small(buckets=1)),
+        dict(label="two layers, one head", config=_small(encoder_layers=2, heads=1)),
+        dict(label="its own size", config=GateConfig(), sizes=dict(B=(2,), S=(12,), G=(40,))),
     ),
     claims=EVERY_OP,
+    edges=(_strange,),
 )

@@ -38,10 +38,13 @@ def family(name: str) -> type[Model]:
 
 
 def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:
-    """The example's options hold the `config`; its arguments are x and any parameters set to particular values."""
+    """The example's options hold the `config` and perhaps `buffers` by name; its arguments are x and any parameters set
+    to particular values."""
     model = kind(example.options["config"], seed=1, dtype=dtype, device=device)
     if "router.correction" in model.buffers:
         model.buffers["router.correction"] += torch.linspace(0.3, -0.3, model.config.experts).to(model.params.flat_P)
+    for buffer, value in example.options.get("buffers", {}).items():
+        model.buffers[buffer].copy_(value)
     whole = tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, example.options.get("whole"))
     given = {argument: moved(value, dtype, device) for argument, value in example.arguments.items()}
     tokens = {argument: value for argument, value in given.items() if not value.is_floating_point()}
@@ -64,17 +67,20 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
     return Subject(name, values, run, frozenset(floating))
 
 
-def judge_model(name: str, *, seed: int = 0, device: str = "cpu", quick: bool = False) -> Iterator[SubjectVerdict]:
-    """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor."""
-    family(name)
-    contract = _contract(name)
+def judge_model(
+    name: str, kind: type[Model] | None = None, *, seed: int = 0, device: str = "cpu", quick: bool = False
+) -> Iterator[SubjectVerdict]:
+    """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor.
+    `kind` is the class of a model that stands elsewhere, its contract beside it."""
+    kind = kind or family(name)
+    contract = _contract(kind)
     for options in contract.options:
         label = f"{name}: {options['label']}"
         sizes = options.get("sizes", contract.sizes)
         tried = examples(label, replace(contract, options=(options,), sizes=sizes, edges=()), seed)
-        yield _judge(name, label, tried, seed, device, quick)
+        yield _judge(kind, label, tried, seed, device, quick)
     for example in examples(name, replace(contract, options=()), seed):
-        yield _judge(name, f"{name}: {example.label}", [example], seed, device, quick)
+        yield _judge(kind, f"{name}: {example.label}", [example], seed, device, quick)
 
 
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
@@ -83,9 +89,10 @@ def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
     small: dict[str, Any] = {each: min(getattr(config, each), most[each]) for each in most if hasattr(config, each)}
     if getattr(config, "patches", ()):
         small["patches"] = small_patches(len(config.patches), small["inputs"])
-    contract = replace(_contract(name), options=(dict(config=replace(config, **small)),), edges=())
+    kind = family(name)
+    contract = replace(_contract(kind), options=(dict(config=replace(config, **small)),), edges=())
     label = f"{name}: this run's options"
-    return _judge(name, label, examples(label, contract, seed), seed, "cpu", quick=True)
+    return _judge(kind, label, examples(label, contract, seed), seed, "cpu", quick=True)
 
 
 def small_patches(count: int, inputs: int) -> tuple[int, ...]:
@@ -94,13 +101,15 @@ def small_patches(count: int, inputs: int) -> tuple[int, ...]:
     return (inputs - count + 1, *[1] * (count - 1))
 
 
-def _contract(name: str) -> Contract:
-    return import_module(f"gradproof.models.{name}").CONTRACT
+def _contract(kind: type[Model]) -> Contract:
+    return import_module(kind.__module__).CONTRACT
 
 
-def _judge(name: str, label: str, tried: Iterable[Example], seed: int, device: str, quick: bool) -> SubjectVerdict:
+def _judge(
+    kind: type[Model], label: str, tried: Iterable[Example], seed: int, device: str, quick: bool
+) -> SubjectVerdict:
     def build(example: Example, dtype: torch.dtype) -> Subject:
-        return subject(family(name), label, example, dtype, device)
+        return subject(kind, label, example, dtype, device)
 
     by_name = label.endswith("nano") and not quick
-    return judge_contract(label, _contract(name), tried, build, seed=seed, device=device, quick=quick, by_name=by_name)
+    return judge_contract(label, _contract(kind), tried, build, seed=seed, device=device, quick=quick, by_name=by_name)

@@ -1,7 +1,7 @@
 """Mutants: wrong functions planted in the shipped backward, each of which `verify` must refute.
 
 If one survived, the proof would be too weak to be called one. They are listed in
-`proof/wrong_backwards.py` and `models/wrong_backwards.py`.
+`proof/wrong_backwards.py`, `models/wrong_backwards.py` and `gate/wrong_backwards.py`.
 """
 
 from __future__ import annotations
