@@ -519,7 +519,9 @@ app.command()(bench)
 
 @app.command()
 def sizes(
-    rows: Annotated[int, typer.Option(help="Rows in a batch, for the activations.", min=1)] = 8192,
+    rows: Annotated[
+        int, typer.Option(help="Rows in a batch, for the activations; tokens of a transformer.", min=1)
+    ] = 8192,
     measure: Annotated[
         str | None, typer.Option(metavar="SIZES", help="Take training steps of these sizes (a,b) and measure the peak.")
     ] = None,
@@ -540,23 +542,23 @@ def sizes(
     with errors(debug):
         from json import dumps
 
-        from gradproof.models.sizes import costs
+        from gradproof.gate.network import GateConfig, GateNetwork
+        from gradproof.models.sizes import cost, named
 
         check_outputs(json, None)
-        found = costs(rows, device.value)
+        sized = {**named(), "gate": (GateNetwork, GateConfig())}
+        found = [cost(name, config, rows, device.value) for name, (_, config) in sized.items()]
         chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
         for name in chosen:
-            if name not in [cost.name for cost in found]:
-                raise ValueError(
-                    f"there is no size {name!r} to measure; the sizes are {', '.join(c.name for c in found)}"
-                )
+            if name not in sized:
+                raise ValueError(f"there is no size {name!r} to measure; the sizes are {', '.join(sized)}")
         check_device(device)
-        peaks = _measured(chosen, rows, device) if chosen else {}
-        listed = [{**cost._asdict(), "total": cost.total, "measured": peaks.get(cost.name)} for cost in found]
+        peaks = _measured({name: sized[name] for name in chosen}, rows, device) if chosen else {}
+        listed = [{**each._asdict(), "total": each.total, "measured": peaks.get(each.name)} for each in found]
         record = {"rows": rows, "device": device.value, "sizes": listed}
         write(record, dumps(record, indent=1), json)
         console_for(json).print(sizes_table(listed))
-        console_for(json).print(f"fp32; activations and working memory for {rows:,} rows (--rows)", style="dim")
+        console_for(json).print(f"MiB, fp32; activated and working: of {rows:,} rows or tokens (--rows)", style="dim")
         for each in listed:
             if each["measured"] is not None:
                 ratio = each["measured"] / each["total"]
@@ -564,16 +566,15 @@ def sizes(
                 console_for(json).print(said)
 
 
-def _measured(names: list[str], rows: int, device: Device) -> dict[str, int]:
+def _measured(sized: dict[str, tuple[Any, Any]], rows: int, device: Device) -> dict[str, int]:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would announce itself
     from gradproof.train.memory import step_bytes
 
     with progress_of("measuring") as progress:
         peaks = {}
-        for done, name in enumerate(names):
-            progress(done, len(names))
-            model, size = name.split("-") if "-" in name else ("moe", name)
-            peaks[name] = step_bytes(model, size, rows, device.value)
+        for done, (name, (kind, config)) in enumerate(sized.items()):
+            progress(done, len(sized))
+            peaks[name] = step_bytes(kind, config, rows, device.value)
     return peaks
 
 

@@ -287,8 +287,13 @@ def sizes_table(listed: list[dict[str, Any]]) -> Any:
     for column in table.columns[1:]:
         column.justify = "right"
     for cost in listed:
-        table.add_row(cost["name"], f"{cost['parameters']:,}", *(in_bytes(cost[part]) for part in parts))
+        table.add_row(cost["name"], f"{cost['parameters']:,}", *(_in_mebibytes(cost[part]) for part in parts))
     return table
+
+
+def _in_mebibytes(amount: int) -> str:
+    """Without the unit, so that a table with long names fits on a terminal of 80 columns."""
+    return f"{amount / 2**20:,.{0 if amount >= 100 * 2**20 else 1}f}"
 
 
 def in_bytes(amount: int) -> str:

@@ -197,6 +197,7 @@ def test_sizes(cases):
     record = json.loads(call("sizes", "--json", "-").stdout)
     counts = {size["name"]: size["parameters"] for size in record["sizes"]}
     assert counts["nano"] == 195_540 and counts["dense-0.7b"] == 706_055_188
+    assert {"transformer-nano", "transformer-full", "gate"} <= counts.keys() and counts["gate"] < 2_000_000
 
 
 def test_import_is_light():

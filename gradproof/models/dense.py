@@ -101,6 +101,10 @@ class DenseConfig:
         """How many numbers more a step holds for each row, at the worst moment of its backward."""
         return self.inputs + self.outputs + experts.WORKING[device] * max(self.chain.widths[1:-1])
 
+    def shared_by_threads(self) -> int:
+        """How many numbers each further thread of a CPU holds: an expert's gradients, whose rows threads share."""
+        return self.chain.length
+
 
 class Dense(Model):
     """The plain baseline with an explicit backward. Its one gate is 1, so that every metric has one form."""

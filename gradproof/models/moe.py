@@ -155,6 +155,10 @@ class MoEConfig:
         routed = self.k * (self.inputs + 2 * self.outputs + experts.WORKING[device] * self.hidden)
         return self.inputs + self.outputs + routed
 
+    def shared_by_threads(self) -> int:
+        """How many numbers each further thread of a CPU holds: an expert's gradients, whose rows threads share."""
+        return self.chain.length
+
 
 def _widest(base: MoEConfig, budget: int, measure: Measure) -> MoEConfig:
     """`base` with the hidden width whose measure is nearest to the budget; the measure rises with the width."""

@@ -1,4 +1,4 @@
-"""What each size costs, predicted without allocating it."""
+"""What each size costs, predicted without allocating it. A transformer's rows are tokens."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradproof.models.dense import DenseConfig
-from gradproof.models.model import SIZES
-from gradproof.models.moe import MoEConfig
+from gradproof.models.dense import Dense, DenseConfig
+from gradproof.models.model import SIZES, Model
+from gradproof.models.moe import MoE, MoEConfig
+from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.params import padded
 
 
@@ -34,12 +35,13 @@ def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
     """The cost of one training step of `config` on `rows` rows, with the kernels of the device."""
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
     tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row(device)))
-    if device == "cpu":  # an expert whose rows are shared by threads has a second copy of its gradients
-        working += 4 * config.chain.length * (torch.get_num_threads() - 1)
+    if device == "cpu":
+        working += 4 * config.shared_by_threads() * (torch.get_num_threads() - 1)
     return Cost(name, config.param_count(), flat, flat, 2 * flat, tape, working)
 
 
-def costs(rows: int, device: str = "cpu") -> list[Cost]:
-    """Every named size."""
-    named = [(name, MoEConfig.sized(name)) for name in SIZES]
-    return [cost(name, config, rows, device) for name, config in [*named, ("dense-0.7b", DenseConfig.sized("0.7b"))]]
+def named() -> dict[str, tuple[type[Model], Any]]:
+    """Every named size: its model and config."""
+    moes = {name: (MoE, MoEConfig.sized(name)) for name in SIZES}
+    transformers = {f"transformer-{name}": (Transformer, TransformerConfig.sized(name)) for name in SIZES}
+    return {**moes, "dense-0.7b": (Dense, DenseConfig.sized("0.7b")), **transformers}

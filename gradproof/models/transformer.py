@@ -146,6 +146,31 @@ class TransformerConfig:
         """The exact number of parameters, without allocating one."""
         return spec_count(self.spec())
 
+    @property
+    def layers(self) -> tuple[int, int]:
+        """How many layers a token goes through, and how many cross-attentions; one token of source and target each in
+        mode seq2seq."""
+        decoder = self.decoder_layers * self.decodes
+        return self.encoder_layers * self.encodes + decoder, decoder * (self.mode == "seq2seq")
+
+    def saved_per_row(self) -> int:
+        """How many numbers a tape keeps for each token, by the fused attention. A norm keeps its input and output; one
+        head's scores one sum a query."""
+        D, normed, (layers, crossed) = self.width, 2 * self.width + 2, self.layers
+        attended, fed = normed + 4 * D + self.heads, normed + self.inner
+        return layers * (attended + fed) + crossed * attended + (self.encodes + self.decodes) * normed
+
+    def working_per_row(self, device: str) -> int:
+        """How many numbers more a step holds for each token, at the worst moment of its backward: logits and their
+        gradient, and what one sublayer works in. The kernel of a GPU keeps the activations too."""
+        logits = 2 * self.outputs * self.decodes
+        again = self.layers[0] * self.inner * (device == "cuda")
+        return logits + max(self.inner + 3 * self.width, 11 * self.width) + again
+
+    def shared_by_threads(self) -> int:
+        """No gradient has a copy for each thread."""
+        return 0
+
 
 def _step(width: int) -> int:
     """What widths are multiples of in matched sizes, and how wide a head is."""

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gradproof.kernels.registry import choose
-from gradproof.models.subject import family
+from gradproof.models.model import Model
+from gradproof.models.transformer import Transformer
 from gradproof.streams import seeded
 from gradproof.train.adamw import AdamW
+from gradproof.train.loss import Target
 from gradproof.train.step import TrainStep
 
 
@@ -37,22 +40,35 @@ def peak_bytes(work: Callable[[], Any], device: str) -> int:
     return most
 
 
-def step_bytes(model: str, size: str, rows: int, device: str) -> int:
+def step_bytes(kind: type[Model], config: Any, rows: int, device: str) -> int:
     """The peak of training steps on random rows; kernels are admitted before, since that is done once for all."""
-    kind = family(model)
-    choose(kind(kind.Config.sized(size), device=device).shape(rows, torch.float32))
-    return peak_bytes(lambda: training_step(model, size, rows, device), device)
+    x, _, _ = _batch(kind(config, device=device), rows)
+    choose(kind(config, device=device).shape(x.shape[0], torch.float32))
+    return peak_bytes(lambda: training_step(kind, config, rows, device), device)
 
 
-def training_step(model: str, size: str, rows: int, device: str) -> None:
-    """Makes a model of this size and takes two steps on random rows: the second one runs with everything in place."""
-    kind = family(model)
-    made = kind(kind.Config.sized(size), device=device)
-    step = TrainStep(made, "mse", AdamW(), clip=1.0)
-    generator = seeded("memory", size)
-    x_TI = torch.randn(rows, made.config.inputs, generator=generator).to(device)
-    target_TO = torch.randn(rows, made.config.outputs, generator=generator).to(device)
+def training_step(kind: type[Model], config: Any, rows: int, device: str) -> None:
+    """Makes a model and takes two steps on random rows: the second one runs with everything in place."""
+    model = kind(config, device=device)
+    x, target, loss = _batch(model, rows)
+    step = TrainStep(model, loss, AdamW(), clip=1.0)
     for _ in range(2):
-        result = step(x_TI, target_TO)
+        result = step(x, target)
         if not bool(torch.isfinite(result.loss)):
-            raise ValueError(f"the step of {model} {size} gave a loss of {float(result.loss)}")
+            raise ValueError(f"the step of {config} gave a loss of {float(result.loss)}")
+
+
+def _batch(model: Model, rows: int) -> tuple[Tensor, Target, str]:
+    """x and target at random, and the loss by name. A transformer's rows are tokens, in sequences as long as may be."""
+    c, generator, device = model.config, seeded("memory"), model.params.flat_P.device
+    if not isinstance(model, Transformer):
+        shapes = (rows, c.inputs), (rows, c.outputs)
+        x_TI, target_TO = (torch.randn(shape, generator=generator).to(device) for shape in shapes)
+        return x_TI, target_TO, "mse"
+    sequences = -(-rows // c.context)
+    shape = (sequences, *[2] * (c.mode == "seq2seq"), -(-rows // sequences))
+    token_BS = torch.randint(c.vocabulary, shape, generator=generator).to(device)
+    if c.decodes:
+        return token_BS, token_BS if c.mode == "causal" else token_BS[:, 1], "cross_entropy"
+    ones_B = torch.ones(sequences, device=device)
+    return token_BS, (ones_B, ones_B), "bce"

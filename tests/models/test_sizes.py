@@ -2,9 +2,12 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from gradproof.kernels.registry import choose
 from gradproof.models import sizes
 from gradproof.models.dense import Dense
+from gradproof.models.model import SIZES, Tape
 from gradproof.models.moe import MoE
+from gradproof.models.transformer import Transformer
 
 FAMILIES = {"moe": MoE, "dense": Dense}
 
@@ -49,15 +52,23 @@ def test_a_used_tape_keeps_nothing(normal, family):
     assert held(tape, model) == 0
 
 
+def test_predicted_activations_of_a_transformer_are_those_of_the_tape():
+    """By the kernels that a step runs: the reference's attention keeps every probability, theirs does not."""
+    model = Transformer.sized("nano")
+    token_BS = torch.randint(256, (2, 128), generator=torch.Generator().manual_seed(0))
+    _, saved = model.apply(model.params, token_BS, kernels=choose(model.shape(2, torch.float32)))
+    predicted = sizes.cost("nano", model.config, 256).activations
+    assert held(Tape(model, 0, token_BS, 0, saved), model) == pytest.approx(predicted, rel=0.05)
+
+
 def test_every_named_size_is_listed():
     """The table of the design, predicted without allocating; activations grow with the rows and nothing else does."""
-    listed = {cost.name: cost.parameters for cost in sizes.costs(1)}
-    assert listed == {
-        "nano": 195_540,
-        "tiny": 84_984_276,
-        "medium": 337_740_244,
-        "full": 807_846_356,
-        "dense-0.7b": 706_055_188,
-    }
-    for one, many in zip(sizes.costs(1), sizes.costs(256), strict=True):
-        assert many.activations == 256 * one.activations and many.weights == one.weights
+    one, many = (
+        {name: sizes.cost(name, config, rows) for name, (_, config) in sizes.named().items()} for rows in (1, 256)
+    )
+    counts = {name: cost.parameters for name, cost in one.items()}
+    for name, budget in SIZES.items():
+        assert counts.pop(f"transformer-{name}") == pytest.approx(budget, rel=0.005)
+    assert counts == {**SIZES, "dense-0.7b": 706_055_188}
+    for name, cost in many.items():
+        assert cost.activations == 256 * one[name].activations and cost.weights == one[name].weights

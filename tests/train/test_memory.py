@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gradproof.models import sizes
-from gradproof.models.subject import family
+from gradproof.models.dense import Dense, DenseConfig
+from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train.memory import peak_bytes, step_bytes
 
 
@@ -21,16 +22,29 @@ def test_peak_counts_what_is_held_at_once():
     assert peak_bytes(work, "cpu") == 4 * 6000
 
 
-@pytest.mark.parametrize("model", ["moe", "dense"])
+@pytest.mark.parametrize("size", ["nano", "transformer-nano"])
 @pytest.mark.parametrize("rows", [16, 512])
-def test_a_step_of_nano_takes_what_is_predicted(model, rows):
-    """A buffer that is forgotten in the prediction, or a tape that outlives its backward, is off by more than 15%."""
-    predicted = sizes.cost("nano", family(model).Config.sized("nano"), rows).total
-    measured = step_bytes(model, "nano", rows, "cpu")
-    assert measured == pytest.approx(predicted, rel=0.15)
+def test_a_step_of_a_small_size_takes_what_is_predicted(size, rows):
+    assert_as_predicted(*sizes.named()[size], rows)
+
+
+@pytest.mark.parametrize("rows", [16, 512])
+def test_a_step_of_a_small_dense_takes_what_is_predicted(rows):
+    assert_as_predicted(Dense, DenseConfig.sized("nano"), rows)
+
+
+@pytest.mark.parametrize("mode", ["seq2seq", "classify"])
+def test_a_step_of_an_encoder_takes_what_is_predicted(mode):
+    """Cross-attention keeps its own queries, keys and values; a classifier has no logits of its tokens."""
+    assert_as_predicted(Transformer, TransformerConfig(width=64, encoder_layers=2, decoder_layers=2, mode=mode), 512)
 
 
 @pytest.mark.slow
 def test_a_step_of_tiny_takes_what_is_predicted():
-    predicted = sizes.cost("tiny", family("moe").Config.sized("tiny"), 64).total
-    assert step_bytes("moe", "tiny", 64, "cpu") == pytest.approx(predicted, rel=0.15)
+    assert_as_predicted(*sizes.named()["tiny"], 64)
+
+
+def assert_as_predicted(kind, config, rows):
+    """A buffer that is forgotten in the prediction, or a tape that outlives its backward, is off by more than 15%."""
+    predicted = sizes.cost("", config, rows).total
+    assert step_bytes(kind, config, rows, "cpu") == pytest.approx(predicted, rel=0.15)
