@@ -14,6 +14,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.gate.secrets import redact
@@ -64,6 +65,18 @@ def labelled(line: bytes) -> Labelled:
         said = repr(label[:MOST_NAME]) if isinstance(label, str) else _kind(label)
         raise ValueError(f"the label must be allow or block, not {said}")
     return Labelled(parse(found), label, str(group))
+
+
+def read_labelled(path: Path) -> Iterator[Labelled]:
+    """JSON lines, each as `labelled` reads it; empty ones do not count. ValueError with the line's number."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                yield labelled(line)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
 
 
 def text(call: Call) -> str:

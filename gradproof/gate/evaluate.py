@@ -59,18 +59,11 @@ def read(paths: Sequence[Path]) -> Labelled:
     the line's number for what cannot be read."""
     call, block, group, source = [], [], [], []
     for path in paths:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                try:
-                    found = calls.labelled(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
-                call.append(found.call)
-                block.append(found.label == "block")
-                group.append(found.group if len(paths) == 1 else f"{path.stem}/{found.group}")
-                source.append(path.stem)
+        for found in calls.read_labelled(path):
+            call.append(found.call)
+            block.append(found.label == "block")
+            group.append(found.group if len(paths) == 1 else f"{path.stem}/{found.group}")
+            source.append(path.stem)
     return Labelled(call, [calls.text(each) for each in call], np.array(block, dtype=bool), group, source)
 
 

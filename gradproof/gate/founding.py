@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,6 @@ from gradproof.gate.learner import Known, logits, score, settle, version_record
 from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import weights_of
 from gradproof.gate.policy import ASK, calibrate, choose
-from gradproof.gate.secrets import redact
 from gradproof.gate.signals import signal
 from gradproof.gate.starter import starter
 from gradproof.gate.store import Settings, Store
@@ -34,17 +32,10 @@ class Row(NamedTuple):
 
 def read_rows(path: Path) -> list[Row]:
     """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
-    found = []
-    with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                each = json.loads(line)
-                if not isinstance(each, dict) or each.get("label") not in ("allow", "block"):
-                    raise ValueError('it needs "label": "allow" or "block"')
-                call = calls.parse({name: value for name, value in each.items() if name not in ("label", "group")})
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: {error}") from None
-            found.append(Row(redact(calls.text(call)), each["label"] == "allow", str(each.get("group", number))))
+    found = [
+        Row(calls.text(each.call), each.label == "allow", each.group or str(number))
+        for number, each in enumerate(calls.read_labelled(path))
+    ]
     if len({row.allow for row in found}) < 2:
         raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(found)} rows")
     return found
@@ -52,7 +43,7 @@ def read_rows(path: Path) -> list[Row]:
 
 def starter_rows(seed: int = 0) -> list[Row]:
     """The project's own."""
-    return [Row(redact(calls.text(call)), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
+    return [Row(calls.text(call), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
 
 
 def split(rows: Sequence[Row], seed: int = 0) -> tuple[list[Row], list[Row]]:

@@ -139,9 +139,10 @@ def hash_word(i):
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        (b'{"command": "ls"}', 'line 1: it needs "label"'),
-        (b'{"command": "ls", "label": "perhaps"}', 'line 1: it needs "label"'),
-        (b"x", "line 1:"),
+        (b'{"command": "ls"}', "line 1: the label must be allow or block, not nothing"),
+        (b'\n{"command": "ls", "label": "perhaps"}', "line 2: the label must be allow or block, not 'perhaps'"),
+        (b"x", "line 1: the call is not valid JSON"),
+        (b'{"command": "ls", "label": "allow", "label": "block"}', "line 1: the call has the key 'label' twice"),
         (b'{"command": "ls", "label": "allow"}', "both labels"),
     ],
 )
