@@ -3,18 +3,20 @@
     L = −Σ_t w_t·log_softmax(z_t)[y_t]/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
     dz = dL·w_t·(softmax(z_t) − onehot(y_t))/W
 
-A row whose target is `ignore` (padding of a sequence) has w_t = 0.
+A row whose target is `ignore` (padding of a sequence) has w_t = 0. Where no row has any weight, W counts as 1: the loss
+is 0 and so is its gradient, and training goes on.
 
 `total` is the count (or weight) of the whole accumulated batch: micro-batches divide by it once, so that their
 losses add up; a mean of means would weigh short ones too much.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradproof.contract import Contract, Example
+from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
 
 
 def forward(
@@ -29,7 +31,8 @@ def forward(
     weight_T = _weights(target_T, class_weight_C, ignore)
     if weight_T is None:
         weight_T = z_TC.new_ones(z_TC.shape[0])
-    scale_T = weight_T.to(z_TC.dtype) / (weight_T.sum() if total is None else total)
+    whole = weight_T.sum() if total is None else total
+    scale_T = weight_T.to(z_TC.dtype) / (whole + (whole == 0))
     nll_T = -torch.log_softmax(z_TC, -1).gather(1, _legal(target_T, z_TC.shape[1])[:, None])[:, 0]
     return (scale_T * nll_T).sum(), scale_T
 
@@ -101,11 +104,40 @@ def _padded_and_weighted(generator: torch.Generator) -> Example:
     return Example("padding, class weights", dict(z=z_TC, target=torch.tensor([0, -1, 2, 1, -1])), options)
 
 
+def _nothing_counts(generator: torch.Generator) -> Example:
+    """A batch of nothing but padding, alone."""
+    z_TC = torch.randn(3, 4, generator=generator).double()
+    return Example("nothing but padding", dict(z=z_TC, target=torch.full((3,), -1)), dict(ignore=-1))
+
+
+def _nothing_counted(generator: torch.Generator) -> Example:
+    """The same as a step asks for it: the total, 0, was counted before."""
+    example = _nothing_counts(generator)
+    return replace(example, label="nothing but padding, counted", options=dict(ignore=-1, total=torch.tensor(0)))
+
+
+def _weightless(generator: torch.Generator) -> Example:
+    """Padding, and a class without weight."""
+    z_TC = torch.randn(4, 3, generator=generator).double()
+    options = dict(ignore=-1, class_weight=torch.tensor([2.0, 0.0, 1.0]).double())
+    return Example("no weight at all", dict(z=z_TC, target=torch.tensor([1, -1, 1, -1])), options)
+
+
 def _confident(generator: torch.Generator) -> Example:
     """Wrong with certainty: the loss is 900, not the logarithm of a clamped probability."""
     z_TC = torch.randn(3, 4, generator=generator).double()
     z_TC[1] = torch.tensor([900.0, 0.0, 1.0, -3.0])
     return Example("confidently wrong", dict(z=z_TC, target=torch.tensor([0, 1, 2])))
+
+
+def _silent(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
+    """Rows without weight have a gradient of exactly zero; where no row has any, the loss is 0. Nothing is NaN."""
+    target_T, options, dz_TC = example.arguments["target"], example.options, grads["z"]
+    assert dz_TC is not None
+    weight_T = _weights(target_T, options.get("class_weight"), options.get("ignore"))
+    none_T = torch.zeros_like(target_T, dtype=torch.bool) if weight_T is None else weight_T == 0
+    wrong = (~dz_TC.isfinite()).sum() + (dz_TC[none_T] != 0).sum() + ~outputs[0].isfinite()
+    return float(wrong + (none_T.all() & (outputs[0] != 0))), 0.0
 
 
 CONTRACT = Contract(
@@ -114,5 +146,9 @@ CONTRACT = Contract(
     grads=("z",),
     draw=_draw,
     options=({}, dict(total=50.0)),
-    edges=(_weighted, _padded, _padded_and_weighted, _confident),
+    claims=(*EVERY_OP, Claim("zero_rows_safe", check=_silent)),
+    edges=(
+        *(_weighted, _padded, _padded_and_weighted, _confident),
+        *(_nothing_counts, _nothing_counted, _weightless),
+    ),
 )

@@ -461,6 +461,17 @@ def test_cross_entropy_refuses_a_wrong_target(target):
     assert str(found.value) == str(right.value)
 
 
+def test_cross_entropy_of_nothing_but_padding(threads):
+    """No loss and no gradient, as the op has it; so too where all classes that occur weigh nothing."""
+    (z_TC,) = draw(13, (700, 5))
+    padding_T, weight_C = torch.full((700,), -1), torch.tensor([1.0, 0.0, 1.0, 1.0, 1.0])
+    for target_T, weights in ((padding_T, None), (padding_T, weight_C), (torch.ones_like(padding_T), weight_C)):
+        for total in (None, 0.0, torch.tensor(0)):
+            for module in (cross_entropy, ref_cross_entropy):
+                loss, saved = module.forward(z_TC, target_T, weights, total, ignore=-1)
+                assert float(loss) == 0 and (module.backward(torch.tensor(1.7), saved, z_TC, target_T) == 0).all()
+
+
 # --- adamw ------------------------------------------------------------------------------------------------------------
 
 

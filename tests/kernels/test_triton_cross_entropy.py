@@ -151,3 +151,14 @@ def test_padding_is_ignored(compare, T):
     """Rows of −1 count neither in the sum nor in what it is divided by, and have no gradient."""
     z_TC = torch.randn(T, 5, generator=torch.Generator().manual_seed(9))
     compare(z_TC, torch.arange(T) % 6 - 1, ignore=-1)
+
+
+@pytest.mark.parametrize("T", [6, 300])
+def test_nothing_but_padding_gives_nothing(kernel, triton_device, T):
+    """0/0 would be NaN: in the loss, and through it in every parameter."""
+    z_TC = torch.randn(T, 5, generator=torch.Generator().manual_seed(9)).to(triton_device)
+    target_T = torch.full((T,), -1, device=triton_device)
+    for total in (None, 0.0, torch.tensor(0, device=triton_device)):
+        loss, saved = kernel.forward(z_TC, target_T, total=total, ignore=-1)
+        dz_TC = kernel.backward(torch.tensor(1.7, device=triton_device), saved, z_TC, target_T)
+        assert float(loss) == 0 and (dz_TC == 0).all()

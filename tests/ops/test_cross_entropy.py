@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -5,6 +7,8 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from gradproof.ops import cross_entropy
+from gradproof.proof.admission import admit
+from gradproof.proof.examples import examples
 
 ROWS, CLASSES, SEEDS = st.sampled_from([1, 2, 7, 33]), st.sampled_from([1, 2, 3, 12]), st.integers(0, 9999)
 
@@ -138,3 +142,40 @@ def test_padding_is_as_if_it_were_not_there(normal, agree, T, seed, weighted):
     )
     with pytest.raises(ValueError, match="out of range"):
         cross_entropy.forward(z_TC, padded_T, weight, ignore=-2)
+
+
+def zero_by_zero(z_TC, target_T, class_weight_C=None, total=None, ignore=None):
+    """A kernel that divides by a count of nothing."""
+    loss, scale_T = cross_entropy.forward(z_TC, target_T, class_weight_C, total, ignore)
+    return (loss, scale_T) if scale_T.any() else (loss / 0, scale_T)
+
+
+def averaged_padding(z_TC, target_T, class_weight_C=None, total=None, ignore=None):
+    """A kernel that takes a loss from padding where there is nothing else."""
+    loss, scale_T = cross_entropy.forward(z_TC, target_T, class_weight_C, total, ignore)
+    return (loss, scale_T) if scale_T.any() else (loss + 1, torch.ones_like(scale_T))
+
+
+@pytest.mark.parametrize("broken", [zero_by_zero, averaged_padding])
+def test_a_kernel_that_is_wrong_only_without_weight_is_refused(broken):
+    """Right on every batch that has one row which counts."""
+    kernel = SimpleNamespace(**{**vars(cross_entropy), "forward": broken})
+    tried = examples("cross_entropy", cross_entropy.CONTRACT, 0)
+    found = list(admit(cross_entropy, kernel, tried, dtype=torch.float32, device="cpu", kernel="broken"))
+    assert {each.example for each in found if each.status == "refuted"} == {
+        "nothing but padding",
+        "nothing but padding, counted",
+        "no weight at all",
+    }
+
+
+def test_a_step_goes_on_after_nothing_but_padding():
+    """Between two ordinary steps: no loss, nothing skipped, every parameter finite."""
+    from gradproof import AdamW, TrainStep, Transformer, TransformerConfig
+
+    config = TransformerConfig(vocabulary=7, width=8, heads=2, encoder_layers=0, decoder_layers=1, mode="causal")
+    step = TrainStep(Transformer(config), "cross_entropy", AdamW(lr=1e-2), clip=1.0)
+    token_BS = torch.randint(7, (2, 5), generator=torch.Generator().manual_seed(0))
+    first, none, last = (step(token_BS, target) for target in (token_BS, torch.full_like(token_BS, -1), token_BS))
+    assert float(none.loss) == 0 and not none.skipped and 0 < float(last.loss) < float(first.loss)
+    assert step.model.params.flat_P.isfinite().all()

@@ -25,7 +25,8 @@ static long cross_entropy_forward(const float* z_TC, const int64_t* target_T, co
         scale_T[t] = weight_C ? weight_C[target_T[t]] : 1.0f;
         weights += scale_T[t];
     }
-    const float whole = total ? *total : weights;
+    const float counted = total ? *total : weights;
+    const float whole = counted == 0 ? 1 : counted;  // no row has any weight: neither loss nor gradient
     threads = crew_size(T * C, FEWEST_LOGITS, threads);
     std::vector<double> each(threads);
     in_parallel(threads, [&](Crew crew) {

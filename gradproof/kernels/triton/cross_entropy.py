@@ -123,6 +123,7 @@ def _last(sum_, weight, bad, loss, divisor, fine, total, TOTAL: tl.constexpr):
         weight = tl.load(total)
     if TOTAL == "host":
         weight = total
+    weight = tl.where(weight == 0, 1.0, weight)  # no row has any weight: neither loss nor gradient
     tl.store(divisor, weight)
     tl.store(loss, sum_ / weight)
     tl.store(fine, tl.where(bad > 0, 0.0, 1.0))
