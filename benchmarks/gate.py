@@ -1,11 +1,15 @@
 """One correction, its paraphrases and everybody else, on a real gate: how soon it holds, and what else it changes.
 
-    python benchmarks/gate.py --store DIR --data FILE.jsonl [--data FILE.jsonl …] [--corrections N] [--json FILE]
+    python benchmarks/gate.py --store DIR --data FILE.jsonl [--data FILE.jsonl …] [--corrections N] [--written FILE]
+                              [--json FILE]
 
 For each of N calls that the gate blocks, or allows, someone says false_block, or false_allow, in a process of its own,
 as `gradproof gate feedback` does it. Measured: seconds until a decider that was running all the while decides the call
 and ten mechanical paraphrases (other names, another order of flags, other quotes and spaces) the new way, and how many
 of 1,000 other decisions changed. The store is copied first, and the copy thrown away.
+
+`--written` takes calls and paraphrases that a person wrote instead, one set a line: `gate_paraphrases.jsonl`, whatever
+the gate says of them beforehand (`already` counts those that it decides so without the correction).
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -72,28 +77,30 @@ def _runs(words: list[str]) -> bool:
     return own in KEYWORDS or last in {*OPERATORS, *WRAPPERS, *KEYWORDS} or last[-1] == ";" or before[-1] == "-exec"
 
 
-def correct(decider: Decider, folder: Path, call: Call, kind: str, others: list[Call], seed: int) -> dict[str, Any]:
-    """One correction: seconds until it and its paraphrases are decided so, and which others changed."""
+def correct(decider: Decider, folder: Path, meant: list[Call], kind: str, others: list[Call]) -> dict[str, Any]:
+    """One correction of the first of `meant`: seconds until it and its paraphrases are decided so, and which others
+    changed."""
     want = "allow" if kind == "false_block" else "block"
-    command = call.arguments["command"]
-    meant = [call, *(Call("Bash", {"command": each}) for each in paraphrases(command, random.Random(seed)))]
     before = [decider.peek(other).decision for other in others]
-    answer = decider.decide(call)
+    already = sum(decider.peek(each).decision == want for each in meant)
+    answer = decider.decide(meant[0])
     decider.flush()
     started = time.perf_counter()
     said = [sys.executable, "-m", "gradproof", "gate", "feedback", answer.id, kind, "--store", str(folder)]
     subprocess.run(said, check=True, capture_output=True)
     acknowledged = time.perf_counter()
-    held = 0
-    while time.perf_counter() - acknowledged < 5 and held < len(meant):
-        held = sum(decider.peek(each).decision == want for each in meant)
+    held: list[bool] = []
+    while time.perf_counter() - acknowledged < 5 and not (held and all(held)):
+        held = [decider.peek(each).decision == want for each in meant]
     done = time.perf_counter()
     changed = sum(decider.peek(other).decision != old for other, old in zip(others, before, strict=True))
     return {
         "kind": kind,
-        "command": command,
-        "held": held,
+        "call": shown(meant[0]),
+        "already": already,
+        "held": sum(held),
         "of": len(meant),
+        "missed": [shown(each) for each, follows in zip(meant, held, strict=True) if not follows],
         "seconds": done - acknowledged,
         "with_feedback": done - started,
         "changed": changed,
@@ -101,11 +108,34 @@ def correct(decider: Decider, folder: Path, call: Call, kind: str, others: list[
     }
 
 
+def shown(call: Call) -> str:
+    return call.arguments["command"] if call.tool == "Bash" else f"{call.tool} {json.dumps(dict(call.arguments))}"
+
+
+def found_mistakes(decider: Decider, calls: list[Call], most: int) -> Iterator[tuple[str, list[Call]]]:
+    """Calls of one line that the gate blocks, then some that it allows, each with mechanical paraphrases."""
+    for kind in ("false_block", "false_allow"):
+        wrong = "block" if kind == "false_block" else "allow"
+        short = (call for call in calls if len(call.arguments["command"].splitlines()) == 1)
+        chosen = list(islice((call for call in short if decider.peek(call).decision == wrong), most))
+        for seed, call in enumerate(chosen):
+            said = paraphrases(call.arguments["command"], random.Random(seed))
+            yield kind, [call, *(Call("Bash", {"command": each}) for each in said)]
+
+
+def written_sets(path: Path) -> Iterator[tuple[str, list[Call]]]:
+    """One set a line: {"kind", "call", "paraphrases": [{"way", "call"}, …]}."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        each = json.loads(line)
+        yield each["kind"], [parse(each["call"]), *(parse(said["call"]) for said in each["paraphrases"])]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--data", type=Path, action="append", required=True)
     parser.add_argument("--corrections", type=int, default=10)
+    parser.add_argument("--written", type=Path)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     draws = random.Random(0)
@@ -118,15 +148,12 @@ def main() -> None:
         shutil.copytree(options.store, folder)
         store = Store(folder)
         decider = Decider(store, trusted=True)
+        written = written_sets(options.written) if options.written else None
         found = []
-        for kind in ("false_block", "false_allow"):
-            wrong = "block" if kind == "false_block" else "allow"
-            short = (call for call in calls if len(call.arguments["command"].splitlines()) == 1)
-            chosen = list(islice((call for call in short if decider.peek(call).decision == wrong), options.corrections))
-            for seed, call in enumerate(chosen):
-                others = [other for other in draws.sample(calls, min(len(calls), OTHERS + 1)) if other != call][:OTHERS]
-                found.append(correct(decider, folder, call, kind, others, seed))
-                print(json.dumps(found[-1]), flush=True)
+        for kind, meant in written or found_mistakes(decider, calls, options.corrections):
+            others = [other for other in draws.sample(calls, min(len(calls), OTHERS + 1)) if other != meant[0]][:OTHERS]
+            found.append(correct(decider, folder, meant, kind, others))
+            print(json.dumps(found[-1]), flush=True)
         decider.close()
         store.close()
     show(found)
@@ -138,11 +165,14 @@ def show(found: list[dict[str, Any]]) -> None:
     for kind in ("false_block", "false_allow"):
         own = [each for each in found if each["kind"] == kind]
         if own:
+            held, of, already, changed, others = (
+                sum(each[name] for each in own) for name in ("held", "of", "already", "changed", "others")
+            )
+            seconds = [each["seconds"] for each in own]
             print(
-                f"{kind}: {len(own)} corrections; {sum(e['held'] for e in own)} of {sum(e['of'] for e in own)} calls"
-                f" and paraphrases follow, the last after {max(e['seconds'] for e in own):.2f} s (median"
-                f" {median(e['seconds'] for e in own):.2f} s); {sum(e['changed'] for e in own)} of"
-                f" {sum(e['others'] for e in own):,} other decisions changed, {max(e['changed'] for e in own)} at most"
+                f"{kind}: {len(own)} corrections; {held} of {of} calls and paraphrases follow ({already} were decided"
+                f" so before), the last after {max(seconds):.2f} s (median {median(seconds):.2f} s); {changed} of"
+                f" {others:,} other decisions changed, {max(each['changed'] for each in own)} at most"
             )
 
 
