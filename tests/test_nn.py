@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ import gradproof
 from gradproof import nn
 from gradproof.kernels import cpu
 from gradproof.kernels.registry import REFERENCE
-from gradproof.ops import experts, norm_gelu
+from gradproof.ops import experts, norm_gelu, route
 from gradproof.precision.mode import rounding
 
 OPTIONS = (
@@ -148,10 +149,10 @@ def test_float32_kernels_against_float64(module, normal):
 @pytest.mark.skipif(cpu.missing() is not None, reason="the CPU kernels cannot be built here")
 def test_which_kernels_run(monkeypatch):
     module, x = small(), torch.randn(7, 5)
-    chosen = nn._kernels(gradproof.MoE, module.config, "cpu", torch.float32, 7)
+    chosen = nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float32, 7)
     assert {chosen.chosen[op] for op in ("route", "dispatch", "experts", "combine")} == {"cpu"}
-    assert nn._norm_gelu_kernel("cpu", torch.float32, 8, 7).__name__ == "gradproof.kernels.cpu.norm_gelu"
-    assert nn._kernels(gradproof.MoE, module.config, "cpu", torch.float64, 7).chosen == REFERENCE.chosen
+    assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7).__name__ == "gradproof.kernels.cpu.norm_gelu"
+    assert nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float64, 7).chosen == REFERENCE.chosen
     flops = []
     for each in (module, module.to_torch()):
         with FlopCounterMode(display=False) as counter:  # which sees nothing of a compiled kernel
@@ -162,13 +163,13 @@ def test_which_kernels_run(monkeypatch):
         nn.LinearNormGELU(5, 3)(module(x)[:, [0, 1, 2, 0, 1]]).sum().backward()
     assert not mode.left
     monkeypatch.setenv("GRADPROOF_KERNELS", "reference")
-    assert nn._norm_gelu_kernel("cpu", torch.float32, 8, 7) is norm_gelu
+    assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7) is norm_gelu
     assert torch.equal(module(x), module.to_model()(x)[0].logits_TO)
 
 
 def test_a_refused_kernel_does_not_run(monkeypatch, caplog):
     """norm_gelu is admitted here: a kernel with a wrong gradient must not be."""
-    right = cpu.missing() is None and nn.import_module("gradproof.kernels.cpu.norm_gelu")
+    right = cpu.missing() is None and nn.kernels.import_module("gradproof.kernels.cpu.norm_gelu")
     if not right:
         pytest.skip("the CPU kernels cannot be built here")
 
@@ -177,11 +178,11 @@ def test_a_refused_kernel_does_not_run(monkeypatch, caplog):
         return found._replace(dbeta_H=found.dbeta_H * 1.001)
 
     broken = SimpleNamespace(forward=right.forward, backward=wrong, missing=lambda: None)
-    monkeypatch.setattr(nn, "import_module", lambda name: broken)
-    nn._admitted_norm_gelu.cache_clear()
-    assert nn._admitted_norm_gelu("cpu", torch.float32, 6, 7) is norm_gelu
+    monkeypatch.setattr(nn.kernels, "import_module", lambda name: broken)
+    nn.kernels.admitted_norm_gelu.cache_clear()
+    assert nn.kernels.admitted_norm_gelu("cpu", torch.float32, 6, 7) is norm_gelu
     assert "matches_reference" in caplog.text
-    nn._admitted_norm_gelu.cache_clear()
+    nn.kernels.admitted_norm_gelu.cache_clear()
 
 
 # --- proven, diagnosed ------------------------------------------------------------------------------------------------
@@ -221,9 +222,9 @@ def _swapped(self, grad_P, count):
     return [*found[:-1], found[-1].flip(0)]
 
 
-gradients = nn.Call.gradients
+gradients = nn.block.Call.gradients
 MUTANTS = {
-    "experts swapped": (nn.Call, "gradients", _swapped),
+    "experts swapped": (nn.block.Call, "gradients", _swapped),
     "the gradient of x forgotten": (gradproof.MoE, "pull_back", lambda *a, **k: a[4] * 0),
 }
 
@@ -425,7 +426,7 @@ def test_rebalance_moves_towards_equal_load(normal):
     module, x = small(correction=0.05, k=1), normal(0, (64, 5))[0].float()
 
     def load():
-        return nn.route.load(module.to_model().forward(x)[1].saved.routed.index_TK, 4)
+        return route.load(module.to_model().forward(x)[1].saved.routed.index_TK, 4)
 
     before = load()
     for _ in range(30):
@@ -467,7 +468,7 @@ class UsesUp:
 def test_backward_twice(module, uses_up, normal, monkeypatch):
     x, dy = (each.float() for each in normal(0, (6, 5), (6, 3)))
     if uses_up:
-        monkeypatch.setattr(nn, "_kernels", lambda *shape: nn.replace(REFERENCE, experts=UsesUp))
+        monkeypatch.setattr(nn.kernels, "of_model", lambda *shape: replace(REFERENCE, experts=UsesUp))
     parameters = list(module.parameters())
     y = module(x)
     if uses_up and isinstance(module, nn.MoE):

@@ -1,0 +1,75 @@
+"""What torch's autograd and compiler are told: what is kept, that nothing is differentiated twice, where graphs end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+SECOND = (
+    "gradproof.nn has no second derivative: its backward is explicit and leaves no graph to differentiate again; "
+    "use plain torch layers there, such as module.to_torch()"
+)
+T = TypeVar("T")
+
+
+class _Refused(torch.autograd.Function):
+    """Gradients that cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(grad.view_as(grad) for grad in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise RuntimeError(SECOND)
+
+
+def once(grads: list[Tensor | None]) -> list[Tensor | None]:
+    """The same; where a graph of them is wanted (create_graph=True), one that says what cannot be done."""
+    if not torch.is_grad_enabled():
+        return grads
+    refused = iter(_Refused.apply(*(grad.detach().requires_grad_() for grad in grads if grad is not None)))
+    return [None if grad is None else next(refused) for grad in grads]
+
+
+_HOLE = object()
+
+
+def emptied(value: Any, tensors: list[Tensor]) -> Any:
+    """The structure without its tensors, which go into the list: autograd keeps them, so that it can free them, watch
+    for writes, and hand them to saved-tensor hooks."""
+    if isinstance(value, Tensor):
+        tensors.append(value)
+        return _HOLE
+    return _mapped(lambda each: emptied(each, tensors), value) if isinstance(value, (tuple, list)) else value
+
+
+def filled(value: Any, tensors: Iterator[Tensor]) -> Any:
+    """The structure with its tensors back in their places."""
+    if value is _HOLE:
+        return next(tensors)
+    return _mapped(lambda each: filled(each, tensors), value) if isinstance(value, (tuple, list)) else value
+
+
+def _mapped(f: Callable[[Any], Any], value: Any) -> Any:
+    inside = [f(each) for each in value]
+    return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
+
+
+_opaque: dict[Any, Any] = {}
+
+
+def outside_graphs(function: Callable[..., T]) -> Callable[..., T]:
+    """Under torch.compile the graph ends before such a call and begins again after it. Importing dynamo takes seconds,
+    so that is left to those who compile."""
+    if "torch._dynamo" not in sys.modules:
+        return function
+    if function not in _opaque:
+        _opaque[function] = torch.compiler.disable(
+            function, reason="gradproof.nn runs its own kernels, outside of the graph"
+        )
+    return _opaque[function]
