@@ -64,7 +64,7 @@ class Silent:
 
 def ours(train: pl.DataFrame, test: pl.DataFrame, target: str) -> tuple[float, float]:
     """(accuracy, seconds) of the default run on these rows."""
-    from gradproof.data.infer import encode
+    from gradproof.data.frame import encode
     from gradproof.train.load import load_model
     from gradproof.train.loop import Trainer
     from gradproof.train.predictor import Predictor

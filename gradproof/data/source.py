@@ -65,7 +65,7 @@ def check(data: str, target: str | None, named: Sequence[str]) -> None:
     columns = Table(Path(data)).columns
     if target is None:
         raise ValueError(f"--target is missing: which column of {data} is to be decided? ({', '.join(columns[:12])})")
-    from gradproof.data.infer import check_columns
+    from gradproof.data.roles import check_columns
 
     check_columns(columns, target, named)
 

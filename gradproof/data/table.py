@@ -299,3 +299,8 @@ def _require_polars() -> None:
         import polars  # noqa: F401
     except ImportError:
         raise ValueError("reading CSV and Parquet needs polars: pip install 'gradproof[data]'") from None
+
+
+def changed(path: Path) -> ValueError:
+    """What to raise where a second pass over a file finds other rows than the first."""
+    return ValueError(f"{path} changed while it was read; start again when it no longer does")

@@ -92,7 +92,7 @@ class _Tally:
         self.rows = self.known = self.right = 0
 
     def frames(self, predictor: Predictor, path: Path) -> Iterator[pl.DataFrame]:
-        from gradproof.data.infer import encode
+        from gradproof.data.frame import encode
         from gradproof.data.table import Table
 
         for frame in Table(path).chunks():

@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradproof.data import figures, infer, table
-from gradproof.data.infer import check_columns, encode, read
+from gradproof.data.frame import encode
+from gradproof.data.infer import read
+from gradproof.data.roles import check_columns
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Metric, Number, Schema, one_name
 

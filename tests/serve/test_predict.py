@@ -166,7 +166,7 @@ def small_chunks(monkeypatch):
 def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     import polars as pl
 
-    from gradproof.data.infer import encode
+    from gradproof.data.frame import encode
 
     path = table(tmp_path, 47, name)
     scored = predict_file(predictor, path, tmp_path / out)

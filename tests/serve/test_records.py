@@ -150,7 +150,7 @@ def test_dates_are_read_as_from_a_file(text):
     """JSON and CSV say the same."""
     import polars as pl
 
-    from gradproof.data.infer import encode
+    from gradproof.data.frame import encode
 
     frame = pl.DataFrame({"c": ["u"], "n": ["2.5"], "day": [text]}, schema_overrides={"day": pl.String})
     found = rows_of([{"c": "u", "n": 2.5, "day": text}], DATED)
@@ -168,7 +168,7 @@ def test_a_date_refuses(value):
 def test_a_file_and_json_make_the_same_rows(schema, record):
     import polars as pl
 
-    from gradproof.data.infer import encode
+    from gradproof.data.frame import encode
 
     records = [record | {"colour": c, "flag": f} for c in ("red", "mauve", None) for f in ("true", "x", None)]
     records += [record | {"weight": w, "count": c} for w in (1, -2.5, None) for c in (0.1, 10**6)]
@@ -205,7 +205,7 @@ def test_csv_parquet_and_json_make_the_same_rows(tmp_path):
     """The same rows, three ways: a spelling that only one of them knows would be a silent wrong answer."""
     import polars as pl
 
-    from gradproof.data.infer import encode
+    from gradproof.data.frame import encode
     from gradproof.data.table import Table
 
     json, text, typed = ({name: ways[i] for name, ways in SAME.items()} for i in range(3))

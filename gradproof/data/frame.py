@@ -1,0 +1,79 @@
+"""A frame's rows as a schema reads them: by the last pass over a table, and by prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gradproof.data.cells import numbers_of, shown, text_of, value_of
+from gradproof.data.rows import Rows
+from gradproof.data.schema import Category, Number, Schema, name_of, one_name
+from gradproof.data.table import clean
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+def encode(schema: Schema, frame: pl.DataFrame, start: int = 0) -> Rows:
+    """The frame's rows as the schema reads them. Outcome −1 and metrics NaN where the frame does not have them.
+
+    ValueError on a number or date that is none; `start` rows of the file come before the frame's."""
+    features = [column.name for column in (*schema.categories, *schema.numbers)]
+    if absent := [name for name in features if name not in frame.columns]:
+        names = ", ".join(map(repr, absent))
+        raise ValueError(f"the table has no column {names}; it needs every column that the model was trained on")
+    answers = [name for name in (schema.target, *(metric.name for metric in schema.metrics)) if name in frame.columns]
+    frame = clean(frame.select(*features, *answers))
+    for number in schema.numbers:
+        _check_number(frame, number, start)
+    return encode_clean(schema, frame)
+
+
+def _check_number(frame: pl.DataFrame, number: Number, start: int) -> None:
+    value = frame.select(value_of(number.name, frame.schema[number.name], number.date)).to_series()
+    if len(wrong := (value.is_null() & frame[number.name].is_not_null()).arg_true()):
+        must = "a date like '2024-05-31'" if number.date else "a number"
+        held = shown(frame[number.name][wrong[0]])
+        raise ValueError(f"column {number.name!r} must be {must} or empty; row {start + wrong[0] + 1} holds {held}")
+
+
+def encode_clean(schema: Schema, frame: pl.DataFrame) -> Rows:
+    """`encode` for a frame that is clean."""
+    metrics_RM = numbers_of(frame, {metric.name: False for metric in schema.metrics})
+    low_M, high_M = np.array([(metric.low, metric.high) for metric in schema.metrics]).reshape(-1, 2).T
+    codes = [_codes(category, frame) for category in schema.categories]
+    return Rows(
+        np.stack(codes, 1) if codes else np.empty((frame.height, 0), np.int32),
+        numbers_of(frame, {number.name: number.date for number in schema.numbers}),
+        _outcome(schema, frame),
+        ((metrics_RM - low_M) / (high_M - low_M)).astype(np.float32),
+    )
+
+
+def _codes(category: Category, frame: pl.DataFrame) -> np.ndarray:
+    import polars as pl
+
+    slots = category.slots()
+    text = frame.select(text_of(category.name, frame.schema[category.name])).to_series()
+    found = {value: slots.get(name_of(value), category.unseen) for value in text.drop_nulls().unique()}
+    return text.replace_strict(found, default=slots.get(None, -1), return_dtype=pl.Int32).to_numpy()
+
+
+def _outcome(schema: Schema, frame: pl.DataFrame) -> np.ndarray:
+    import polars as pl
+
+    if schema.target not in frame.columns:
+        return np.full(frame.height, -1, np.int64)
+    text = frame.select(text_of(schema.target, frame.schema[schema.target])).to_series()
+    slot = class_slot(schema.classes)
+    found = {name: slot(name) for name in text.drop_nulls().unique()}
+    return text.replace_strict(found, default=-1, return_dtype=pl.Int64).to_numpy(writable=True)
+
+
+def class_slot(classes: Sequence[str]) -> Callable[[str], int]:
+    """From a target's text to its class, −1 where it is none."""
+    exact = {name: slot for slot, name in enumerate(classes)}
+    same = {one_name(name): slot for slot, name in enumerate(classes)}
+    return lambda text: exact.get(text, same.get(one_name(text), -1))
