@@ -1,7 +1,8 @@
 """The memory of corrections: what a person said of one call holds for it and its paraphrases at once.
 
 A correction acts on calls that are alike, and on nothing else; the learner follows later. Calls that people labelled
-the other way are its rivals: what is more like one of them than like the corrected call is left alone.
+the other way are its rivals: what is more like one of them than like the corrected call is left alone. A correction to
+block also acts on a shell line of which one command is alike; one to allow speaks for nothing that stands beside it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from gradproof.gate.skeleton import CUT, Skeleton, alike, may_be_alike, skeleton
+from gradproof.gate.skeleton import CUT, Skeleton, alike, may_be_alike, parts, skeleton
 
 ALIKE = 0.6  # paraphrases are so alike, measured: file names, the order of flags, quotes (docs/gate.md)
 MOST_RIVALS = 64  # the nearest
@@ -27,7 +28,8 @@ class Correction(NamedTuple):
 def rivals(text: str, others: Iterable[str]) -> tuple[str, ...]:
     """Those of the texts that people labelled the other way which a correction of `text` would reach."""
     own = skeleton(text)
-    near = {other: alike(own, skeleton(other)) for other in others if other != text and may_be_alike(own, other)}
+    possible = (other for other in others if other != text and may_be_alike(own, other))
+    near = {other: max(alike(own, each) for each in (skeleton(other), *parts(other))) for other in possible}
     ordered = sorted((other for other, s in near.items() if s >= ALIKE), key=lambda other: -near[other])
     return tuple(ordered[:MOST_RIVALS])
 
@@ -48,7 +50,8 @@ class Corrections:
 
     def add(self, correction: Correction) -> None:
         own = skeleton(correction.text)
-        known = _Known(own, [skeleton(rival) for rival in correction.rivals], correction)
+        near = [each for rival in correction.rivals for each in (skeleton(rival), *parts(rival))]
+        known = _Known(own, near, correction)
         self._by_hard.setdefault(own.hard, []).append(known)
 
     def find(self, text: str) -> Correction | None:
@@ -56,12 +59,14 @@ class Corrections:
         kept, nobody compared."""
         if not self._by_hard:
             return None
-        own = skeleton(text)
         best, found = ALIKE, None
-        for known in self._by_hard.get(own.hard, ()):
-            if known.correction.allow and CUT in own.hard[2]:
-                continue
-            s = 1.0 if known.correction.text == text else alike(own, known.own)
-            if s >= best and not any(alike(own, rival) > s for rival in known.rivals):
-                best, found = s, known.correction
+        for i, own in enumerate((skeleton(text), *parts(text))):
+            for known in self._by_hard.get(own.hard, ()):
+                if known.correction.allow and (i > 0 or CUT in own.hard[2]):
+                    continue
+                s = 1.0 if known.correction.text == text else alike(own, known.own)
+                # One command of a line must be nearer than what speaks for the whole of it.
+                nearer = s > best or (s == best and (i == 0 or found is None))
+                if nearer and not any(alike(own, rival) > s for rival in known.rivals):
+                    best, found = s, known.correction
         return found

@@ -24,6 +24,7 @@ WORD = re.compile(
 )
 QUOTES = re.compile(r"""\\(.)|['"]""", re.DOTALL)
 URL = re.compile(r"^[a-z][a-z0-9+.-]*://(?:[^/@\s]*@)?([^/:?#\s]+)", re.IGNORECASE)
+LOOPBACK = re.compile(r"^(?:localhost|127(?:\.\d+){3}|\[?::1\]?)$", re.IGNORECASE)
 ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b")
 NUMBER = re.compile(r"^[+-]?\d+(?:\.\d+)?[a-zA-Z%]{0,2}$")
 ASSIGNMENT = re.compile(r"^[A-Za-z_]\w*=")
@@ -31,7 +32,7 @@ SYSTEM = re.compile(r"^/(bin|boot|dev|etc|lib|lib64|opt|proc|root|run|sbin|sys|u
 # A whole folder right under the root, or somebody's whole home.
 TOP = re.compile(r"^(?:/[^/]+|/(?:home|Users)/[^/]+|~[^/]*|\$HOME|\$\{HOME\})?/?\*?$")
 SECRET = re.compile(
-    r"(?:^|/)\.(?:ssh|aws|gnupg|kube|docker|netrc|env|bash_history|zsh_history|git-credentials)\b"
+    r"(?:^|[/@=:])\.(?:ssh|aws|gnupg|kube|docker|netrc|env|bash_history|zsh_history|git-credentials)\b"
     r"|id_(?:rsa|dsa|ecdsa|ed25519)|/etc/(?:passwd|shadow|sudoers|gshadow)|credentials|\.(?:pem|key|pfx|p12|keychain)$"
 )
 # One program for another that does the same.
@@ -42,7 +43,19 @@ SAME = {
     **dict.fromkeys(("egrep", "fgrep", "rg", "ag"), "grep"),
     **dict.fromkeys(("vi", "vim", "nvim", "emacs"), "nano"),
     **{"python3": "python", "python2": "python", "pip3": "pip", "wget": "curl", "ll": "ls", "apt-get": "apt"},
+    "tofu": "terraform",
 }
+# The same said in other words, at the beginning of a command.
+SAID = {
+    ("python", "-m", "pip"): ("pip",),
+    ("uv", "pip"): ("pip",),
+    ("docker", "container"): ("docker",),
+    ("docker-compose",): ("docker", "compose"),
+    **{(runner, "run"): () for runner in ("uv", "poetry", "pipenv")},
+}
+# One verb for another that does the same.
+SAME_VERB = {("npm", "i"): "install", ("npm", "add"): "install", ("helm", "delete"): "uninstall"}
+IDLE = {"cd", "sleep"}  # before a command they change nothing but where and when it runs
 WRAPPERS = {"sudo", "doas", "env", "nohup", "time", "command", "exec", "builtin", "nice", "xargs", "timeout", "stdbuf"}
 PRIVILEGED = {"sudo", "doas"}
 _KEYWORDS = "for do done if then else elif fi while until case esac in { } !"
@@ -52,11 +65,27 @@ _SUBCOMMANDS = """apt aws az brew cargo conda dnf docker docker-compose dotnet f
 journalctl kubectl launchctl npm npx openssl pacman pip podman poetry rustup service snap systemctl terraform uv yarn"""
 # Programs whose first plain word says what they do, where it is a file's name for others.
 SUBCOMMANDS = frozenset(_SUBCOMMANDS.split())
+# Of these the second says it: a group of verbs stands before the verb.
+_GROUPS = {
+    "docker": "compose image network system volume",
+    "git": "remote stash worktree",
+    "helm": "repo",
+    "kubectl": "config create rollout",
+    "terraform": "state workspace",
+}
+GROUPS = frozenset(f"{program} {group}" for program, groups in _GROUPS.items() for group in groups.split())
+GROUPED = {"aws", "az", "gcloud", "gh"}
+# Options that take a value and may stand before the verb, which that value is not.
+_LEADING = """-C -H -R -c -f -n -p --cluster --context --endpoint-url --file --host --kube-context --kubeconfig
+--namespace --prefix --profile --project --project-name --region --registry --repo"""
+LEADING = frozenset(_LEADING.split())
 RUNS_NEXT = {"-exec", "-execdir", "-ok", "-okdir"}  # find's: the next word is a program
 # These change what a program does to others; for the programs in USUAL, force is an everyday matter.
 GRAVE = {"force", "hard", "delete", "mirror", "no-verify", "no-preserve-root", "privileged", "insecure", "purge"}
 USUAL = {"rm", "cp", "mv", "ln"}
 DESTROYERS = {"rm", "mv", "chmod", "chown", "shred"}
+APART = {"\n", "&&", "||", ";", "&"}
+HERE = re.compile(r"\$\(pwd\)|`pwd`")
 INSIDE = re.compile(r"\$\(([^)]*)\)|`([^`]*)`")
 SHELL_ARGUMENTS = {"command", "cmd", "script", "shell"}
 
@@ -87,6 +116,26 @@ def skeleton(text: str) -> Skeleton:
     return Skeleton((tool, frozenset(found.programs), frozenset(found.dangers)), found.features, grams)
 
 
+def parts(text: str) -> list[Skeleton]:
+    """Of each command of a shell line that has several, a pipeline being one; none where it has only one."""
+    tool, *lines = text.split("\n")
+    found = []
+    for line in lines:
+        name, colon, value = line.partition(": ")
+        if colon and name[:1] not in "@<" and name.rsplit(".", 1)[-1] in SHELL_ARGUMENTS:
+            pieces = _pieces(value.replace("↵", "\n"))
+            found += [skeleton(f"{tool}\n{name}: {piece}") for piece in pieces if len(pieces) > 1]
+    return found
+
+
+def _pieces(command: str) -> list[str]:
+    """A shell line taken apart where one command ends and the next begins."""
+    ends = [match for match in WORD.finditer(command) if match["op"] in APART]
+    starts = [0, *(match.end() for match in ends)]
+    pieces = (command[a:b] for a, b in zip(starts, [*(m.start("op") for m in ends), len(command)], strict=True))
+    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
+
+
 def alike(a: Skeleton, b: Skeleton) -> float:
     """s in [0, 1]; 0 where the hard parts differ."""
     if a.hard != b.hard:
@@ -108,7 +157,8 @@ def may_be_alike(own: Skeleton, text: str) -> bool:
 
 @cache
 def _spelled(program: str) -> tuple[str, ...]:
-    return (program, *(name for name, same in SAME.items() if same == program))
+    verbs = (own for (_, own), same in SAME_VERB.items() if same == program)
+    return (program, *(name for name, same in SAME.items() if same == program), *verbs)
 
 
 class _Found:
@@ -128,7 +178,7 @@ def _shell(found: _Found, command: str) -> None:
     """Splits at the shell's operators, and reads each simple command."""
     words: list[str] = []
     before, piped = "", False
-    for match in WORD.finditer(command):
+    for match in WORD.finditer(HERE.sub("$PWD", command)):
         op = match["op"]
         if op is None:
             word = match["word"] or match["odd"]
@@ -140,42 +190,79 @@ def _shell(found: _Found, command: str) -> None:
         elif op in (">", ">>", "<", "<<", "<<<"):
             before = op
         else:
-            _simple(found, words, piped)
-            if words and op not in ("\n", ";"):
-                found.add(f"operator:{op}")
+            idle = op in APART and not piped and _is_idle(words)
+            if not idle:
+                _simple(found, words, piped)
+                if words and op not in ("\n", ";"):
+                    found.add(f"operator:{op}")
             words, before, piped = [], "", op == "|"
     _simple(found, words, piped)
 
 
 def _simple(found: _Found, words: list[str], piped: bool) -> None:
     """One program with its flags and arguments."""
-    program = ""
-    for word in words:
+    program, verbs, leads = "", "", False
+    for word in _said(words):
         for inner in INSIDE.findall(word):
             found.dangers.add("substitution")
             _shell(found, inner[0] or inner[1])
-        bare = _bare(word)
+        bare, led, leads = _bare(word), leads, False
         if not program:
-            program = found.program = _program(found, bare, piped)
+            program = verbs = found.program = _program(found, bare, piped)
         elif bare in RUNS_NEXT:
             program, piped = "", False
         elif bare == "--":
             continue
         elif bare.startswith("-") and len(bare) > 1 and not NUMBER.match(bare):
             _flag(found, program, bare)
-        elif program in SUBCOMMANDS and f"{program}:" not in found.programs and bare[:1].isalpha() and "." not in bare:
-            found.programs |= {f"{program}:", f"{program} {bare}"}
+            leads = bare in LEADING
+        elif not led and _wants_verb(program, verbs) and bare[:1].isalpha() and "." not in bare:
+            verbs = f"{verbs} {SAME_VERB.get((program, bare), bare)}"
+            found.programs.add(verbs)
         elif program in SHELLS and " " in bare:
             found.add("code")
             _shell(found, bare)
         else:
             found.add(f"word:{_sort(found, bare)}")
-    found.programs.discard(f"{program}:")
+
+
+def _is_idle(words: list[str]) -> bool:
+    """`cd somewhere` or `sleep 2`, with more to come; a folder that is dangerous to be in is not any somewhere."""
+    if len(words) != 2 or words[0] not in IDLE:
+        return False
+    aside = _Found()
+    return _sort(aside, _bare(words[1])) in ("name", "number") and not aside.dangers
+
+
+def _said(words: list[str]) -> list[str]:
+    """The command in the words that are used for it here; what only leads to the program stays before it."""
+    first = next((i for i, word in enumerate(words) if not _leads(_bare(word))), len(words))
+    for size in (3, 2, 1):
+        own = tuple(_bare(word) for word in words[first : first + size])
+        own = (SAME.get(own[0], own[0]), *own[1:]) if own else own
+        if len(own) == size and own in SAID:
+            return [*words[:first], *SAID[own], *words[first + size :]]
+    return words
+
+
+def _leads(word: str) -> bool:
+    """Whether a word stands before the program that a command runs."""
+    return bool(word in KEYWORDS or word in WRAPPERS or ASSIGNMENT.match(word))
+
+
+def _wants_verb(program: str, verbs: str) -> bool:
+    """Whether the next plain word says what is done: `verbs` is the program with those that were read."""
+    depth = verbs.count(" ")
+    grouped = depth == 1 and (program in GROUPED or verbs in GROUPS)
+    return program in SUBCOMMANDS and (depth == 0 or grouped)
 
 
 def _program(found: _Found, word: str, piped: bool) -> str:
     """The program that a word names, or nothing where it only leads to one."""
-    if word in KEYWORDS or ASSIGNMENT.match(word) or word.startswith("-") or NUMBER.match(word):
+    if assigned := ASSIGNMENT.match(word):
+        _sort(found, word[assigned.end() :])  # for its dangers
+        return ""
+    if word in KEYWORDS or word.startswith("-") or NUMBER.match(word):
         return ""
     name = word.rsplit("/", 1)[-1]
     name = SAME.get(name, name)
@@ -208,9 +295,11 @@ def _flag(found: _Found, program: str, flag: str) -> None:
 
 def _sort(found: _Found, word: str) -> str:
     """What sort of thing a word is; dangerous ones are noted as such."""
-    hosts = [match[1]] if (match := URL.match(word)) else ADDRESS.findall(word)
-    found.dangers.update(f"host {host.lower()}" for host in hosts)
-    if hosts:
+    match = URL.match(word)
+    hosts = [match[1]] if match else ADDRESS.findall(word)
+    away = [host.lower() for host in hosts if not LOOPBACK.match(host)]
+    found.dangers.update(f"host {host}" for host in away)
+    if match or away:
         return "url"
     if SECRET.search(word):
         found.dangers.add("secret")
