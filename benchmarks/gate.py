@@ -8,8 +8,9 @@ as `gradproof gate feedback` does it. Measured: seconds until a decider that was
 and ten mechanical paraphrases (other names, another order of flags, other quotes and spaces) the new way, and how many
 of 1,000 other decisions changed. The store is copied first, and the copy thrown away.
 
-`--written` takes calls and paraphrases that a person wrote instead, one set a line: `gate_paraphrases.jsonl`, whatever
-the gate says of them beforehand (`already` counts those that it decides so without the correction).
+`--written` takes calls and paraphrases that a person wrote instead, one set a line: `gate_paraphrases.jsonl` and
+`gate_paraphrases_2.jsonl`, whatever the gate says of them beforehand (`already` counts those that it decides so without
+the correction).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.decider import Decider
-from gradproof.gate.skeleton import KEYWORDS, SUBCOMMANDS, WRAPPERS
+from gradproof.gate.skeleton import ASSIGNMENT, KEYWORDS, SUBCOMMANDS, WRAPPERS
 from gradproof.gate.store import Store
 
 OTHERS = 1000
@@ -74,7 +75,8 @@ def _runs(words: list[str]) -> bool:
     """Whether the last of these is the shell's own word or a program: behind an operator, or what runs another."""
     *before, own = words
     last = next((word for word in reversed(before) if not word.startswith("-")), "|")
-    return own in KEYWORDS or last in {*OPERATORS, *WRAPPERS, *KEYWORDS} or last[-1] == ";" or before[-1] == "-exec"
+    leads = last in {*OPERATORS, *WRAPPERS, *KEYWORDS} or last[-1] == ";" or ASSIGNMENT.match(last) is not None
+    return own in KEYWORDS or leads or before[-1] == "-exec"
 
 
 def correct(decider: Decider, folder: Path, meant: list[Call], kind: str, others: list[Call]) -> dict[str, Any]:
@@ -113,11 +115,14 @@ def shown(call: Call) -> str:
 
 
 def found_mistakes(decider: Decider, calls: list[Call], most: int) -> Iterator[tuple[str, list[Call]]]:
-    """Calls of one line that the gate blocks, then some that it allows, each with mechanical paraphrases."""
+    """Calls of one line that the model blocks, then some that it allows, each with mechanical paraphrases; what a rule
+    decides, no correction changes."""
     for kind in ("false_block", "false_allow"):
         wrong = "block" if kind == "false_block" else "allow"
         short = (call for call in calls if len(call.arguments["command"].splitlines()) == 1)
-        chosen = list(islice((call for call in short if decider.peek(call).decision == wrong), most))
+        judged = ((call, decider.peek(call)) for call in short)
+        mistaken = (call for call, said in judged if said.decision == wrong and not said.reason.startswith("rule"))
+        chosen = list(islice(mistaken, most))
         for seed, call in enumerate(chosen):
             said = paraphrases(call.arguments["command"], random.Random(seed))
             yield kind, [call, *(Call("Bash", {"command": each}) for each in said)]
