@@ -247,6 +247,7 @@ def _strange(generator: torch.Generator) -> Example:
     config = _small()
     x_BX = _draw(dict(B=5, S=4, G=9), generator, dict(config=config))["x"]
     x_BX[1, :4], x_BX[2, 4:], x_BX[3] = PADDING, PADDING, PADDING
+    x_BX[4, :4] = torch.tensor([1, 2, PADDING, PADDING])
     scale_N = 1 + 4 * torch.rand(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
     known = (torch.rand(NUMBERS, generator=generator) < 0.5).to(torch.uint8)
     w_N = torch.randn(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
@@ -256,7 +257,7 @@ def _strange(generator: torch.Generator) -> Example:
 
 CONTRACT = Contract(
     shapes="x[B,X] -> logits[B,O] aux[]",
-    sizes=dict(B=(1, 3), S=(1, 5), G=(1, 8)),
+    sizes=dict(B=(1, 3, 4), S=(1, 4, 5), G=(1, 3, 8)),
     grads=(),
     draw=_draw,
     options=(
