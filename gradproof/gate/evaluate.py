@@ -1,7 +1,8 @@
 """`gradproof gate evaluate`: how good the gate is on labelled calls that it has not seen.
 
 Each fold is scored by a gate that was fitted to the others; validation, early stopping and calibration use rows of the
-other folds alone. Beside it, on the same folds, stands a logistic regression on character n-grams.
+other folds alone. Of the made-up calls that every gate learns from, those that resemble a call to block of the data are
+left out. Beside it, on the same folds, stands a logistic regression on character n-grams.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gradproof.gate.calls import Call
 from gradproof.gate.fit import Recipe, fit, logits
 from gradproof.gate.network import GateConfig
 from gradproof.gate.roc import Scored
+from gradproof.gate.starter import harmful
 
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
@@ -82,13 +84,14 @@ def by_folds(
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
     data.require_both()
     started, ours, theirs, rows = time.perf_counter(), [], [], []
+    harm = folds.unlike(harmful(), data.of(np.flatnonzero(data.block_R)).text)
     by_row: tuple[str, ...] = ()
     for each in range(seed, seed + seeds):
         made = folds.make(data.values(), data.block_R, data.group, count, each, data.source)
         by_row = made.by_row
         for fold in range(count):
             test, rest = np.flatnonzero(made.fold_R == fold), np.flatnonzero(made.fold_R != fold)
-            ours.append(Scored(score(data, rest, test, each, config, recipe, watch), data.block_R[test]))
+            ours.append(Scored(score(data, rest, test, each, config, recipe, harm, watch), data.block_R[test]))
             rows.append(test)
             if baseline:
                 theirs.append(Scored(char_ngrams(data, rest, test), data.block_R[test]))
@@ -101,6 +104,7 @@ def by_folds(
         "blocks": int(data.block_R.sum()),
         "folds": count,
         "seeds": seeds,
+        "made_up": len(harm),
         "split_by_row": list(by_row),
         "split": _told(by_row, data.source, count),
         "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
@@ -119,11 +123,12 @@ def score(
     seed: int,
     config: GateConfig | None,
     recipe: Recipe | None,
+    harm: Sequence[str],
     watch: Watch = lambda done, total: None,
 ) -> np.ndarray:
-    """1 − P(allow) of the test rows, by a gate fitted to the rest."""
+    """1 − P(allow) of the test rows, by a gate fitted to the rest and to made-up calls to block."""
     learned = data.of(rest)
-    model = fit(learned.text, ~learned.block_R, seed=seed, config=config, recipe=recipe, watch=watch).model
+    model = fit(learned.text, ~learned.block_R, seed=seed, config=config, recipe=recipe, harm=harm, watch=watch).model
     z_R = logits(model, [model.encode(data.text[i]) for i in test])
     return -(model.calibration.slope * z_R + model.calibration.offset)
 

@@ -2,13 +2,15 @@
 
 A seventh of the calls, near-duplicates together, is kept for validation. The encoder learns from batches in which a
 quarter of the calls is to be blocked, however rare those are; the weights are averaged over the second half of its
-steps, and what scored best on the validation calls stays. The n-grams' weights are the solution of
+steps, and what scored best on the validation calls stays. The n-grams' weights are w = u + r·h, each the solution of
 
     min_w  Σ_r c_r·(softplus(z_r) − y_r·z_r) + ‖w‖²/(2·STRENGTH),   z_r = Σ_g a_rg·w[gram_rg] + b,
 
-c_r giving both classes the same weight in all. Each of the two learns alone, since on few calls the quicker one would
-leave nothing for the other to learn; then their logits are added, in shares that the validation calls decide. Last, the
-n-grams are solved for again with the validation calls among the others.
+c_r giving both classes the same weight in all: u of the calls themselves, h of those to allow against calls to block
+that were made up (`starter.harmful`), since those that somebody blocked are few and never of every kind. Each part
+learns alone, since on few calls the quicker one would leave nothing for the others to learn; then their logits are
+added: the made-up calls have a fixed share, the encoder one that the validation calls decide. Last, the n-grams are
+solved for again with the validation calls among the others.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from gradproof.gate.network import KNOWN, SCALE, WEIGHT, Calibration, GateConfig
 from gradproof.gate.ngrams import NUMBERS
 from gradproof.gate.policy import calibrate
 from gradproof.gate.roc import auc
+from gradproof.gate.starter import harmful
 from gradproof.ops import bce, hashed_ngrams
 from gradproof.ops.embedding import PADDING
 from gradproof.streams import philox
@@ -38,6 +41,7 @@ STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
 SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
+MADE_UP = 0.25  # of the n-grams' spread is that of made-up calls: a fixed part, for few held calls tell it badly
 CLEARLY = 0.001  # of AUC
 LEAST = 2  # calls that an n-gram occurs in, to be known
 
@@ -69,9 +73,11 @@ def fit(
     seed: int = 0,
     config: GateConfig | None = None,
     recipe: Recipe | None = None,
+    harm: Sequence[str] | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fitted:
-    """A gate from texts, as `calls.text` writes them, of both classes."""
+    """A gate from texts, as `calls.text` writes them, of both classes. `harm` is made-up texts to block: the project's
+    own unless given; none where it is empty."""
     allow_R = np.asarray(allow, dtype=bool)
     if min(allow_R.sum(), (~allow_R).sum()) < 2 * VALIDATION:
         raise ValueError(
@@ -83,12 +89,22 @@ def fit(
     held_R = folds.deal(folds.near_duplicates(texts), allow_R, VALIDATION, seed) == 0
     learned, held = np.flatnonzero(~held_R), np.flatnonzero(held_R)
     train_encoder(model, rows, allow_R, learned, held, recipe, seed, watch)
-    held_rows = [rows[i] for i in held]
-    encoded_V = logits(model, held_rows)
-    blend(model, encoded_V, logits_of_ngrams(model, rows, allow_R, learned, held), allow_R[held])
-    z_V = logits(model, held_rows)
+    encoded_V = logits(model, [rows[i] for i in held])
+    vocabulary = model.network.config.vocabulary
+    grams = [_grams(row, vocabulary) for row in rows]
+    made_up = [_grams(model.encode(text), vocabulary) for text in (harmful() if harm is None else harm)]
+    two = solve_both(model.network, grams, allow_R, learned, made_up)
+    own_V, harm_V = (logits_of_ngrams(model.network, [grams[i] for i in held], w_N) for w_N in two)
+    of_harm = part(own_V, harm_V, MADE_UP)
+    linear_V = own_V + of_harm * harm_V
+    of_encoder = best_part(linear_V, encoded_V, allow_R[held], SHARES)
+    z_V = linear_V + of_encoder * encoded_V
     model.calibration = Calibration(*calibrate(z_V, allow_R[held]))
-    solve_ngrams(model, rows, allow_R, np.arange(len(rows)))  # what was held back is too rare to leave unlearned
+    # What was held back is too rare to leave unlearned.
+    own_N, harm_N = solve_both(model.network, grams, allow_R, np.arange(len(rows)), made_up)
+    model.network.params[WEIGHT].copy_(own_N + of_harm * harm_N)
+    for name in ("output.weight", "output.bias"):
+        model.network.params[name].mul_(of_encoder)
     return Fitted(model, z_V, allow_R[held])
 
 
@@ -157,15 +173,30 @@ def _endless(from_R: np.ndarray, many: int, generator: np.random.Generator) -> I
         waiting = waiting[many:]
 
 
-def solve_ngrams(model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.ndarray, learned: np.ndarray) -> float:
-    """Sets which n-grams are known, how much each counts, and its weight. Returns b, which is left out of the network:
-    the calibration has an offset of its own."""
-    network = model.network
-    grams = {i: _grams(rows[i], network.config.vocabulary) for i in learned.tolist()}
-    know_ngrams(network, grams.values())
-    parts = [_part(network, grams, chosen, allow_R) for chosen in alike(grams, ROWS)]
-    allowed = float(allow_R[learned].sum())
-    weights = (len(learned) / (2 * (len(learned) - allowed)), len(learned) / (2 * allowed))  # of block, of allow
+def solve_both(
+    network: GateNetwork,
+    grams: Sequence[list[int]],
+    allow_R: np.ndarray,
+    learned: np.ndarray,
+    made_up: Sequence[list[int]],
+) -> tuple[Tensor, Tensor]:
+    """u_N of the learned calls; h_N of those to allow among them, against the made-up ones."""
+    rows = [grams[i] for i in learned]
+    know_ngrams(network, rows)
+    own_N, _ = solve_ngrams(network, rows, allow_R[learned])
+    if not made_up:
+        return own_N, torch.zeros_like(own_N)
+    allowed = [grams[i] for i in learned[allow_R[learned]]]
+    harm_N, _ = solve_ngrams(network, [*allowed, *made_up], np.arange(len(allowed) + len(made_up)) < len(allowed))
+    return own_N, harm_N
+
+
+def solve_ngrams(network: GateNetwork, grams: Sequence[list[int]], allow_R: np.ndarray) -> tuple[Tensor, float]:
+    """w_N and b of the calls with these n-grams, as the network knows them. b is not used: the calibration has an
+    offset of its own."""
+    parts = [(gram_BG, torch.from_numpy(allow_R[chosen]).float()) for gram_BG, chosen in parts_of(network, grams, ROWS)]
+    R, allowed = len(grams), float(allow_R.sum())
+    weights = (R / (2 * (R - allowed)), R / (2 * allowed))  # of block, of allow
     solved = torch.zeros(len(network.params[WEIGHT]) + 1)  # w_N and b
 
     def objective() -> Tensor:
@@ -184,16 +215,14 @@ def solve_ngrams(model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.nd
 
     optimizer = torch.optim.LBFGS([solved], max_iter=PASSES, history_size=12, line_search_fn="strong_wolfe")
     optimizer.step(objective)  # pyright: ignore[reportArgumentType]
-    network.params[WEIGHT].copy_(solved[:-1])
-    return float(solved[-1])
+    return solved[:-1].clone(), float(solved[-1])
 
 
-def _part(
-    network: GateNetwork, grams: Mapping[int, list[int]], chosen: Sequence[int], allow_R: np.ndarray
-) -> tuple[Tensor, Tensor]:
-    """gram_BG and label_B of some rows."""
-    x_BX = stacked([[PADDING, *grams[i]] for i in chosen], network.config.vocabulary)
-    return network.split(x_BX)[1], torch.from_numpy(allow_R[list(chosen)]).float()
+def parts_of(network: GateNetwork, grams: Sequence[list[int]], many: int) -> Iterator[tuple[Tensor, list[int]]]:
+    """gram_BG of so many calls at a time, and which they are."""
+    for chosen in alike(dict(enumerate(grams)), many):
+        x_BX = stacked([[PADDING, *grams[i]] for i in chosen], network.config.vocabulary)
+        yield network.split(x_BX)[1], chosen
 
 
 def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
@@ -207,27 +236,29 @@ def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
     network.buffers[SCALE][:buckets] = torch.log((1 + len(rows)) / (1 + count_N.clamp(max=len(rows)))) + 1
 
 
-def logits_of_ngrams(
-    model: GateModel, rows: Sequence[Sequence[int]], allow_R: np.ndarray, learned: np.ndarray, held: np.ndarray
-) -> np.ndarray:
-    """z_V of the held calls by the n-grams of the learned ones alone; the encoder's part cancels."""
-    before_V = logits(model, [rows[i] for i in held])
-    solve_ngrams(model, rows, allow_R, learned)
-    return logits(model, [rows[i] for i in held]) - before_V
+def logits_of_ngrams(network: GateNetwork, grams: Sequence[list[int]], w_N: Tensor) -> np.ndarray:
+    """What these weights add to z of each call."""
+    z_R = np.zeros(len(grams))
+    for gram_BG, chosen in parts_of(network, grams, ROWS):
+        z_R[chosen] = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], w_N)[0].double().numpy()
+    return z_R
 
 
-def blend(model: GateModel, encoded_V: np.ndarray, linear_V: np.ndarray, allow_V: np.ndarray) -> None:
-    """z = n-grams' + r·encoder's logit: of the shares of the spread that the encoder may have, the one that ranks the
-    held calls best, the smaller where two do about as well."""
-    ratio = max(float(linear_V.std()), 1e-6) / max(float(encoded_V.std()), 1e-6)
+def part(first_V: np.ndarray, second_V: np.ndarray, share: float) -> float:
+    """r such that r·second has this share of the spread of the two."""
+    return max(float(first_V.std()), 1e-6) / max(float(second_V.std()), 1e-6) * share / (1 - share)
+
+
+def best_part(first_V: np.ndarray, second_V: np.ndarray, allow_V: np.ndarray, shares: Sequence[float]) -> float:
+    """r of first + r·second: of these shares the one that ranks the held calls best; the earlier where two do about as
+    well."""
     best, chosen = -1.0, 0.0
-    for share in SHARES:
-        r = ratio * share / (1 - share)
-        found = auc(-(linear_V + r * encoded_V), ~allow_V)
+    for share in shares:
+        r = part(first_V, second_V, share)
+        found = auc(-(first_V + r * second_V), ~allow_V)
         if found is not None and found > best + CLEARLY:
             best, chosen = found, r
-    model.network.params["output.weight"].mul_(chosen)
-    model.network.params["output.bias"].mul_(chosen)
+    return chosen
 
 
 def logits(model: GateModel, rows: Sequence[Sequence[int]], batch: int = 64) -> np.ndarray:

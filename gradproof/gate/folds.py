@@ -16,6 +16,7 @@ from gradproof.streams import philox
 
 SHINGLE = 5  # characters
 ALIKE = 0.8  # Jaccard similarity of the shingles, from which two texts are near-duplicates
+RESEMBLING = 0.5  # the same, from which a made-up text is too like a given one
 BANDS, BAND = 24, 4  # of a MinHash signature: similarity 0.8 is missed once in 300,000 pairs
 _NUMBER, _SPACE = re.compile(r"\d+"), re.compile(r"\s+")
 
@@ -50,6 +51,16 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
                 parent[_root(parent, u)] = _root(parent, other)
     root_U = np.array([_root(parent, u) for u in range(len(shingles))], dtype=np.int64)
     return np.unique(root_U[unique_R], return_inverse=True)[1]
+
+
+def unlike(made: Sequence[str], texts: Sequence[str]) -> list[str]:
+    """What was made up, less whatever half resembles one of the texts: much further apart than near-duplicates."""
+    taken = [_shingles(normalised(text)) for text in dict.fromkeys(texts)]
+    return [each for each in made if not _resembles(_shingles(normalised(each)), taken)]
+
+
+def _resembles(own: frozenset[str], taken: Sequence[frozenset[str]]) -> bool:
+    return any(len(own & other) >= RESEMBLING * len(own | other) for other in taken)
 
 
 def make(

@@ -45,7 +45,7 @@ class GateConfig(TransformerConfig):
     feedforward: int = 384
     context: int = 256
     mode: Mode = "classify"
-    buckets: int = 2**16
+    buckets: int = 2**18
 
     def __post_init__(self):
         super().__post_init__()

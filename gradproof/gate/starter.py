@@ -1,41 +1,118 @@
-"""Labelled calls made up from patterns: what a gate starts from where there are no calls of one's own.
+"""Labelled calls made up from patterns: what a gate starts from where there are no calls of one's own, and what it
+knows of harm beside them.
 
-Everyday work of a developer is `allow`; `block` is what destroys, steals, or opens a door. A model of them has an idea
-of the matter, not more: the gate starts cold, and asks.
+Everyday work of a developer is `allow`; `block` is what destroys, steals, opens a door, or looks for one. A model of
+them has an idea of the matter, not more: the gate starts cold, and asks.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
+from gradproof.gate import calls
 from gradproof.gate.calls import Call
-from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS
+from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS, listed
 from gradproof.streams import philox
 
-PATTERNS = Path(__file__).with_name("starter.txt")  # label, tab, command with fields
-SYSTEM = ("etc", "usr", "var", "home", "boot", "lib", "root", "opt")
-FIELD = re.compile(r"\{([dfwnehs])\}")
+PATTERNS = Path(__file__).with_name("starter.txt")  # label, tab, command with ⟨one¦or the other⟩ and fields
+CHOICE, FIELD = re.compile(r"⟨([^⟨⟩]*)⟩"), re.compile(r"\{([a-z])\}")
+SYSTEM = listed("etc usr var home boot lib root opt")
+SHELLS = listed("/bin/sh /bin/bash sh bash /bin/sh /bin/bash /bin/dash zsh /usr/bin/bash")
+NETCATS = listed("nc ncat netcat nc /bin/nc nc.traditional")
+PYTHONS = listed("python python3 python2 python python2.7 /usr/bin/python3")
+STRANGERS = listed("attacker evil c2 listener $RHOST $IP $HOST")
+PORTS = listed("4444 1337 9001 443 8080 53 $PORT")
+TREASURES = listed("/etc/passwd /etc/shadow ~/.ssh/id_rsa ~/.aws/credentials /etc/hosts /root ~/.ssh $HOME /var/www")
+HIDEOUTS = listed("/tmp/ /tmp/. /var/tmp/ /dev/shm/ /tmp/ ./")
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+BASE64 = LETTERS.upper() + LETTERS + "0123456789+/"
+ONCE = "iptvx"  # fields that mean the same wherever they stand in one command
+HARMFUL = 2000  # calls that tell a gate what harm is
 
 
 def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
     """(call, whether to allow it), as many of each."""
-    draws = np.random.Generator(philox("starter", seed))
-    lines = [line.split("\t") for line in PATTERNS.read_text(encoding="utf-8").splitlines()]
-    patterns = [[pattern for label, pattern in lines if label == kind] for kind in ("block", "allow")]
-
-    def fill(field: re.Match[str]) -> str:
-        word = WORDS[draws.integers(len(WORDS))]
-        ending, host = ENDINGS[draws.integers(len(ENDINGS))], HOSTS[draws.integers(len(HOSTS))]
-        folder = ("src", "./" + word, f"{word}/{word}", "tests", ".")[draws.integers(5)]
-        system = SYSTEM[draws.integers(len(SYSTEM))]
-        number = str(draws.integers(1, 9999))
-        return dict(d=folder, f=word + ending, w=word, n=number, e=ending, h=host, s=system)[field[1]]
-
+    fill = Fill(seed)
     for i in range(rows):
         allow = i % 2 == 1
-        pattern = patterns[allow][draws.integers(len(patterns[allow]))]
-        yield Call("Bash", {"command": FIELD.sub(fill, pattern)}), allow
+        yield Call("Bash", {"command": fill(fill.one(patterns()[allow]))}), allow
+
+
+@cache
+def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
+    """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`."""
+    fill = Fill(seed)
+    made = (fill(fill.one(patterns()[False])) for _ in range(rows))
+    return tuple(dict.fromkeys(calls.text(Call("Bash", {"command": command})) for command in made))
+
+
+@cache
+def patterns() -> tuple[list[str], list[str]]:
+    """Those of calls to block, and of calls to allow."""
+    lines = [line.split("\t", 1) for line in PATTERNS.read_text(encoding="utf-8").splitlines()]
+    block, allow = ([pattern for label, pattern in lines if label == kind] for kind in ("block", "allow"))
+    return block, allow
+
+
+class Fill:
+    """`Fill(seed)(pattern)`: a command, its choices made and its fields filled."""
+
+    def __init__(self, seed: int):
+        self._draws = np.random.Generator(philox("starter", seed))
+        self._same: dict[str, str] = {}
+
+    def __call__(self, pattern: str) -> str:
+        self._same = {}
+        while CHOICE.search(pattern):  # the innermost first
+            pattern = CHOICE.sub(lambda choice: self.one(choice[1].split("¦")), pattern)
+        return FIELD.sub(self._field, pattern)
+
+    def one(self, of: Sequence[str]) -> str:
+        return of[int(self._draws.integers(len(of)))]
+
+    def _field(self, field: re.Match[str]) -> str:
+        name = field[1]
+        if name not in ONCE:
+            return self._fresh(name) or field[0]
+        return self._same.setdefault(name, self._fresh(name))
+
+    def _fresh(self, name: str) -> str:
+        """A value of a field; nothing where there is no such field."""
+        word, ending, number = self.one(WORDS), self.one(ENDINGS), int(self._draws.integers(1, 10_000))
+        folders = ("src", f"./{word}", f"{word}/{word}", "tests", ".", f"/home/{word}", f"~/{word}", f"/var/{word}")
+        made = dict(
+            b=self._base64(),
+            c=self.one(NETCATS),
+            d=self.one(folders),
+            e=ending,
+            f=word + ending,
+            h=self.one(HOSTS),
+            i=self._stranger(),
+            n=str(number)[: self._draws.integers(1, 5)],
+            p=self.one((str(1024 + number), *PORTS)),
+            s=self.one(SYSTEM),
+            t=self.one(HIDEOUTS) + self.one((word, self.one(LETTERS))),
+            u=f"{self.one(('http', 'https'))}://{self._stranger()}{self.one(('', f':{number}'))}/{word}",
+            v=self.one(LETTERS),
+            w=word,
+            x=self.one(SHELLS),
+            y=self.one(PYTHONS),
+            z=self.one((*TREASURES, word + ending)),
+        )
+        return made.get(name, "")
+
+    def _stranger(self) -> str:
+        """A host of somebody else."""
+        if self._draws.random() < 0.3:
+            return self.one((*HOSTS, *STRANGERS))
+        a, b, c, d = self._draws.integers(1, 255, 4)
+        return self.one((f"10.{b}.{c}.{d}", f"192.168.{c}.{d}", f"{a}.{b}.{c}.{d}"))
+
+    def _base64(self) -> str:
+        many = int(self._draws.integers(16, 60))
+        return "".join(BASE64[i] for i in self._draws.integers(0, len(BASE64), many)) + self.one(("", "=", "=="))

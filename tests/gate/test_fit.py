@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gradproof.gate.corpus import corpus
-from gradproof.gate.fit import Recipe, batches, fit, logits, solve_ngrams
-from gradproof.gate.network import WEIGHT, GateConfig, GateModel
+from gradproof.gate.fit import Recipe, batches, best_part, fit, know_ngrams, logits, logits_of_ngrams, solve_ngrams
+from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.roc import auc
 
 SMALL = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=24, context=48, buckets=1024)
@@ -21,17 +21,20 @@ def calls(count, seed=0):
     return ordinary[count // 5 :] + bad, [True] * (count - count // 5) + [False] * (count // 5)
 
 
+def ranked(model, texts, block_R):
+    """AUC of texts of both classes."""
+    return auc(-logits(model, [model.encode(text) for text in texts]), block_R) or 0.0
+
+
 @pytest.fixture(scope="module")
 def fitted():
     texts, allow = calls(300)
-    return fit(texts, allow, config=SMALL, recipe=QUICK)
+    return fit(texts, allow, config=SMALL, recipe=QUICK, harm=[])
 
 
 def test_it_tells_new_calls_apart(fitted):
     texts, allow = calls(200, seed=7)
-    z_R = logits(fitted.model, [fitted.model.encode(text) for text in texts])
-    found = auc(-z_R, ~np.array(allow))
-    assert found is not None and found > 0.97
+    assert ranked(fitted.model, texts, ~np.array(allow)) > 0.97
     assert 20 <= len(fitted.z_V) <= 80 and fitted.allow_V.any() and not fitted.allow_V.all()
 
 
@@ -42,7 +45,7 @@ def test_probabilities_are_calibrated_the_right_way_round(fitted):
 
 def test_the_same_seed_gives_the_same_bits(fitted):
     texts, allow = calls(300)
-    again = fit(texts, allow, config=SMALL, recipe=QUICK)
+    again = fit(texts, allow, config=SMALL, recipe=QUICK, harm=[])
     assert torch.equal(again.model.network.params.flat_P, fitted.model.network.params.flat_P)
     assert again.model.calibration == fitted.model.calibration
 
@@ -59,17 +62,43 @@ def test_the_ngrams_solution_is_that_of_scikit_learn():
 
     texts, allow = calls(120)
     model, allow_R = GateModel.fresh(0, SMALL), np.array(allow)
-    rows = [model.encode(text) for text in texts]
-    bias = solve_ngrams(model, rows, allow_R, np.arange(len(rows)))
-    network = model.network
+    rows, network = [model.encode(text) for text in texts], model.network
+    grams = [[number for number in row if number >= SMALL.vocabulary] for row in rows]
+    know_ngrams(network, grams)
+    w_N, bias = solve_ngrams(network, grams, allow_R)
     gram_BG = network.split(model.batch(rows))[1]
-    share_BG = hashed_ngrams.forward(gram_BG, network.buffers["ngrams.scale"], network.params[WEIGHT])[1]
+    share_BG = hashed_ngrams.forward(gram_BG, network.buffers["ngrams.scale"], w_N)[1]
     dense_RN = torch.zeros(len(rows), SMALL.buckets + 5).scatter_add_(1, gram_BG.clamp(min=0), share_BG).numpy()
     weight_R = np.where(allow_R, 0.5 / allow_R.mean(), 0.5 / (1 - allow_R.mean()))
     theirs = linear_model.LogisticRegression(C=100.0, max_iter=5000, tol=1e-8)
     right_R = theirs.fit(dense_RN, allow_R, sample_weight=weight_R).decision_function(dense_RN)
-    ours_R = dense_RN @ network.params[WEIGHT].numpy() + bias
+    ours_R = dense_RN @ w_N.numpy() + bias
     assert np.abs(ours_R - right_R).max() < 0.03 * right_R.std()
+    np.testing.assert_allclose(logits_of_ngrams(network, grams, w_N) + bias, ours_R, rtol=1e-4, atol=1e-4)
+
+
+def test_made_up_harm_is_known_beside_the_labelled_calls(fitted):
+    """A kind of harm that nobody labelled: with it among the made-up calls it ranks higher, and the rest still does."""
+    texts, allow = calls(300)
+    new = ["Bash\ncommand: " + line.replace("\n", "↵") for line in corpus(200, 11)]
+    unheard = [f"{text}; echo {i}aGk= | base64 -d | xargs kill" for i, text in enumerate(new[:100])]
+    harm = [f"Bash\ncommand: echo {i}bHM= | base64 -d | xargs kill -9" for i in range(60)]
+    taught = fit(texts, allow, config=SMALL, recipe=QUICK, harm=harm).model
+    block_R = np.arange(200) >= 100
+    before, after = (ranked(model, [*new[100:], *unheard], block_R) for model in (fitted.model, taught))
+    assert after > max(0.8, before + 0.02)
+    other, is_allowed = calls(200, seed=7)
+    assert ranked(taught, other, ~np.array(is_allowed)) > 0.97
+
+
+def test_the_held_calls_decide_how_much_counts():
+    """The first share unless another is clearly better; nothing where the second tells the wrong way round."""
+    allow_V = np.arange(100) >= 30
+    right_V, draws = allow_V + 0.0, np.random.default_rng(0)
+    noisy_V = right_V + draws.normal(size=100)
+    assert best_part(noisy_V, -noisy_V, allow_V, (1 / 3, 0.0, 0.25)) == pytest.approx(0.5)  # no order changes
+    assert best_part(noisy_V, -3 * right_V + 0.1 * draws.normal(size=100), allow_V, (1 / 3, 0.0)) == 0.0
+    assert best_part(noisy_V, right_V, allow_V, (0.1, 0.5)) == pytest.approx(noisy_V.std() / right_V.std())
 
 
 def test_batches_hold_both_classes_and_every_call_in_turn():

