@@ -42,7 +42,7 @@ PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
 SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
 MADE_UP = 0.25  # of the n-grams' spread is that of made-up calls: a fixed part, for few held calls tell it badly
-CLEARLY = 0.001  # of AUC
+CLEARLY = 0.005  # of AUC, where the held calls to block may be a dozen
 LEAST = 2  # calls that an n-gram occurs in, to be known
 
 
