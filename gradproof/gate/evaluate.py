@@ -24,6 +24,7 @@ from gradproof.gate.starter import harmful
 
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
+_PASSES = (("learning", "learning"), ("off", "learning off"))
 Watch = Callable[[int, int], None]
 
 
@@ -238,11 +239,21 @@ def lines(record: dict[str, Any]) -> list[str]:
 
 def _stream_lines(record: dict[str, Any]) -> list[str]:
     found = [f"{record['rows']:,} calls, {record['blocks']:,} to block, after {record['trained_on']:,} to train on"]
-    for name, title in (("learning", "learning"), ("off", "learning off")):
-        each = record[name]
-        found.append(f"{title}: {_figures(each['rest'])} from call {record['rest_begins']} on")
-        said = f"{each['corrections']} corrections, {each['versions']} new versions"
-        found.append(f"  {said}; AUC {_shown(each['old_auc'])} on old calls")
+    for point, at in record["points"].items():
+        rest = record["learning"]["rest"][point]
+        after = f"after {at} positions" if point == "positions" else f"after 100 corrections, {at} positions"
+        said = f"{rest['corrections_before']} corrections; {rest['rows']:,} calls, {rest['blocks']:,} to block"
+        found.append(f"the rest, {after} ({said}):")
+        found += [f"  {name + ':':14}{_figures(record[key]['rest'][point])}" for key, name in _PASSES]
+    if "corrections" not in record["points"]:
+        found.append("fewer than 100 corrections: no rest after those")
+    lost = record["old_auc_lost"]
+    found.append(
+        f"AUC on {record['old_rows']:,} old held-out calls: {_shown(record['off']['old_auc'])} before,"
+        f" {_shown(record['learning']['old_auc'])} after" + ("" if lost is None else f"; lost {lost:+.4f}")
+    )
+    one = record["learning"]
+    found.append(f"{one['corrections']} corrections, {one['rounds']} rounds, {one['versions']} new versions")
     return [*found, f"{record['seconds']:.0f} s"]
 
 

@@ -26,7 +26,7 @@ from gradproof.gate.tokenizer import MISSING
 SCHEMA = 1
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
-MOST_EXAMPLES = {"replay": 2000, "held": 1000}  # of each class
+MOST_EXAMPLES = {"replay": 5000, "held": 1000}  # of each class
 HELD_SHARE = 4  # one in so many overrides is held back
 COMMITS = 1.0  # seconds that a decision just answered may take until it can be remarked
 EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned")
@@ -187,6 +187,16 @@ class Journal:
                 if len(found) == most:
                     break
         return found
+
+    def said(self, after: bytes = b"") -> list[Example]:
+        """What people said since a key, learned or not, oldest first."""
+        found: list[Example] = []
+        with self.env.begin() as txn:
+            for key, value in self._backwards(txn, "signals", None):
+                if bytes(key) <= after:
+                    break
+                found.append(_example(bytes(key), json.loads(value)))
+        return [each for each in found[::-1] if each.signal.kind not in ECHO]
 
     def learned(self, examples: Sequence[Example]) -> None:
         """These need not be kept for learning any more; one in four overrides is held back, the others replayed."""

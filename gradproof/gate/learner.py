@@ -1,70 +1,97 @@
 """The learner: trains a copy of the serving model on new signals, and lets it serve only if it is no worse.
 
-A round takes the signals that wait, mixes them half and half with replay, takes a few consolidated steps, solves for
-the n-grams' weights near the serving ones, calibrates and chooses thresholds anew on the held-back calls. The
-candidate serves if, against the serving version,
+A round takes the signals that wait and solves for the n-grams' weights: a second or two, so that one signal is enough.
+Once DEEP signals have come since the encoder last learned, it learns first: a few consolidated steps on batches of
+which half are these signals, half replay. Then the candidate is calibrated and its thresholds are chosen anew on the
+held-back calls. It serves if, against the serving version,
 
-    its balanced error on the held-back calls is no higher than chance explains,
+    its balanced error on the held-back calls, a question being half an error, is no higher than chance explains,
+    and above the best version's ever by at most a hundredth, or two standard errors where these calls are few,
+    its AUC there is at most 0.003 below the best version's ever,
     it is wrong on no more of the pinned mistakes,
-    and, once the gate has converged, at most 0.1%·n² of known decisions change, n signals being new: one says little of
-    others, many say that something is off.
+    and, once the gate has converged, at most 0.1%·n² of known decisions change, n signals having come since a review
+    window ago: one says little of others, many say that something is off, whether or not they were learned already.
 
-A candidate that fails is taken half of the way, then a quarter; then the serving version stays and the signals wait on.
+A candidate that fails is taken half of the way, then a quarter, then without the encoder's steps; then the serving
+version stays and the signals wait on.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gradproof.gate import fit, proximal, replay
+from gradproof.gate import proximal, replay, roc
 from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidation, decayed, fisher
 from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
-from gradproof.gate.journal import Example, is_held
-from gradproof.gate.network import Calibration, GateModel
-from gradproof.gate.packing import described, pack, unpack, weights_of
+from gradproof.gate.journal import Example, is_held, new_id
+from gradproof.gate.network import WEIGHT, Calibration, GateModel
+from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
+from gradproof.gate.readings import Readings
 from gradproof.gate.signals import MISTAKES
 from gradproof.gate.store import Settings, Store
 from gradproof.streams import philox
 from gradproof.train.adamw import AdamW
 
-BATCH, LEAST_STEPS, MOST_STEPS = 32, 12, 60
+BATCH, LEAST_STEPS, MOST_STEPS = 32, 8, 24
+DEEP = 16  # signals that the encoder waits for
 RATE = 5e-4
 CLIP = 1.0
 CALLS_OF_FISHER = 48
-REPLAYED, MOST_SAID, SAID = 800, 400, 2.0  # calls, signals and their weight when the n-grams are solved for
+MOST_SAID, SAID = 4000, 2.0  # mistakes, and how much a signal counts beside replay when the n-grams are solved for
 PLASTIC = 0.1  # of the consolidation's strength, where the error rate has drifted
-MOST_LOST = 0.01  # of balanced error, against the best version kept
+MOST_LOST = 0.01  # of balanced error, against the best version
+MOST_AUC_LOST = 0.003
+LEAST_RATE = 0.01  # that the standard error of an error rate is computed with
 CHANGES = 0.001  # of known decisions, times the new signals squared
 WAYS = (1.0, 0.5, 0.25)  # of the way from the serving weights to the trained ones
 KNOWN = 500  # recent decisions that a candidate is held against, beside the held-back calls
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
 LOOK = 0.5  # seconds between two looks for signals
+ANCHOR = "ngrams.anchor"  # beside the weights: those that the gate began with
+
+
+class Best(NamedTuple):
+    """What the best version so far had on the held-back calls."""
+
+    error: float = 1.0
+    auc: float = 0.0
+
+    def with_(self, found: Score) -> Best:
+        return Best(min(self.error, found.error), max(self.auc, found.auc))
 
 
 class Score(NamedTuple):
-    """Of a model with its policy: `error` is the mean over the two classes of the share that it leans wrong on;
-    `edges` are the deciles of its probabilities for held-back calls to allow."""
+    """Of a model with its policy: `error` is the mean over the two classes of the share that it decides wrong, `noise`
+    its standard error; `edges` are the deciles of its probabilities for held-back calls to allow."""
 
     error: float
     pinned_wrong: int
     outcomes: tuple[str, ...] = ()
     edges: tuple[float, ...] = ()
     wrong: tuple[float, ...] = ()  # of each held-back call, what it adds to the error
+    auc: float = 1.0
+    noise: float = 0.0
 
-    def no_worse(self, than: Score, changes: float, best: float = 1.0) -> bool:
-        """Not by more than the calls that are judged differently explain by chance (one standard error), nor by a
-        hundredth against the best version: small losses must not add up."""
+    def no_worse(self, than: Score, changes: float, best: Best | None = None) -> bool:
+        """Not by more than the calls that are judged differently explain by chance (one standard error), nor by more
+        than a little against the best version: small losses must not add up."""
+        best = best or Best()
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
         chance = math.sqrt(sum(each**2 for each in differ))
-        if self.error > min(than.error + chance, best + MOST_LOST) + 1e-12 or self.pinned_wrong > than.pinned_wrong:
+        # The best of many is partly luck: what two standard errors of a difference explain is no loss.
+        lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
+        if self.error > min(than.error + chance, best.error + lost) + 1e-12:
+            return False
+        if self.auc < min(than.auc, best.auc - MOST_AUC_LOST) or self.pinned_wrong > than.pinned_wrong:
             return False
         changed = sum(a != b for a, b in zip(self.outcomes, than.outcomes, strict=True))
         return changed <= changes * len(self.outcomes)
@@ -93,14 +120,32 @@ class Known(NamedTuple):
         return [each.text for each in (*self.held, *self.pinned)] + self.recent
 
 
+class Examples(NamedTuple):
+    """What there is to learn from, beside the signals of the round: replay, pinned mistakes, the gate's own echo."""
+
+    kept: list[Example]
+    pinned: list[Example]
+    echo: list[Example]
+
+
+class Candidate(NamedTuple):
+    """`optimizer` is its state as bytes; `encoder_at` the key of the last signal that the encoder could learn."""
+
+    gate: GateModel
+    optimizer: bytes
+    encoder_at: str
+    steps: int = 0
+
+
 class Learner:
-    """`Learner(store).round()`; the same store, signals and seed give the same version."""
+    """`Learner(store).round()`; the same store, signals and seed give the same version, to rounding."""
 
     def __init__(self, store: Store, seed: int = 0):
         torch.set_num_threads(1)
         self.store, self.seed = store, seed
         self.failed: frozenset[bytes] = frozenset()  # the signals of the last candidate that was no good
-        self._scored: tuple[int, dict[str, float]] = (0, {})  # the serving version's logits
+        self._deepest = ""  # the key of the last signal that the encoder learned from, in vain or not
+        self._readings = Readings()
 
     def due(self) -> bool:
         """Whether enough signals wait, or one waits long enough, and they are not just those that failed."""
@@ -117,25 +162,26 @@ class Learner:
         waiting = self.store.journal.pending()
         if not waiting:
             return None
-        serving = load_serving(self.store)
-        known = self._known()
-        before = score(serving.gate, serving.policy, known, self._serving_logits(serving, known))
-        new = [each for each in waiting if each.signal.kind in MISTAKES or not is_held(each.text)]
-        trained, kept, steps = self._train(serving, new)
-        changes = CHANGES * len(waiting) ** 2 if self.store.journal.judged().converged else 1.0
-        best = min([before.error, *(each.record["held_error"] for each in self.store.versions.all())])
-        for way in WAYS:
-            gate = trained.copy()
-            gate.network.params.flat_P.lerp_(serving.gate.network.params.flat_P, 1 - way)
-            z = logits(gate, known.texts())
-            policy = settle(gate, known, z, self.store.settings, serving.policy)
-            after = score(gate, policy, known, z)
-            if after.no_worse(before, changes, best):
-                version = self._promote(serving, gate, policy, after, len(waiting), kept)
-                self._scored = (version, z)
-                self.store.journal.learned(waiting)
-                self.failed = frozenset()
-                return Round(len(waiting), steps, version, way, before, after, time.perf_counter() - started)
+        serving, known = load_serving(self.store), self._known()
+        before = score(serving.gate, serving.policy, known, self._readings.logits(serving.gate, known.texts()))
+        record = self.store.versions.get(serving.number).record
+        best = Best(*record.get("best", ())).with_(before)
+        changes, steps, after = self._changes(waiting), 0, before
+        for candidate in self._candidates(serving, record, waiting):
+            steps = max(steps, candidate.steps)
+            for way in WAYS:
+                gate = candidate.gate.copy()
+                gate.network.params.flat_P.lerp_(serving.gate.network.params.flat_P, 1 - way)
+                z = self._readings.logits(gate, known.texts())
+                policy = settle(gate, known, z, self.store.settings, serving.policy)
+                after = score(gate, policy, known, z)
+                if after.no_worse(before, changes, best):
+                    own = dict(came_from=serving.number, signals=len(waiting), encoder_at=candidate.encoder_at)
+                    made = version_record(gate, policy, after, self.store, **own, best=best.with_(after))
+                    version = self._promote(serving, gate, made, candidate.optimizer)
+                    self.store.journal.learned(waiting)
+                    self.failed = frozenset()
+                    return Round(len(waiting), steps, version, way, before, after, time.perf_counter() - started)
         self.failed = frozenset(each.key for each in waiting)
         return Round(len(waiting), steps, None, 0.0, before, after, time.perf_counter() - started)
 
@@ -144,67 +190,88 @@ class Learner:
         recent = [each["text"] for each in journal.decisions(KNOWN, unremarked=True)]
         return Known(journal.examples("held"), journal.examples("pinned"), list(dict.fromkeys(recent)))
 
-    def _serving_logits(self, serving: Serving, known: Known) -> dict[str, float]:
-        """Those of the round before are still right where the same version serves."""
-        number, z = self._scored
-        z = z if number == serving.number else {}
-        z |= logits(serving.gate, [text for text in known.texts() if text not in z])
-        self._scored = (serving.number, z)
-        return z
+    def _changes(self, waiting: Sequence[Example]) -> float:
+        """The share of known decisions that may change: 0.1%·n², n of a review window; all before the gate decides."""
+        journal = self.store.journal
+        if not journal.judged().converged:
+            return 1.0
+        since = new_id(journal.clock() - 3600 * self.store.settings.review_hours)[:12]
+        keys = {each.key for each in (*waiting, *journal.said(since.encode()))}
+        return CHANGES * len(keys) ** 2
 
-    def _train(self, serving: Serving, new: Sequence[Example]) -> tuple[GateModel, dict[str, torch.Tensor], int]:
-        """A trained copy; the optimizer's state and the Fisher information to go on with; how many steps."""
-        journal, gate = self.store.journal, serving.gate.copy()
-        draws = np.random.Generator(philox(self.seed, "replay", serving.number, len(new)))
-        kept, pinned = journal.examples("replay"), journal.examples("pinned")
+    def _candidates(self, serving: Serving, record: dict[str, Any], waiting: Sequence[Example]) -> Iterator[Candidate]:
+        """With the encoder's steps, where enough signals have come for it; then without."""
+        journal, optimizer = self.store.journal, self.store.versions.optimizer(serving.number)
         own = replay.echo(journal, self.store.settings.review_hours)
+        there = Examples(journal.examples("replay"), journal.examples("pinned"), own)
+        learnable = _learnable(waiting)
+        said = [*there.pinned, *(each for each in learnable if each.signal.kind not in MISTAKES)]
+        at = max(record.get("encoder_at", ""), self._deepest)
+        since = journal.said(at.encode())
+        if len(since) >= DEEP:
+            gate = serving.gate.copy()
+            self._deepest = at = since[-1].key.decode()
+            state, steps = self._train(gate, optimizer, _learnable(since), there, serving.number)
+            self._solve(gate, serving.number, said, there)
+            yield Candidate(gate, state, at, steps)
+        gate = serving.gate.copy()
+        self._solve(gate, serving.number, said, there)
+        yield Candidate(gate, optimizer, at)
+
+    def _train(
+        self, gate: GateModel, state: bytes, new: Sequence[Example], there: Examples, number: int
+    ) -> tuple[bytes, int]:
+        """Trains the encoder; returns the optimizer's state and the Fisher information to go on with, and the steps."""
+        draws = np.random.Generator(philox(self.seed, "replay", number, len(new)))
         step = ConsolidatedStep(gate.network, "bce", AdamW(lr=RATE), clip=CLIP)
-        state = self.store.versions.optimizer(serving.number)
         found = unpack(state) if state else {}
         if found:
             step.optimizer.load_state(found)
-        before = replay.balanced(kept, min(CALLS_OF_FISHER, len(kept)), draws)
-        fisher_P = decayed(found.get("fisher"), fisher(gate.network, [_row(gate, each.text) for each in before]))
-        drifts = errors(journal.errors()).drift
-        strength = STRENGTH * (PLASTIC if drifts else 1.0)
+        before = replay.balanced(there.kept, min(CALLS_OF_FISHER, len(there.kept)), draws)
+        fisher_P = decayed(found.get("fisher"), fisher(gate.network, [self._batch(gate, [each]) for each in before]))
+        strength = STRENGTH * (PLASTIC if errors(self.store.journal.errors()).drift else 1.0)
         step.consolidation = Consolidation(gate.network.params.flat_P, fisher_P, strength)
-        steps = min(MOST_STEPS, LEAST_STEPS + 2 * len(new)) if new else 0
-        encoded: dict[str, list[int]] = {}
+        steps, ngrams_N = min(MOST_STEPS, LEAST_STEPS + len(new)) if new else 0, gate.network.params[WEIGHT].clone()
         for _ in range(steps):
-            batch = replay.compose(new, kept, pinned, own, BATCH, draws)
-            for each in batch:
-                encoded.setdefault(each.text, gate.encode(each.text))
-            x_BX = gate.batch([encoded[each.text] for each in batch])
+            batch = replay.compose(new, there.kept, there.pinned, there.echo, BATCH, draws)
             label_B = torch.tensor([each.signal.label for each in batch])
             weight_B = torch.tensor([each.signal.weight for each in batch])
-            step(x_BX, (label_B, weight_B))
-        if new:
-            self._solve(gate, [*pinned, *(each for each in new if each.signal.kind not in MISTAKES)], kept, draws)
-        return gate, {**step.optimizer.state(), "fisher": fisher_P}, steps
+            step(self._batch(gate, batch), (label_B, weight_B))
+        gate.network.params[WEIGHT].copy_(ngrams_N)  # these are solved for
+        return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
-    def _solve(
-        self, gate: GateModel, said: Sequence[Example], kept: Sequence[Example], draws: np.random.Generator
-    ) -> None:
-        """The n-grams' weights: what people said, and as many calls of each class from before."""
+    def _solve(self, gate: GateModel, number: int, said: Sequence[Example], there: Examples) -> None:
+        """The n-grams' weights, from what people said, replay, and as much of the echo as a quarter of it all."""
         said = said[-MOST_SAID:]
-        before = replay.balanced(kept, min(REPLAYED, 2 * len(kept)), draws)
-        rows = list({each.text: each for each in (*before, *said)}.values())
-        proximal.get_to_know(gate, [each.text for each in said])
-        weights = {each.text: SAID * each.signal.weight for each in said}
-        mass_R = torch.tensor([weights.get(each.text, 1.0) for each in rows])
-        proximal.solve(gate, [each.text for each in rows], torch.tensor([each.target for each in rows]), mass_R)
+        mass = replay.even(there.kept) | {each.text: SAID * each.signal.weight for each in said}
+        echo = replay.quarter(there.echo, mass)
+        mass |= {each.text: each.signal.weight for each in echo}
+        rows = list({each.text: each for each in (*there.kept, *said, *echo)}.values())
+        texts = [each.text for each in rows]
+        proximal.get_to_know(gate.network, self._readings.grams(gate, [each.text for each in said]))
+        proximal.solve(
+            gate.network,
+            self._readings.grams(gate, texts),
+            torch.from_numpy(self._readings.encoded(gate, texts)).float(),
+            torch.tensor([each.target for each in rows]),
+            torch.tensor([mass[text] for text in texts]),
+            self._anchor(number),
+        )
+        self._readings.keep([*texts, *self._known().texts()])
 
-    def _promote(
-        self,
-        serving: Serving,
-        gate: GateModel,
-        policy: Policy,
-        after: Score,
-        signals: int,
-        kept: dict[str, torch.Tensor],
-    ) -> int:
-        record = version_record(gate, policy, after, self.store, came_from=serving.number, signals=signals)
-        return self.store.versions.add(weights_of(gate), record, pack(kept))
+    def _anchor(self, number: int) -> Tensor:
+        """The n-grams' weights that the gate began with."""
+        tensors = unpack(self.store.versions.weights(number))
+        return tensors.get(ANCHOR, tensors[WEIGHT])
+
+    def _batch(self, gate: GateModel, examples: Sequence[Example]) -> Tensor:
+        vocabulary = gate.network.config.vocabulary
+        rows = [self._readings.row(gate, each.text) for each in examples]
+        return gate.batch([[*row.token_S, *(row.gram_G + vocabulary).tolist()] for row in rows])
+
+    def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int:
+        tensors = {**tensors_of(gate), ANCHOR: self._anchor(serving.number)}
+        return self.store.versions.add(pack(tensors), record, optimizer)
 
 
 def follow(learner: Learner, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:
@@ -243,30 +310,45 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     """How a gate does on the known calls."""
     p_T = gate.calibrated(np.array([z[text] for text in known.texts()]))
     held, pinned = len(known.held), len(known.pinned)
-    judged = [*known.held, *known.pinned]
-    wrong_T = np.array(
-        [policy.leans(p) != (each.target > 0.5) for p, each in zip(p_T, judged, strict=False)], dtype=bool
-    )
     allow_T = np.array([each.target > 0.5 for each in known.held], dtype=bool)
-    shares = [float(wrong_T[:held][chosen].mean()) for chosen in (allow_T, ~allow_T) if chosen.any()]
     outcomes = tuple(policy.decide(float(p)) for p in (*p_T[:held], *p_T[held + pinned :]))
-    error = sum(shares) / len(shares) if shares else 0.0
+    wrong_T = np.array([_wrong(outcome, allow) for outcome, allow in zip(outcomes, allow_T, strict=False)])
+    there = [chosen for chosen in (allow_T, ~allow_T) if chosen.any()]
+    shares = [float(wrong_T[chosen].mean()) for chosen in there]
+    error = sum(shares) / max(1, len(shares))
+    rate = max(error, LEAST_RATE)
+    noise = math.sqrt(sum(rate * (1 - rate) / chosen.sum() for chosen in there)) / max(1, len(there))
     share_T = np.where(allow_T, 1 / max(1, allow_T.sum()), 1 / max(1, (~allow_T).sum())) / max(1, len(shares))
-    edges, adds = deciles(p_T[:held][allow_T].tolist()), (wrong_T[:held] * share_T).tolist()
-    return Score(error, int(wrong_T[held:].sum()), outcomes, tuple(edges), tuple(adds))
+    edges, adds = deciles(p_T[:held][allow_T].tolist()), (wrong_T * share_T).tolist()
+    missed = sum(
+        policy.leans(float(p)) != (each.target > 0.5)
+        for p, each in zip(p_T[held : held + pinned], known.pinned, strict=True)
+    )
+    ranked = roc.auc(-np.array([z[each.text] for each in known.held]), ~allow_T)
+    return Score(error, missed, outcomes, tuple(edges), tuple(adds), 1.0 if ranked is None else ranked, noise)
+
+
+def _wrong(outcome: str, allow: bool) -> float:
+    """A question is half an error: it is answered right, but somebody has to."""
+    return 0.5 if outcome == "ask" else float((outcome == "allow") != allow)
 
 
 def version_record(gate: GateModel, policy: Policy, found: Score, store: Store, **more: Any) -> dict[str, Any]:
     """What is kept beside the weights."""
-    scores = {"held_error": found.error, "pinned_wrong": found.pinned_wrong, "edges": found.edges}
+    scores = {
+        "held_error": found.error,
+        "held_auc": found.auc,
+        "pinned_wrong": found.pinned_wrong,
+        "edges": found.edges,
+    }
     return {**described(gate), "policy": list(policy), "time": store.clock(), **scores, **more}
 
 
 def logits(gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
     """z of each text."""
-    distinct = list(dict.fromkeys(texts))
-    return dict(zip(distinct, fit.logits(gate, [gate.encode(text) for text in distinct]).tolist(), strict=True))
+    return Readings().logits(gate, texts)
 
 
-def _row(gate: GateModel, text: str) -> torch.Tensor:
-    return gate.batch([gate.encode(text)])
+def _learnable(signals: Sequence[Example]) -> list[Example]:
+    """All but the overrides that are held back."""
+    return [each for each in signals if each.signal.kind in MISTAKES or not is_held(each.text)]

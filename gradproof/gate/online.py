@@ -1,7 +1,8 @@
 """A whole gate in one process: decide, remark, learn, one after the other, the same every time.
 
-What `gate evaluate --stream` replays a labelled stream through. The store is a real one in a folder that goes away; the
-clock moves by a second for each decision.
+What `gate evaluate --stream` replays a labelled stream through. The store is a real one in a folder that goes away. A
+call comes every quarter of an hour: the learner has long had its round when the next one does, as in use, and the
+review window of a day is 96 calls.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import numpy as np
 from gradproof.gate.calls import Call
 from gradproof.gate.decider import Answer, Decider
 from gradproof.gate.founding import Row, found
-from gradproof.gate.learner import ENOUGH, Learner, Round
+from gradproof.gate.learner import Learner, Round
 from gradproof.gate.network import GateModel
 from gradproof.gate.store import Settings, Store
+
+PACE = 900.0  # seconds between two calls
 
 
 class Online:
@@ -33,7 +36,6 @@ class Online:
 
     def decide(self, call: Call) -> Answer:
         """The answer; its probability is the score. It can be remarked at once."""
-        self._now += 1
         answer = self.decider.decide(call)
         self.decider.flush()
         return answer
@@ -54,10 +56,10 @@ class Online:
         self.store.journal.remark(answer.id, kind)
         return kind
 
-    def learn(self, at_least: int = ENOUGH) -> Round | None:
-        """A round of the learner, where so many signals wait that were not just tried in vain."""
-        new = [each for each in self.store.journal.pending() if each.key not in self.learner.failed]
-        return self.learner.round() if len(new) >= at_least else None
+    def wait(self, learn: bool) -> Round | None:
+        """Until the next call; a round of the learner, where one falls due."""
+        self._now += PACE
+        return self.learner.round() if learn and self.learner.due() else None
 
     def probabilities(self, calls: Sequence[Call]) -> np.ndarray:
         """P(allow) of many calls as the gate would score them now, rules and corrections included; nothing is kept."""

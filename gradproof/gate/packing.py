@@ -30,8 +30,12 @@ def described(gate: GateModel) -> dict[str, Any]:
     return {"config": asdict(gate.network.config), "calibration": asdict(gate.calibration)}
 
 
+def tensors_of(gate: GateModel) -> dict[str, Tensor]:
+    return {**gate.network.params, **gate.network.buffers}
+
+
 def weights_of(gate: GateModel) -> bytes:
-    return pack({**gate.network.params, **gate.network.buffers})
+    return pack(tensors_of(gate))
 
 
 def gate_of(weights: bytes, record: Mapping[str, Any]) -> GateModel:

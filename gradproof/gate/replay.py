@@ -6,7 +6,7 @@ at most a quarter of a batch, and only those older than the review window are of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -45,6 +45,20 @@ def balanced(pool: Sequence[Example], count: int, draws: np.random.Generator) ->
     first = int(draws.integers(len(classes)))  # who gets the odd one
     chosen = [classes[(first + i) % len(classes)] for i in range(count)]
     return [members[int(draws.integers(len(members)))] for members in chosen]
+
+
+def even(kept: Sequence[Example]) -> dict[str, float]:
+    """The mass of each text: its weight, times what lifts the rarer class to the commoner one's total."""
+    total = {allow: sum(each.signal.weight for each in kept if (each.target > 0.5) == allow) for allow in (True, False)}
+    most = max(total.values())
+    return {each.text: each.signal.weight * most / total[each.target > 0.5] for each in kept}
+
+
+def quarter(echo: Sequence[Example], mass: Mapping[str, float]) -> list[Example]:
+    """The newest echoes of texts that have no mass yet, as many as make up at most a quarter of it all."""
+    most = int(sum(mass.values()) / (MOST_ECHO - 1))
+    distinct = {each.text: each for each in echo if each.text not in mass}
+    return list(distinct.values())[-most:] if most else []
 
 
 def echo(journal: Journal, review_hours: float) -> list[Example]:

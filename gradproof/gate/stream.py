@@ -61,6 +61,7 @@ class Replayed(NamedTuple):
     corrected: list[int]
     old_R: np.ndarray
     rounds: int
+    versions: int
 
 
 def by_stream(
@@ -82,7 +83,7 @@ def by_stream(
     for name, learn in (("learning", True), ("off", False)):
         say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
         found[name] = replay(model, parts, feedback or Feedback(), learn, seed, say)
-    rest = chance(found["learning"].corrected)
+    points = chances(found["learning"].corrected, len(parts.stream.text))
     block_R = parts.stream.block_R
     whole = roc.figures([roc.Scored(found["learning"].score_R, block_R)])
     return {
@@ -91,13 +92,17 @@ def by_stream(
         "rows": len(block_R),
         "blocks": int(block_R.sum()),
         "trained_on": len(parts.learned.text),
+        "old_rows": len(parts.old.text),
         "groups": {
             name: {"rows": int(own.sum()), "auc": None, "recall_at_1pct": None}
             for name in dict.fromkeys(parts.stream.source)
             for own in [np.array([each == name for each in parts.stream.source])]
         },
-        "rest_begins": rest,
-        **{name: described(each, parts, rest) for name, each in found.items()},
+        "points": points,
+        "rest_begins": min(points.values()),
+        **{name: described(each, parts, points) for name, each in found.items()},
+        "old_auc_lost": _lost(found, parts),
+        "seed": seed,
         "seconds": time.perf_counter() - started,
     }
 
@@ -140,9 +145,12 @@ def replay(
     """One pass; with `learn` off nothing is remarked."""
     generator = np.random.Generator(philox(seed, "feedback"))
     online = Online(model, _rows(parts.learned), _rows(parts.held), seed=seed)
-    scores, corrected, rounds, waiting = [], [], 0, deque()
+    scores, corrected, rounds, versions, waiting = [], [], 0, 0, deque()
     try:
         for i, (call, block) in enumerate(zip(parts.stream.call, parts.stream.block_R, strict=True)):
+            done = online.wait(learn)
+            rounds += done is not None
+            versions += done is not None and done.version is not None
             answer = online.decide(call)
             scores.append(1 - answer.probability)
             waiting.append((i, answer, not block))
@@ -150,35 +158,50 @@ def replay(
                 position, given, allow = waiting.popleft()
                 if generator.random() < feedback.share and online.correct(given, bool(allow)):
                     corrected.append(position)
-            if learn:
-                done = online.learn()
-                rounds += done is not None and done.version is not None
             if (i + 1) % 100 == 0:
-                say(f"call {i + 1} of {len(parts.stream.text)}: {len(corrected)} corrections, {rounds} new versions")
+                say(f"call {i + 1} of {len(parts.stream.text)}: {len(corrected)} corrections, {versions} new versions")
         old_R = 1 - online.probabilities(parts.old.call)
     finally:
         online.close()
-    return Replayed(np.array(scores), corrected, old_R, rounds)
+    return Replayed(np.array(scores), corrected, old_R, rounds, versions)
 
 
-def chance(corrected: list[int]) -> int:
-    """Where the rest begins: after 100 corrections or 250 positions, whichever comes first."""
-    return min(POSITIONS, corrected[CORRECTIONS - 1] + 1 if len(corrected) >= CORRECTIONS else POSITIONS)
+def chances(corrected: list[int], rows: int) -> dict[str, int]:
+    """Where a rest begins: after 250 positions, and after 100 corrections where there were so many."""
+    points = {"positions": min(POSITIONS, rows)}
+    if len(corrected) >= CORRECTIONS:
+        points["corrections"] = corrected[CORRECTIONS - 1] + 1
+    return points
 
 
-def described(found: Replayed, parts: Parts, rest: int) -> dict[str, Any]:
-    """The figures of one pass."""
-    block_R = parts.stream.block_R
+def described(found: Replayed, parts: Parts, points: dict[str, int]) -> dict[str, Any]:
+    """The figures of one pass; each rest is scored call by call as it was decided."""
+    block_R, rest = parts.stream.block_R, min(points.values())
     return {
         "whole": roc.figures([roc.Scored(found.score_R, block_R)]),
-        "rest": roc.figures([roc.Scored(found.score_R[rest:], block_R[rest:])]),
+        "rest": {
+            name: {
+                **roc.figures([roc.Scored(found.score_R[at:], block_R[at:])]),
+                "rows": len(block_R) - at,
+                "blocks": int(block_R[at:].sum()),
+                "corrections_before": sum(i < at for i in found.corrected),
+            }
+            for name, at in points.items()
+        },
         "old_auc": roc.auc(found.old_R, parts.old.block_R),
         "corrections": len(found.corrected),
-        "versions": found.rounds,
+        "rounds": found.rounds,
+        "versions": found.versions,
         "corrected": found.corrected,
         "over_time": over_time(found.score_R, block_R),
         "roc": roc.curve(found.score_R[rest:], block_R[rest:]),
     }
+
+
+def _lost(found: dict[str, Replayed], parts: Parts) -> float | None:
+    """Of AUC on old calls, without learning minus with it: what the first model had, and what was left."""
+    before, after = (roc.auc(found[name].old_R, parts.old.block_R) for name in ("off", "learning"))
+    return None if before is None or after is None else before - after
 
 
 def over_time(score_R: np.ndarray, block_R: np.ndarray) -> list[dict[str, Any]]:

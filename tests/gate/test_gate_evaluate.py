@@ -131,7 +131,8 @@ def test_the_stream_is_mixed_and_kept_apart(tmp_path):
     assert not any(a & b for i, a in enumerate(texts) for b in texts[:i])
     assert [t for t in parts.stream.text if t in set(new.text)] == new.text
     assert not parts.stream.block_R.all() and parts.old.block_R.any()
-    assert stream.chance([]) == 250 and stream.chance(list(range(0, 400, 2))) == 199
+    assert stream.chances([], 900) == {"positions": 250} and stream.chances([], 90) == {"positions": 90}
+    assert stream.chances(list(range(0, 400, 2)), 900) == {"positions": 250, "corrections": 199}
 
 
 def test_a_stream_is_replayed(tmp_path):
@@ -141,9 +142,14 @@ def test_a_stream_is_replayed(tmp_path):
     found = stream.by_stream(new, train, feedback=stream.Feedback(delay=3), config=SMALL, recipe=QUICK)
     assert found["kind"] == "stream" and found["blocks"] == 25 and found["rows"] > 40
     assert found["off"]["corrections"] == 0 and all(0 <= i < found["rows"] for i in found["learning"]["corrected"])
-    page = render("gate.html", {**found, "rest_begins": 10})
-    assert "learning off" in page and "<svg" in page
-    assert any("corrections" in line for line in evaluate.lines(found))
+    both = {"positions": 10, "corrections": 20}
+    for name in ("learning", "off"):
+        found[name]["rest"] = {point: found[name]["rest"]["positions"] for point in both}
+    page = render("gate.html", {**found, "rest_begins": 10, "points": both})
+    assert "learning off" in page and "<svg" in page and "after 100 corrections" in page
+    told = "\n".join(evaluate.lines({**found, "points": both}))
+    assert "after 10 positions" in told and "after 100 corrections, 20 positions" in told and "before, " in told
+    assert found["old_auc_lost"] == pytest.approx(found["off"]["old_auc"] - found["learning"]["old_auc"])
     with pytest.raises(ValueError, match="share"):
         stream.Feedback(share=0)
 

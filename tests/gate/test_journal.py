@@ -33,6 +33,17 @@ def test_a_signal_is_there_when_the_store_is_opened_again(store):
     store.__init__(store.folder, store.clock)  # for the fixture to close
 
 
+def test_what_people_said_since(store):
+    """Learned or not, oldest first; the gate's own echo is none of it."""
+    for i in range(3):
+        store.journal.remark(decision(store, f"Bash\ncommand: {i}"), "false_block")
+    store.journal.remark(decision(store), "allow")
+    first, second, third = store.journal.said()
+    store.journal.learned(store.journal.pending())
+    assert [each.text[-1] for each in (first, second, third)] == ["0", "1", "2"]
+    assert store.journal.said(first.key) == [second, third] and store.journal.said(third.key) == []
+
+
 def test_the_same_again_weighs_more(store):
     ids = [decision(store) for _ in range(4)] + [decision(store, "Bash\ncommand: pwd")]
     assert [store.journal.remark(id, "false_allow").weight for id in ids] == [4, 6, 8, 8, 4]

@@ -1,11 +1,13 @@
 """The learner: a round learns what it is told, forgets nothing, and serves only what is no worse."""
 
 import pytest
+import torch
 from made_calls import bash
 
 from gradproof.gate import learner as learner_module
 from gradproof.gate.decider import Decider, load_serving
-from gradproof.gate.learner import Learner, Score
+from gradproof.gate.learner import Best, Learner, Score
+from gradproof.gate.network import WEIGHT
 
 
 def corrected(store, count=10, kind="false_block"):
@@ -41,14 +43,60 @@ def test_a_round_learns_and_serves(store):
 
 
 def test_the_same_signals_and_seed_give_the_same_version(store, tmp_path):
-    corrected(store, 4)
-    bytes_of = []
+    corrected(store, learner_module.DEEP)
+    made, serving = [], load_serving(store)
     for _ in range(2):
-        learner = Learner(store, seed=5)
-        serving = load_serving(store)
-        trained, _, steps = learner._train(serving, store.journal.pending())
-        bytes_of.append(trained.network.params.flat_P.clone())
-    assert steps > 0 and bool((bytes_of[0] == bytes_of[1]).all())
+        record = store.versions.get(1).record
+        made.append(list(Learner(store, seed=5)._candidates(serving, record, store.journal.pending())))
+    for first, second in zip(*made, strict=True):
+        assert bool((first.gate.network.params.flat_P == second.gate.network.params.flat_P).all())
+    assert [each.steps > 0 for each in made[0]] == [True, False]
+
+
+def test_one_signal_moves_the_ngrams_and_many_the_encoder(store, monkeypatch):
+    """The encoder learns once there are enough, whatever the rounds before took; then it waits for as many again."""
+    monkeypatch.setattr(learner_module, "DEEP", 3)
+    learner, steps, before = Learner(store), [], dict(load_serving(store).gate.network.params.items())
+    for _ in range(4):
+        corrected(store, 1)
+        done = learner.round()
+        assert done is not None and done.version is not None
+        after = load_serving(store).gate.network.params
+        same = {name: bool((after[name] == before[name]).all()) for name in after}
+        assert not same.pop(WEIGHT)
+        steps.append((done.steps > 0, all(same.values())))
+        before = {name: value.clone() for name, value in after.items()}
+    assert steps == [(False, True), (False, True), (True, False), (False, True)]
+    again = Learner(store)  # what the encoder has learned is known to the next process
+    corrected(store, 1)
+    done = again.round()
+    assert done is not None and done.steps == 0
+
+
+def test_versions_stay_near_the_first(store):
+    """The anchor is handed on, and is what the gate began with."""
+    first_N = load_serving(store).gate.network.params[WEIGHT].clone()
+    learner = Learner(store)
+    for _ in range(2):
+        corrected(store, 1)
+        learner.round()
+    number = store.versions.serving()
+    assert number == 3 and torch.equal(learner._anchor(number), first_N)
+    assert not torch.equal(load_serving(store).gate.network.params[WEIGHT], first_N)
+
+
+def test_signals_of_the_review_window_count_together(warm):
+    """A fourth correction of a day may change as much as four at once, learned or not; a day later it stands alone."""
+    corrected(warm, 3)
+    warm.journal.learned(warm.journal.pending())
+    corrected(warm, 1)
+    waiting = warm.journal.pending()
+    learner = Learner(warm)
+    assert learner._changes(waiting) == pytest.approx(16 * learner_module.CHANGES)
+    warm.journal.clock.now += 25 * 3600
+    assert learner._changes(waiting) == pytest.approx(learner_module.CHANGES)
+    corrected(warm, 1)
+    assert learner._changes(warm.journal.pending()) == pytest.approx(4 * learner_module.CHANGES)
 
 
 def test_a_worse_candidate_does_not_serve(warm, monkeypatch):
@@ -112,4 +160,7 @@ def test_chance_is_told_from_loss():
     one_more = Score(0.3, 0, wrong=(0.1, 0.1, 0.1, 0, 0, 0, 0, 0))
     four_more = Score(0.6, 0, wrong=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0))
     assert one_each.no_worse(before, 1.0) and one_more.no_worse(before, 1.0) and not four_more.no_worse(before, 1.0)
-    assert not one_more.no_worse(before, 1.0, best=0.2)
+    assert not one_more.no_worse(before, 1.0, Best(error=0.2))
+    ranked, better = before._replace(auc=0.99), before._replace(auc=0.991)
+    assert ranked.no_worse(better, 1.0, Best(auc=0.992)) and not ranked.no_worse(better, 1.0, Best(auc=0.994))
+    assert ranked.no_worse(ranked, 1.0, Best(auc=0.994))  # held-back calls that came later are hard for both

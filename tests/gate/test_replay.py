@@ -38,6 +38,21 @@ def test_classes_are_balanced():
     assert {each.target for each in replay.balanced(pool("x", 5, 0), 9, np.random.default_rng(0))} == {1.0}
 
 
+def test_replay_has_even_mass():
+    """Three calls to allow and one to block: as much in all; the weights within a class stay."""
+    kinds = dict(a="allow", b="override_allow", c="allow", d="block")
+    kept = [Example(b"", name, signal(kind)) for name, kind in kinds.items()]
+    assert replay.even(kept) == {"a": 1.0, "b": 2.0, "c": 1.0, "d": 4.0}
+    assert replay.even(kept[:1]) == {"a": 1.0}
+
+
+def test_the_echo_is_a_quarter_at_most():
+    """The newest of those that nothing else is said of."""
+    echo = [Example(b"", name, signal("allow")) for name in "abcdefc"]
+    assert [each.text for each in replay.quarter(echo, {"f": 4.0, "x": 5.0})] == ["c", "d", "e"]
+    assert replay.quarter(echo, {"x": 2.0}) == [] and replay.quarter([], {"x": 9.0}) == []
+
+
 def test_the_echo_waits_for_the_review(store):
     """Neither what is young, nor what was asked, ruled or remarked is an echo."""
     journal, now = store.journal, store.clock()

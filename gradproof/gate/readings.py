@@ -1,0 +1,81 @@
+"""What the learner has read, kept from round to round: the rows of texts, and the encoder's part of their logits.
+
+    z = e + y;   e is the encoder's, y = Σ_g a_g·w[gram_g] the n-grams'
+
+Nearly all the time goes into e, which changes only with the encoder; y changes with every round and costs next to
+nothing. So e is kept for each of the last few encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gradproof.gate import fit, proximal
+from gradproof.gate.network import WEIGHT, GateModel, GateNetwork
+
+ENCODERS = 4  # the serving one, and a candidate all, half and a quarter of the way
+MOST = 20_000  # texts; beyond, those that the last round did not need go
+
+
+class Row(NamedTuple):
+    """token_S and the numbers of the n-grams, gram_G."""
+
+    token_S: list[int]
+    gram_G: np.ndarray
+
+
+class Readings:
+    """`Readings().logits(gate, texts)`."""
+
+    def __init__(self):
+        self._rows: dict[str, Row] = {}
+        self._encoders: list[tuple[Tensor, dict[str, float]]] = []  # the one used last is last
+
+    def row(self, gate: GateModel, text: str) -> Row:
+        found = self._rows.get(text)
+        if found is None:
+            encoded, vocabulary = gate.encode(text), gate.network.config.vocabulary
+            token_S = [number for number in encoded if number < vocabulary]
+            gram_G = np.array(encoded[len(token_S) :], dtype=np.int64) - vocabulary
+            found = self._rows[text] = Row(token_S, gram_G)
+        return found
+
+    def grams(self, gate: GateModel, texts: Iterable[str]) -> list[np.ndarray]:
+        return [self.row(gate, text).gram_G for text in texts]
+
+    def encoded(self, gate: GateModel, texts: Sequence[str]) -> np.ndarray:
+        """e_R; only what this encoder has not read yet is read."""
+        known = self._of(gate.network)
+        missing = [text for text in dict.fromkeys(texts) if text not in known]
+        read = fit.logits(gate, [self.row(gate, text).token_S for text in missing])
+        known.update(zip(missing, read.tolist(), strict=True))
+        return np.array([known[text] for text in texts])
+
+    def logits(self, gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
+        """z of each text."""
+        distinct = list(dict.fromkeys(texts))
+        z_R = self.encoded(gate, distinct) + proximal.linear(gate.network, self.grams(gate, distinct))
+        return dict(zip(distinct, z_R.tolist(), strict=True))
+
+    def keep(self, texts: Iterable[str]) -> None:
+        """Forgets the others, where there are too many."""
+        if len(self._rows) > MOST:
+            wanted = set(texts)
+            self._rows = {text: row for text, row in self._rows.items() if text in wanted}
+            for _, known in self._encoders:
+                for text in known.keys() - wanted:
+                    del known[text]
+
+    def _of(self, network: GateNetwork) -> dict[str, float]:
+        """What is known of this very encoder."""
+        own_P = network.params.flat_P.clone()
+        network.params.views_of(own_P)[WEIGHT].zero_()
+        at = next((i for i, (encoder_P, _) in enumerate(self._encoders) if torch.equal(encoder_P, own_P)), None)
+        self._encoders.append(self._encoders.pop(at) if at is not None else (own_P, {}))
+        self._encoders = self._encoders[-ENCODERS:]
+        return self._encoders[-1][1]

@@ -1,0 +1,64 @@
+"""What the learner keeps from round to round: logits as the gate gives them, read once for each encoder."""
+
+import numpy as np
+import pytest
+from made_calls import rows
+
+from gradproof.gate import fit, readings
+from gradproof.gate.network import WEIGHT
+from gradproof.gate.readings import Readings
+
+
+@pytest.fixture
+def read(monkeypatch):
+    """How many rows the encoder was given, call by call."""
+    counts, logits = [], fit.logits
+
+    def counted(gate, encoded, *others):
+        counts.append(len(encoded))
+        return logits(gate, encoded, *others)
+
+    monkeypatch.setattr(fit, "logits", counted)
+    return counts
+
+
+TEXTS = [row.text for row in rows(5)]
+
+
+def test_logits_are_the_gates(trained):
+    found = Readings().logits(trained, [*TEXTS, TEXTS[0]])
+    want = trained.logits([trained.encode(each) for each in TEXTS])
+    assert list(found) == TEXTS and np.allclose(list(found.values()), want, atol=1e-5)
+    assert Readings().logits(trained, []) == {}
+
+
+def test_the_encoder_reads_a_text_once(trained, read):
+    """Other n-gram weights need no reading; another encoder does; the first is still known after that."""
+    kept, gate, other = Readings(), trained.copy(), trained.copy()
+    first = kept.logits(gate, TEXTS)
+    gate.network.params[WEIGHT].add_(0.5)
+    moved = kept.logits(gate, TEXTS)
+    assert read == [10, 0] and all(moved[text] > first[text] for text in TEXTS)
+    other.network.params["output.bias"].add_(1.0)
+    assert np.allclose(kept.encoded(other, TEXTS), kept.encoded(trained, TEXTS) + 1)
+    assert read == [10, 0, 10, 0]
+
+
+def test_few_encoders_are_kept(trained, read):
+    kept, gate = Readings(), trained.copy()
+    for _ in range(readings.ENCODERS + 1):
+        gate.network.params["output.bias"].add_(1.0)
+        kept.encoded(gate, TEXTS[:1])
+    kept.encoded(gate, TEXTS[:1])
+    gate.network.params["output.bias"].sub_(readings.ENCODERS)
+    kept.encoded(gate, TEXTS[:1])
+    assert read == [1] * (readings.ENCODERS + 1) + [0, 1]
+
+
+def test_what_is_not_needed_is_forgotten(trained, read, monkeypatch):
+    monkeypatch.setattr(readings, "MOST", 9)
+    kept = Readings()
+    kept.encoded(trained, TEXTS)
+    kept.keep(TEXTS[:2])
+    kept.encoded(trained, TEXTS)
+    assert read == [10, 8]
