@@ -48,6 +48,7 @@ CLIP = 1.0
 CALLS_OF_FISHER = 48
 MOST_SAID, SAID = 4000, 2.0  # mistakes, and how much a signal counts beside replay when the n-grams are solved for
 PLASTIC = 0.1  # of the consolidation's strength, where the error rate has drifted
+BY_CHANCE = 1.645  # standard errors: the normal distribution's 95% point
 MOST_LOST = 0.01  # of balanced error, against the best version
 MOST_AUC_LOST = 0.003
 LEAST_RATE = 0.01  # that the standard error of an error rate is computed with
@@ -82,11 +83,11 @@ class Score(NamedTuple):
     noise: float = 0.0
 
     def no_worse(self, than: Score, changes: float, best: Best | None = None) -> bool:
-        """Not by more than the calls that are judged differently explain by chance (one standard error), nor by more
-        than a little against the best version: small losses must not add up."""
+        """Not by more than the calls that are judged differently explain by chance (which is exceeded once in twenty
+        times), nor by more than a little against the best version: small losses must not add up."""
         best = best or Best()
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
-        chance = math.sqrt(sum(each**2 for each in differ))
+        chance = BY_CHANCE * math.sqrt(sum(each**2 for each in differ))
         # The best of many is partly luck: what two standard errors of a difference explain is no loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > min(than.error + chance, best.error + lost) + 1e-12:
