@@ -66,7 +66,7 @@ class Best(NamedTuple):
     error: float = 1.0
     auc: float = 0.0
 
-    def with_(self, found: Score) -> Best:
+    def including(self, found: Score) -> Best:
         return Best(min(self.error, found.error), max(self.auc, found.auc))
 
 
@@ -87,7 +87,8 @@ class Score(NamedTuple):
         times), nor by more than a little against the best version: small losses must not add up."""
         best = best or Best()
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
-        chance = BY_CHANCE * math.sqrt(sum(each**2 for each in differ))
+        # Thresholds are chosen anew: where one moves, many calls change sides at once, and not independently.
+        chance = max(BY_CHANCE * math.sqrt(sum(each**2 for each in differ)), self.noise)
         # The best of many is partly luck: what two standard errors of a difference explain is no loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > min(than.error + chance, best.error + lost) + 1e-12:
@@ -166,7 +167,7 @@ class Learner:
         serving, known = load_serving(self.store), self._known()
         before = score(serving.gate, serving.policy, known, self._readings.logits(serving.gate, known.texts()))
         record = self.store.versions.get(serving.number).record
-        best = Best(*record.get("best", ())).with_(before)
+        best = Best(*record.get("best", ())).including(before)
         changes, steps, after = self._changes(waiting), 0, before
         for candidate in self._candidates(serving, record, waiting):
             steps = max(steps, candidate.steps)
@@ -178,7 +179,7 @@ class Learner:
                 after = score(gate, policy, known, z)
                 if after.no_worse(before, changes, best):
                     own = dict(came_from=serving.number, signals=len(waiting), encoder_at=candidate.encoder_at)
-                    made = version_record(gate, policy, after, self.store, **own, best=best.with_(after))
+                    made = version_record(gate, policy, after, self.store, **own, best=best.including(after))
                     version = self._promote(serving, gate, made, candidate.optimizer)
                     self.store.journal.learned(waiting)
                     self.failed = frozenset()

@@ -159,7 +159,7 @@ def replay(
                 if generator.random() < feedback.share and online.correct(given, bool(allow)):
                     corrected.append(position)
             if (i + 1) % 100 == 0:
-                say(f"call {i + 1} of {len(parts.stream.text)}: {len(corrected)} corrections, {versions} new versions")
+                say(f"{i + 1:,} calls decided: {len(corrected)} corrections, {versions} new versions")
         old_R = 1 - online.probabilities(parts.old.call)
     finally:
         online.close()

@@ -161,6 +161,8 @@ def test_chance_is_told_from_loss():
     four_more = Score(0.6, 0, wrong=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0))
     assert one_each.no_worse(before, 1.0) and one_more.no_worse(before, 1.0) and not four_more.no_worse(before, 1.0)
     assert not one_more.no_worse(before, 1.0, Best(error=0.2))
+    few = four_more._replace(noise=0.4)  # so few calls that four are one standard error
+    assert few.no_worse(before, 1.0) and not four_more._replace(noise=0.39).no_worse(before, 1.0)
     ranked, better = before._replace(auc=0.99), before._replace(auc=0.991)
     assert ranked.no_worse(better, 1.0, Best(auc=0.992)) and not ranked.no_worse(better, 1.0, Best(auc=0.994))
     assert ranked.no_worse(ranked, 1.0, Best(auc=0.994))  # held-back calls that came later are hard for both
