@@ -75,7 +75,7 @@ def latency(folder: Path, decisions: int, *, learning: bool = False) -> dict[str
     store = Store(folder)
     decider = Decider(store)
     call = call_of(decider.serving.gate)
-    with pinned(0), _beside(_learn_without_pause, folder, when=learning):
+    with _beside(_learn_without_pause, folder, when=learning), pinned(0):  # what starts pinned would stay on one core
         for _ in range(50):
             decider.decide(call)
         before, times, own = decider.serving.number, [], []

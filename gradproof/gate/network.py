@@ -40,7 +40,7 @@ class GateConfig(TransformerConfig):
     vocabulary: int = tokenizer.VOCABULARY
     width: int = 192
     heads: int = 6
-    encoder_layers: int = 4
+    encoder_layers: int = 3
     decoder_layers: int = 0
     feedforward: int = 384
     context: int = 256

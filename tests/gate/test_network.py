@@ -96,4 +96,4 @@ def test_an_empty_call_has_a_logit(gate):
 
 def test_the_default_size():
     config = GateConfig()
-    assert (config.width, config.encoder_layers) == (192, 4) and config.param_count() < 2_000_000
+    assert (config.width, config.encoder_layers) == (192, 3) and config.param_count() < 2_000_000
