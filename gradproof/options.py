@@ -1,4 +1,4 @@
-"""What the commands' options share: their names, their help, and the exit codes of what stops."""
+"""What the commands' options share: their names, their help, and the exit codes of what is judged or stops."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+EXIT = {"proven": 0, "refuted": 1, "inconclusive": 3}
 STOPPED, INTERRUPTED = 1, 130
 
 

@@ -1,1 +1,1 @@
-"""Witnesses, and the judging of Subjects. Knows contracts and ops, no model."""
+"""Witnesses, and the judging of Subjects. Knows contracts and ops, no model; only its command does."""

@@ -1,0 +1,94 @@
+"""`gradproof diagnose`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradproof.options import EXIT, Debug, Device, Html, Json, Seed
+from gradproof.terminal import check_device, check_outputs, console_for, errors, show_diagnosis, stages, write
+
+if TYPE_CHECKING:
+    from gradproof.precision.diagnose import Diagnosis
+
+
+class Policy(StrEnum):
+    cast = "cast"
+    autocast = "autocast"
+
+
+def diagnose(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CASE",
+            help="The folder of a run, or your own code: `path/to/file.py:function` or `module:function`.",
+        ),
+    ],
+    precisions: Annotated[
+        str, typer.Option(metavar="FORMATS", help="bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or e5m7 and the like.")
+    ] = "bf16,fp16,fp8_e4m3",
+    policy: Annotated[
+        Policy | None, typer.Option(help="Case: how it gets there; left out, cast where the module runs so.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    fail_on: Annotated[
+        str, typer.Option(metavar="VERDICTS", help="Exit with 1 if any format has one of these; none to never do.")
+    ] = "bug,overflow",
+    json: Json = None,
+    html: Html = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Rounding noise or a bug? Did the router flip?
+
+    Runs the same state and input in float64 and in each format (simulated to nearest, stochastically rounded several
+    times, and for real where the device can), and says for every parameter: bug, overflow, underflow, routing, noise
+    or clean. The first format op whose error leaves the band of noise is named, flips are held against their margins.
+
+    A CASE's function takes nothing and returns `(module, inputs)` or `(module, inputs, reference)`.
+
+    Examples:
+
+        gradproof diagnose my_model.py:case --html report.html
+
+        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,overflow,routing
+    """
+    with errors(debug):
+        check_outputs(json, html)
+        check_device(device)
+        chosen = {word.strip() for word in fail_on.split(",")} - {"", "none"}
+        words = ("bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive")
+        if not chosen <= set(words):
+            raise ValueError(f"--fail-on {min(chosen - set(words))!r}: a verdict is one of {', '.join(words)}")
+        found = _diagnose(subject, [name.strip() for name in precisions.split(",")], policy, device, seed)
+        show_diagnosis(found, console_for(json))
+        write(found.to_dict(), found.to_json(), json, html, "diagnose.html")
+        if chosen & {found.verdict, *(p.verdict for p in found.precisions)}:
+            raise typer.Exit(EXIT["refuted"])
+        raise typer.Exit(EXIT["inconclusive"] if found.verdict == "inconclusive" else 0)
+
+
+def _diagnose(subject: str, precisions: list[str], policy: Policy | None, device: Device, seed: int) -> Diagnosis:
+    from gradproof.precision.diagnose import checked_formats, diagnose, examine, settled
+
+    formats, way = checked_formats(precisions), policy.value if policy else None
+    # What the user's code prints must not get into the record on standard output.
+    with redirect_stdout(sys.stderr), stages() as progress:
+        if Path(subject).is_dir() or (":" not in subject and "." not in subject):
+            from gradproof.train.specimen import run_specimen
+
+            with settled():
+                return examine(run_specimen(Path(subject), device.value, seed), formats, "cast", None, seed, progress)
+        from gradproof.proof.case import load_case
+
+        progress(f"importing {subject}")
+        case = load_case(subject)
+        target = "cuda" if device is Device.cuda else None
+        options: dict[str, Any] = dict(precisions=formats, policy=way, device=target, seed=seed, name=case.name)
+        return diagnose(case.module, case.inputs, reference=case.reference, progress=progress, **options)

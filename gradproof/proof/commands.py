@@ -1,0 +1,151 @@
+"""`gradproof verify`. Everything heavy is imported inside; the command alone knows models, kernels and the gate."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradproof.options import EXIT, Debug, Device, Html, Json, Seed
+from gradproof.terminal import check_device, check_outputs, console_for, errors, progress_of, show_report, write
+
+if TYPE_CHECKING:
+    from gradproof.proof.verdict import Report, SubjectVerdict
+
+
+def verify(
+    case: Annotated[
+        str | None,
+        typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
+    ] = None,
+    op: Annotated[
+        list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="moe, dense, transformer or gate; may be repeated.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    mutants: Annotated[
+        bool, typer.Option("--mutants", help="Also plant wrong backwards; each must be refuted.")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Case: the joint screen alone. Ops: without differences.")
+    ] = False,
+    json: Json = None,
+    html: Html = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Is the backward pass right?
+
+    Without a CASE, proves every op and model of Gradproof. With one, judges your own `nn.Module`: the function takes
+    nothing and returns `(module, inputs)`; the gradients of its parameters and floating inputs are held against
+    differences of its forward.
+
+    Examples:
+
+        gradproof verify
+
+        gradproof verify my_model.py:case --html report.html
+
+        gradproof verify --op layernorm --mutants
+    """
+    with errors(debug):
+        check_outputs(json, html)
+        if case is not None and (op or model or mutants):
+            raise ValueError("give either a CASE or --op/--model/--mutants, not both")
+        check_device(device)
+        if case is not None:
+            report = _verify_case(case, device, quick, seed)
+        else:
+            report = _verify_own(op, model, device, mutants, quick, seed)
+        show_report(report, console_for(json), case is not None)
+        write(report.to_dict(), report.to_json(), json, html, "verify.html")
+        raise typer.Exit(EXIT[report.status])
+
+
+def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
+    from gradproof.proof.case import load_case
+    from gradproof.proof.module import verify
+
+    target = "cuda" if device is Device.cuda else None
+    # What the user's code prints must not get into the record on standard output.
+    with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
+        loaded = load_case(case)
+        return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
+
+
+def _kernels(device: Device) -> list[dict[str, Any]]:
+    """The fast kernels at the widths of nano, mixture and transformer: which were admitted on this machine, and by how
+    many claims."""
+    import torch
+
+    from gradproof.kernels.registry import survey
+    from gradproof.models.moe import MoE
+    from gradproof.models.transformer import Transformer
+
+    sized = ((MoE.sized("nano"), 256), (Transformer.sized("nano"), 16))
+    dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
+    with progress_of("admitting kernels") as progress:
+        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        for done, dtype in enumerate(dtypes):
+            progress(done, len(dtypes))
+            for model, rows in sized:
+                shape = replace(model.shape(rows, dtype), device=device.value)
+                found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
+    return list(found.values())
+
+
+def _verify_own(
+    ops: list[str] | None, models: list[str] | None, device: Device, mutants: bool, quick: bool, seed: int
+) -> Report:
+    import torch
+
+    from gradproof.gate.network import GateNetwork
+    from gradproof.gate.wrong_backwards import MUTANTS as OF_GATE
+    from gradproof.models.subject import FAMILIES, judge_model
+    from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
+    from gradproof.ops import ENCODERS, NAMES, load
+    from gradproof.proof.judge import judge_op
+    from gradproof.proof.mutants import run
+    from gradproof.proof.verdict import Report
+    from gradproof.proof.wrong_backwards import MUTANTS as OF_OPS
+
+    torch.set_num_threads(1)  # small tensors: a second thread gains nothing, and waits where a core is busy
+    kinds = {**FAMILIES, "gate": GateNetwork}
+    chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *ENCODERS, *kinds]
+
+    def judge(name: str, quick: bool = quick) -> Iterator[SubjectVerdict]:
+        if name in kinds:
+            yield from judge_model(name, kinds[name], seed=seed, device=device.value, quick=quick)
+        else:
+            yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
+
+    def suspect(name: str) -> Iterator[SubjectVerdict]:
+        """A mutant that is refuted without differences need not be tried by them."""
+        for without in dict.fromkeys((True, quick)):
+            yield from judge(name, without)
+
+    for name in models or []:
+        if name not in kinds:
+            raise ValueError(f"there is no model {name!r}; the models are {', '.join(kinds)}")
+    for name in ops or []:
+        load(name)
+    with progress_of("proving") as progress:
+        subjects = []
+        for done, name in enumerate(chosen):
+            progress(done, len(chosen))
+            subjects += judge(name)
+    if not mutants:
+        return Report(subjects, device=device.value, kernels=None if ops or models else _kernels(device))
+    planted = [mutant for mutant in (*OF_OPS, *OF_MODELS, *OF_GATE) if mutant.subject in chosen]
+    with progress_of("planting mutants") as progress:
+        found = []
+        for verdict in run(planted, suspect):
+            found.append(verdict)
+            progress(len(found), len(planted))
+    return Report(subjects, found, device.value)
