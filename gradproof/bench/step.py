@@ -123,11 +123,12 @@ def check_peers(names: Sequence[str], listed: Iterable[Case], device: str) -> No
             raise ValueError(f"peer {name!r} cannot be run here: {kind}")
 
 
-def useful_flops(case: Case) -> int:
-    """The products of routed rows, forward and backward: 6 a weight and row."""
+def useful_flops(case: Case) -> float:
+    """The products of routed rows, forward and backward: 6 a weight and row; of a transformer, those of its tokens."""
     config, dense = case.config, case.family == "dense"
     if case.family == "transformer":
-        return transformer_flops(config, case.rows)
+        tokens = [x_BS.flatten(1)[:, -config.context :] for x_BS, _ in batches(case, "cpu")]
+        return sum(transformer_flops(config, (x_BS >= 0).sum(1)) for x_BS in tokens) / BATCHES
     widths = dense_widths(config) if dense else expert_widths(config)
     return 6 * (1 if dense else config.k) * case.rows * sum(i * o for i, o in pairwise(widths))
 
@@ -277,7 +278,7 @@ def _against(
     name: str, way: Way, ours: Ours, device: str, precision: str, quick: bool
 ) -> tuple[dict[str, Any], tuple[float, ...]]:
     """One peer's entry, and the milliseconds of our own blocks beside it."""
-    _forget(device)
+    _forget(device, way)
     before = _allocated(device)
     peer = Peer(way, ours.model, device, precision)
     most = _peak(peer, ours.batches, before, device)
@@ -288,13 +289,16 @@ def _against(
     return entry, found[OURS].blocks
 
 
-def _forget(device: str) -> None:
-    """Frees what earlier peers leave in the compiler's caches, or it would be freed in the midst of a measurement."""
+def _forget(device: str, way: Way) -> None:
+    """Frees what earlier peers leave in the compiler's caches, or it would be freed in the midst of a measurement; so
+    would cuBLAS's workspaces by reduce-overhead, when it captures."""
     from torch import _dynamo
 
     _dynamo.reset()
     gc.collect()
     if device == "cuda":
+        if way.compiled == "reduce-overhead":
+            torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
 
 

@@ -108,14 +108,15 @@ class Eager(nn.Module):
         return stack["norm"](x_BSD)
 
 
-def useful_flops(config: Any, batch: int) -> int:
-    """Of the products of a step: 6 for each weight and token, 12·S·D for attention in each layer and token."""
-    D, S = config.width, config.context
+def useful_flops(config: Any, length_B: Tensor) -> int:
+    """Of the products of a step on sequences of these lengths: 6 for each weight and token, 12·D for each pair of
+    tokens that attend to each other in a layer. Padding is of no use."""
+    D = config.width
     encoder = config.encoder_layers if config.encodes else 0
     decoder = config.decoder_layers if config.decodes else 0
     cross = decoder if config.mode == "seq2seq" else 0
     attention, fed = 4 * D * D, 2 * D * config.inner
     weights = encoder * (attention + fed) + decoder * (attention + fed) + cross * attention
-    seen = encoder * S + decoder * S // 2 + cross * S
     last = D * config.outputs if config.decodes else 0
-    return 6 * batch * S * (weights + last + 2 * seen * D)
+    tokens, pairs = int(length_B.sum()), int((length_B**2).sum())
+    return 6 * tokens * (weights + last) + 6 * D * pairs * (2 * encoder + decoder + 2 * cross)

@@ -38,6 +38,7 @@ from gradproof.proof.verdict import environment, versions
 ROW_OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw")  # of a model that reads records
 TOKEN_OPS = ("embedding", "layernorm", "attention", "ffn", "cross_entropy", "adamw")  # of one that reads tokens
 OPS = tuple(dict.fromkeys(ROW_OPS + TOKEN_OPS))
+STAYING = TOKEN_OPS[:4]  # whose reference reads nothing on the host
 FUSED = ("mixture", "update")  # several ops as one; where none is admitted, their parts run by their own kernels
 LOG = logging.getLogger("gradproof.kernels")
 NARROW = ("bfloat16", "float16")
@@ -202,9 +203,10 @@ def choose(
     for op in (*shape.ops, *shape.fused) if fused else shape.ops:
         wanted = [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         chosen[op] = next((v for v in wanted if admission(v, shape).admitted), None)
-    # What has neither a host read nor a reference in it can be captured in a graph.
+    # What reads nothing on the host can be captured in a graph.
     whole = shape.device == "cuda" and all(
-        v is not None and not (v.host and shape.experts > 1) for v in (chosen[op] for op in shape.ops)
+        op in STAYING if v is None else not (v.host and shape.experts > 1)
+        for op, v in ((op, chosen[op]) for op in shape.ops)
     )
     names = {op: v.kernel for op, v in chosen.items() if v is not None}
     return replace(Kernels.of(names, workspace, shape.ops), capturable=whole)

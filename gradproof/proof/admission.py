@@ -62,7 +62,7 @@ Check = tuple[str, str | None, float, float]
 def _checks(op: ModuleType, variant: ModuleType, example: Example, dtype: torch.dtype, device: str) -> Iterator[Check]:
     given = _given(op, example, dtype, device)
     exact_given = tree_map(_double, given)
-    cotangents = _cotangents(op, example, exact_given)
+    cotangents = _cotangents(op, example, given)
     exact = _run(op, op, exact_given, tree_map(_double, cotangents))
     terms = op.CONTRACT.terms(exact_given, tree_map(_double, cotangents)) if op.CONTRACT.terms else {}
     own = [_run(op, op, moved_by, cotangents) for moved_by in _perturbed(given, example.smooth, dtype)]
@@ -188,11 +188,13 @@ def _placed(example: Example, given: Mapping[str, Any]) -> Example:
     return Example(example.label, arguments, {name: given[name] for name in example.options}, example.smooth)
 
 
-def _cotangents(op: ModuleType, example: Example, exact_given: Mapping[str, Any]) -> Outputs:
+def _cotangents(op: ModuleType, example: Example, given: Mapping[str, Any]) -> Outputs:
+    """Random, each in the format of its output: that is what a backward gets."""
     generator = seeded("admission", op.__name__, example.label)
-    y, _ = op.forward(**wanted(op.forward, exact_given))
+    y, _ = op.forward(**wanted(op.forward, given))
     outputs = tuple(y) if isinstance(y, tuple) else (y,)
-    return tuple(torch.randn(each.shape, generator=generator).to(each.device) for each in outputs)
+    drawn = [torch.randn(each.shape, generator=generator).to(each.device) for each in outputs]
+    return tuple(d.to(y.dtype) if y.is_floating_point() else d for d, y in zip(drawn, outputs, strict=True))
 
 
 def _run(op: ModuleType, module: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -> Found:

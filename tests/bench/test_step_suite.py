@@ -132,6 +132,20 @@ def test_useful_work():
     assert step.useful_flops(step.Case("nano", 256)) == 6 * 2 * 256 * (96 * 128 + 2 * 128**2 + 128 * 20)
     blocks = 84 * 2 * 1024 * 4096
     assert step.useful_flops(step.Case("dense-0.7b", 8)) == 6 * 8 * (96 * 1024 + blocks + 1024 * 20)
+    causal = step.Case("transformer-causal", 3)
+    c = causal.config
+    layer = 4 * c.width**2 + 2 * c.width * c.inner
+    seen = c.decoder_layers * c.width * c.context  # half of the places, twice: scores and values
+    each = c.decoder_layers * layer + c.width * c.outputs + seen
+    assert step.useful_flops(causal) == 6 * 3 * c.context * each
+
+
+def test_padding_is_of_no_use():
+    """A gate's sequences are from a quarter of the context to all of it long: five eighths on average."""
+    case = step.Case("transformer-gate", 64)
+    c = case.config
+    whole = 6 * 64 * c.context * c.encoder_layers * (4 * c.width**2 + 2 * c.width * c.inner)
+    assert 0.58 < step.useful_flops(case) / whole < 0.72
 
 
 def test_peak_memory_of_a_peer_does_not_count_gradients_twice():

@@ -14,6 +14,7 @@ import torch
 
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
+from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train import graph as graph_module
 from gradproof.train import step as step_module
 from gradproof.train.adamw import AdamW
@@ -25,6 +26,7 @@ from gradproof.train.step import StepResult, TrainStep
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device: nothing is captured")
 
 ROUTED = dict(balance=0.1, z_loss=0.01, correction=0.01)
+TOKENS = dict(vocabulary=19, width=32, heads=2, feedforward=40, context=11)
 # Name: the model, its config, the format, and the kernel of the experts that is meant.
 CASES = {
     "narrow bf16": (MoE, MoEConfig(9, 5, hidden=32, depth=1, **ROUTED), "bf16", "triton"),
@@ -38,6 +40,10 @@ CASES = {
     "wide bf16": (MoE, MoEConfig(16, 5, hidden=136, depth=1, **ROUTED), "bf16", "grouped"),
     "dense bf16": (Dense, DenseConfig(16, 5, hidden=16, feedforward=32, blocks=1), "bf16", None),
     "dense fp32": (Dense, DenseConfig(9, 5, hidden=16, feedforward=32, blocks=1), "fp32", "cublas"),
+    "causal bf16": (Transformer, TransformerConfig(mode="causal", encoder_layers=0, **TOKENS), "bf16", None),
+    "seq2seq bf16": (Transformer, TransformerConfig(mode="seq2seq", **TOKENS), "bf16", None),
+    "seq2seq fp16": (Transformer, TransformerConfig(mode="seq2seq", **TOKENS), "fp16", None),
+    "classify fp32": (Transformer, TransformerConfig(mode="classify", **TOKENS), "fp32", None),
 }
 
 
@@ -52,14 +58,30 @@ class Uncaptured(TrainStep):
 def make(case, kind=TrainStep, loss="cross_entropy", seed=0, device="cuda", **options):
     family, config, dtype, _ = CASES[case]
     model = family(config, seed=seed, device=device)
+    loss = "bce" if config.outputs == 1 else loss
     return kind(model, loss, AdamW(lr=1e-2), dtype, **{"clip": 0.5, **options})
 
 
 def batch(case, seed, T=47, device="cuda"):
     generator = torch.Generator().manual_seed(seed)
-    config = CASES[case][1]
+    family, config, _, _ = CASES[case]
+    if family is Transformer:
+        return tokens(config, T, generator, device)
     x_TI = torch.randn(T, config.inputs, generator=generator).to(device)
     return x_TI, torch.randint(config.outputs, (T,), generator=generator).to(device)
+
+
+def tokens(config, B, generator, device):
+    """Sequences that end in padding, the next tokens as targets, or a label each."""
+    shape = (B, 2, config.context) if config.mode == "seq2seq" else (B, config.context)
+    x_BS = torch.randint(config.vocabulary, shape, generator=generator)
+    length_B1 = torch.randint(1, config.context + 1, (B, 1), generator=generator)
+    length_B1 = length_B1[:, None] if config.mode == "seq2seq" else length_B1
+    x_BS.masked_fill_(torch.arange(config.context) >= length_B1, -1)
+    if config.decodes:
+        return x_BS.to(device), torch.randint(config.vocabulary, (B, config.context), generator=generator).to(device)
+    label_B = torch.randint(2, (B,), generator=generator).float()
+    return x_BS.to(device), (label_B.to(device), torch.rand(B, generator=generator).to(device))
 
 
 def bits(step):
@@ -436,6 +458,7 @@ def test_a_target_out_of_range_is_noticed():
     code = """
 import torch
 from gradproof.models.moe import MoE, MoEConfig
+from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import TrainStep
 step = TrainStep(MoE(MoEConfig(9, 5, hidden=32, depth=1), device="cuda"), "cross_entropy", AdamW(), "bf16")

@@ -7,10 +7,13 @@ rest. What those do not take (heads that are no multiple of 16 bytes wide) is le
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import deterministic
 
 from gradproof.ops import NARROW, attention
 from gradproof.ops.attention import joined, split
@@ -58,20 +61,35 @@ def backward(
         return attention.backward(dy_BSD, saved, q_BSD, k_BLD, v_BLD, heads)
     given = tuple(split(each, heads) for each in (dy_BSD, q_BSD, k_BLD, v_BLD))
     kernel, y, lse, bias, causal, rest = saved
-    if kernel == "cpu":
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *given, y, lse, 0.0, causal, attn_mask=bias
-        )
-    elif kernel == "flash":
-        sequences, (seed, offset) = rest[:4], rest[4:]
-        found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-            *given, y, lse, *sequences, 0.0, causal, seed, offset
-        )
-    else:
-        found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
-            *given, bias, y, lse, *rest, 0.0, [True, True, True, False], causal
-        )
+    with _same_bits():
+        if kernel == "cpu":
+            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+                *given, y, lse, 0.0, causal, attn_mask=bias
+            )
+        elif kernel == "flash":
+            sequences, (seed, offset) = rest[:4], rest[4:]
+            found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+                *given, y, lse, *sequences, 0.0, causal, seed, offset
+            )
+        else:
+            found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+                *given, bias, y, lse, *rest, 0.0, [True, True, True, False], causal
+            )
     return joined(found[0]), joined(found[1]), joined(found[2])
+
+
+@contextmanager
+def _same_bits() -> Iterator[None]:
+    """Long sequences are cut up: without this their parts of dq are added in the order in which they are ready."""
+    before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
+    filled = deterministic.fill_uninitialized_memory
+    torch._C._set_deterministic_algorithms(True, warn_only=False)
+    deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
+        deterministic.fill_uninitialized_memory = filled
 
 
 def _bias(mask_BL: Tensor, like: Tensor) -> Tensor:

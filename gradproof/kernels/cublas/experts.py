@@ -1,11 +1,12 @@
 """The experts' chains: a loop of cuBLAS products over contiguous slices, bias + LayerNorm + GELU in one kernel a layer.
 
-The forward keeps h, and mean and rstd of its rows. The backward of layer i turns dx into dh in place, and h into the
-layer's output, which is what dW of the layer above it needs:
+The forward keeps h, and mean and rstd of its rows. The backward of layer i needs h and the layer's output x:
 
     dx = dh_i W_i;   dh_{i−1}, x_i = norm_gelu backward of (dx, h_{i−1});   dW_i = dh_iᵀ x_i
 
-so that it holds two arrays as wide as a layer besides the tape, which it uses up.
+Of a few narrow layers the forward keeps x too, which saves a pass over memory, and dh is written over h. Otherwise the
+backward makes x again, in the room of h, and writes dh over dx. Besides the tape, which it uses up, it holds one array
+as wide as a layer, or two.
 
 Each expert's slice is rounded up to a multiple of STEP rows (R rows in all): cuBLAS chooses its kernel anew for every
 shape that it has not seen, which takes longer than a product of 2,000 rows, and routing changes at every step. The rows
@@ -27,6 +28,7 @@ from gradproof.ops.dispatch import Plan
 from gradproof.ops.experts import Chain
 
 STEP = 128
+KEPT = 16  # layers, up to which their outputs are kept: in a narrow format both take what h alone takes in fp32
 WIDTH = 8  # narrow numbers in the 16 bytes that rows are aligned to, or cuBLAS has slow kernels only
 
 
@@ -50,7 +52,7 @@ class Padded(NamedTuple):
 class Saved(NamedTuple):
     padded: Padded
     slices: list[tuple[int, int]]
-    x_RI: Tensor
+    x: list[Tensor]  # what goes into each layer; only the first where outputs are not kept
     h: list[Tensor]
     stats: list[Tensor]
 
@@ -96,22 +98,24 @@ def forward(
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     padded = _padded(plan, x_NI.shape[0])
-    x_RI = input_RI = _filled(x_NI, padded, matrices_EP.dtype)
-    slices, R = padded.slices(), padded.rows
-    kept, stats = [], []
+    input_RI = _filled(x_NI, padded, matrices_EP.dtype)
+    slices, R, keeps = padded.slices(), padded.rows, _keeps(chain, matrices_EP)
+    inputs, kept, stats = [input_RI], [], []
     for i, width in enumerate(chain.widths[1:-1]):
         h_RH = take(f"h.{i}", (R, width), matrices_EP)
         for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, i), strict=True):
             torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
-        input_RI = take(f"x.{i % 2}", (R, width), matrices_EP)
+        input_RI = take(f"x.{i if keeps else i % 2}", (R, width), matrices_EP)
         own = chain.vectors(theta_EP, i)
         stats.append(norm_gelu.ragged_forward(h_RH, padded.offset_F, *own, chain.active[i], input_RI))
         kept.append(h_RH)
+        if keeps:
+            inputs.append(input_RI)
     y_RO = theta_EP.new_empty(R, chain.widths[-1])
     bias_EO = chain.biases(theta_EP, chain.layers)
     for (start, end), w_QH, b_O in zip(slices, _last(chain, matrices_EP), bias_EO, strict=True):
         torch.add(_wide(input_RI[start:end], w_QH.T)[:, : len(b_O)], b_O, out=y_RO[start:end])
-    return _taken(y_RO, padded), Saved(padded, slices, x_RI, kept, stats)
+    return _taken(y_RO, padded), Saved(padded, slices, inputs, kept, stats)
 
 
 def backward(
@@ -131,30 +135,38 @@ def backward(
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
-    padded, slices, R = saved.padded, saved.slices, saved.padded.rows
+    padded, slices, R, keeps = saved.padded, saved.slices, saved.padded.rows, _keeps(chain, matrices_EP)
     dy_RQ = _filled(_aligned(dy_NO, 1), padded, dy_NO.dtype)
     for (start, end), db_O in zip(slices, chain.biases(dtheta_EP, chain.layers), strict=True):
         total_O = dy_RQ[start:end, : len(db_O)].sum(0)
         db_O.add_(total_O) if accumulate else db_O.copy_(total_O)
     dh_RO = dy_RQ.to(matrices_EP.dtype)
     for i in reversed(range(1, chain.layers + 1)):
-        dx_RH = take(f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
+        dx_RH = take("dx" if keeps else f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
         weights = chain.matrices(matrices_EP, i) if i < chain.layers else _last(chain, matrices_EP)
         for (start, end), w_OH in zip(slices, weights, strict=True):
             torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
         h_RH, stat_R2, active = saved.h[i - 1], saved.stats[i - 1], chain.active[i - 1]
         own, grads = chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
-        norm_gelu.ragged_backward(dx_RH, h_RH, stat_R2, padded.offset_F, *own, active, dx_RH, h_RH, *grads, accumulate)
-        _weight_gradients(dh_RO[:, : chain.widths[i + 1]], h_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
-        dh_RO = dx_RH
+        dh_RH, x_RH = (h_RH, saved.x[i]) if keeps else (dx_RH, h_RH)
+        made_RH = None if keeps else x_RH
+        norm_gelu.ragged_backward(
+            dx_RH, h_RH, stat_R2, padded.offset_F, *own, active, dh_RH, made_RH, *grads, accumulate
+        )
+        _weight_gradients(dh_RO[:, : chain.widths[i + 1]], x_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
+        dh_RO = dh_RH
     dh_RO = dh_RO[:, : chain.widths[1]]
-    _weight_gradients(dh_RO, saved.x_RI, slices, chain.matrices(dtheta_EP, 0), accumulate)
+    _weight_gradients(dh_RO, saved.x[0], slices, chain.matrices(dtheta_EP, 0), accumulate)
     if not want_dx:
         return None, dtheta_EP
-    dx_RI = torch.empty_like(saved.x_RI)
+    dx_RI = torch.empty_like(saved.x[0])
     for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, 0), strict=True):
         torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
     return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
+
+
+def _keeps(chain: Chain, matrices_EP: Tensor) -> bool:
+    return chain.layers <= KEPT and matrices_EP.dtype in NARROW
 
 
 def _aligned(x: Tensor, axis: int) -> Tensor:

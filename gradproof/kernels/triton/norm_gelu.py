@@ -55,9 +55,12 @@ def _forward_launch(N: int, H: int, experts: int) -> Launch:
 
 
 def _backward_launch(N: int, H: int, experts: int) -> Launch:
-    """The sums take three registers for each column of a thread, so tiles are small."""
+    """The sums take three registers for each column of a thread, so tiles are small. A thread has 8 columns; of 4096
+    it has 16, and all the registers there are: half as many steps from thread to thread, for fewer threads."""
     block = _block(H)
     tile = max(1024 // block, 1 if block > 4096 else 2)
+    if block == 4096:
+        return _cut(N, experts, block, tile, 8, {"maxnreg": 255})
     return _cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128})
 
 
@@ -124,8 +127,8 @@ def ragged_backward(
     dbeta_EH: Tensor,
     accumulate: bool,
 ) -> None:
-    """Writes dh_NH, which may be dy_NH itself; y_NH, what the forward returned, which may be h_NH itself, or None; and
-    the parameters' gradients, in fp32, or adds to them. An expert without rows has zeros, or what it had."""
+    """Writes dh_NH, which may be dy_NH or h_NH itself; y_NH, what the forward returned, which may be h_NH itself, or
+    None; and the parameters' gradients, in fp32, or adds to them. An expert without rows has zeros, or what it had."""
     sums = (db_EH, dgamma_EH, dbeta_EH)
     _run_backward(dy_NH, h_NH, stat_N2, offset_F, b_EH, gamma_EH, beta_EH, activate, dh_NH, y_NH, *sums, accumulate)
 
@@ -308,14 +311,17 @@ def _gelu(n_RH, EXACT: tl.constexpr):
 
 @triton.jit
 def _gelu_slope(n_RH, EXACT: tl.constexpr):
-    """n·σ(2v) and its derivative. Far out σ is 0 or 1 in fp32, but n² or exp(−2v) may overflow, and 0·∞ is no gradient.
-    1 − σ = exp(−2v)·σ keeps its digits."""
+    """σ(2v), and the derivative of n·σ(2v), which is σ + σ·(1 − σ)·n·(2v)′/n. Far out σ is 0 or 1 in fp32, but n² or
+    exp(−2v) may overflow, and 0·∞ is no gradient. 1 − σ = exp(−2v)·σ keeps its digits, where they count."""
     square_RH = tl.minimum(n_RH * n_RH, 256.0)
-    power_RH = tl.minimum(n_RH * (BITS * TWICE + (BITS * CUBED) * square_RH), 126.0)
+    power_RH = n_RH * (BITS * TWICE + (BITS * CUBED) * square_RH)
+    if EXACT:
+        power_RH = tl.minimum(power_RH, 126.0)
     exp_RH = tl.exp2(power_RH)
     sigmoid_RH = _inverse(1.0 + exp_RH, EXACT)
-    y_RH = n_RH * sigmoid_RH
-    return y_RH, sigmoid_RH + y_RH * (exp_RH * sigmoid_RH) * (TWICE + (3 * CUBED) * square_RH)
+    rest_RH = exp_RH * sigmoid_RH if EXACT else 1.0 - sigmoid_RH
+    steep_RH = n_RH * (TWICE + (3 * CUBED) * square_RH)
+    return sigmoid_RH, sigmoid_RH * (1.0 + rest_RH * steep_RH)
 
 
 @triton.jit
@@ -401,6 +407,7 @@ def _backward(
     E: tl.constexpr,
     ACTIVE: tl.constexpr,
 ):
+    EXACT: tl.constexpr = h.dtype.element_ty == tl.float32
     pid = tl.program_id(0)
     expert, first, end = _span(pid, offset, N, chunk, E)
     if first >= end:
@@ -424,10 +431,11 @@ def _backward(
         else:
             mean_R1 = tl.load(stat + 2 * row_R1, mask=row_R1 < end, other=0.0)
             rstd_R1 = tl.load(stat + 2 * row_R1 + 1, mask=row_R1 < end, other=0.0)
-        xhat_RH = (x_RH - mean_R1) * rstd_R1
+        xhat_RH = (x_RH - mean_R1) * rstd_R1 if EXACT else x_RH * rstd_R1 - mean_R1 * rstd_R1
         y_RH = xhat_RH * scale_1H + shift_1H
         if ACTIVE:
-            y_RH, slope_RH = _gelu_slope(y_RH, h.dtype.element_ty == tl.float32)
+            sigmoid_RH, slope_RH = _gelu_slope(y_RH, EXACT)
+            y_RH = y_RH * sigmoid_RH
             dn_RH = dn_RH * slope_RH
         if y is not None:
             tl.store(y + row_R1 * y_row + column_1H, y_RH, mask=inside_RH)
