@@ -39,10 +39,11 @@ ROW_OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw") 
 TOKEN_OPS = ("embedding", "layernorm", "attention", "ffn", "cross_entropy", "adamw")  # of one that reads tokens
 OPS = tuple(dict.fromkeys(ROW_OPS + TOKEN_OPS))
 STAYING = TOKEN_OPS[:4]  # whose reference reads nothing on the host
-FUSED = ("mixture", "update")  # several ops as one; where none is admitted, their parts run by their own kernels
+FUSED = ("mixture", "update", "lesson")  # several ops as one; where none is admitted, their parts run by their own
+MIXTURES = ("mixture", "lesson")  # those that a mixture's shape is an option of
 LOG = logging.getLogger("gradproof.kernels")
 NARROW = ("bfloat16", "float16")
-NARROW_OPS = ("experts", "mixture", "attention", "ffn")  # whose operands are narrow where a step is
+NARROW_OPS = ("experts", "mixture", "lesson", "attention", "ffn")  # whose operands are narrow where a step is
 MOST_ROWS = 1031  # that an admission runs; prime, so that no tile divides it
 MOST_LAYERS = 2  # of a deep chain: the others are repetitions
 
@@ -70,7 +71,7 @@ class Variant:
     def fits(self, shape: Shape) -> bool:
         """Whether it is made for this shape."""
         work = shape.rows * shape.k * max(a * b for a, b in pairwise(shape.chain.widths))
-        routed = self.op != "mixture" or shape.routing is not None
+        routed = self.op not in MIXTURES or shape.routing is not None
         return routed and self.serves(shape.chain) and work <= self.most
 
     def missing(self) -> str | None:
@@ -81,7 +82,8 @@ class Variant:
 # The first admitted one of an op is taken; after them all comes the reference.
 VARIANTS = (
     *(Variant(op, "cpu", "cpu") for op in (*ROW_OPS, "ffn", "update")),
-    Variant("mixture", "cpu", "cpu", most=3e8),  # of larger batches the calls between the parts are nothing
+    # Of larger batches the calls between the parts are nothing.
+    *(Variant(op, "cpu", "cpu", most=3e8) for op in MIXTURES),
     *(Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts"),
     Variant("experts", "triton", "cuda", NARROW),
     Variant("experts", "grouped", "cuda", ("bfloat16",), most=2e11),
@@ -135,14 +137,14 @@ class Shape:
         if len(active) > MOST_LAYERS:
             widths = (*widths[: MOST_LAYERS + 1], widths[-1])
             active = active[:MOST_LAYERS]
-        if op not in ("experts", "mixture"):
+        if op not in ("experts", *MIXTURES):
             widths, active = (widths[0], widths[-1]), ()
         return replace(
             self,
             dtype="float32" if self.dtype in NARROW and op not in NARROW_OPS else self.dtype,
             rows=4 ** max(1, (self.rows - 1).bit_length() + 1 >> 1),
             chain=Chain(widths, active),
-            routing=self.routing if op in ("route", "mixture") else None,
+            routing=self.routing if op in ("route", *MIXTURES) else None,
             block=self.block.of(op) if self.block else None,
             ops=(),
             fused=(),
@@ -166,6 +168,7 @@ class Kernels:
     chosen: Mapping[str, str]
     mixture: ModuleType | None = None
     update: ModuleType | None = None
+    lesson: ModuleType | None = None
     workspace: Workspace | None = None
     capturable: bool = False
 
@@ -306,11 +309,8 @@ def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
     chain, E, K = shape.chain, shape.experts, shape.k
     sizes = dict(T=rows, E=E, K=K, I=chain.widths[0], O=chain.widths[-1], C=max(chain.widths[-1], 2), P=64 * 129)
     routing = shape.routing or Routing(K)
-    options: dict[str, Any] = dict(
-        experts=(dict(chain=chain),),
-        route=(dict(routing=routing),),
-        mixture=(dict(mixture=Mixture(E, chain, routing)),),
-    )
+    options: dict[str, Any] = dict(experts=(dict(chain=chain),), route=(dict(routing=routing),))
+    options |= {op: (dict(mixture=Mixture(E, chain, routing)),) for op in MIXTURES}
     if shape.block is not None and op in TOKEN_OPS[:4]:
         block, places = shape.block, min(max(1, shape.block.context), MOST_ROWS)
         sizes |= dict(V=block.vocabulary, D=block.width, F=block.inner, S=places, L=places)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.registry import REFERENCE, Kernels, Shape
+from gradproof.ops.mixture import Mixture
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, ParamSpace, Weights, version
 
@@ -94,6 +95,11 @@ class Model(ABC):
     @abstractmethod
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         """What a step on so many rows, with products in `dtype`, asks of its kernels."""
+
+    @property
+    def lesson(self) -> tuple[Tensor | None, Mixture]:
+        """The router's correction and the shape of a mixture, for a step in one call; only mixtures are asked."""
+        raise ValueError("this model is no mixture")
 
     def rows(self, x_TI: Tensor) -> int:
         """How many rows of logits this input gives."""

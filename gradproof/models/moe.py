@@ -215,6 +215,10 @@ class MoE(Model):
         fused = FUSED if c.cover is None else ("update",)  # a mixture has the linear router
         return Shape(device, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing, fused=fused)
 
+    @property
+    def lesson(self) -> tuple[Tensor | None, Mixture]:
+        return self.buffers.get("router.correction"), self.config.mixture
+
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""
         if not self.buffers:

@@ -36,7 +36,7 @@ NAMES = (
     "mse",
     "quality",
 )
-UPDATES = ("adamw", "update")
+UPDATES = ("adamw", "update", "lesson")
 
 
 ENCODERS = ("padic",)  # of gradproof.data: they have a contract, and nothing to differentiate

@@ -288,6 +288,8 @@ def _load(module: Any, example: Example) -> Tensor:
     return module.forward(**given, **example.options)[1].load_E
 
 
+EDGES = (_ties, _starved, _corrected)
+
 CONTRACT = Contract(
     shapes="x[T,I] theta[P] c[E] -> y[T,O] gates[T,E] aux[]",
     sizes=dict(T=(1, 33)),
@@ -302,7 +304,7 @@ CONTRACT = Contract(
         dict(mixture=Mixture(17, _CHAIN, Routing(scores="sigmoid", renormalise=True, balance=0.2, z_loss=0.02))),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),
-    edges=(_ties, _starved, _corrected, _part),
+    edges=(*EDGES, _part),
     parts={"theta": lambda theta_P, options: options["mixture"].by_name(theta_P)},
     same=_load,
 )

@@ -143,7 +143,7 @@ def row_error(found: Tensor, exact: Tensor, terms: Tensor | None = None) -> floa
         return 0.0
     width = exact.shape[-1] if exact.dim() else 1
     error_R = (found.double() - exact).reshape(-1, width).norm(dim=1)
-    size_R = (exact if terms is None else terms).reshape(-1, width).norm(dim=1)
+    size_R = (exact if terms is None else terms).double().reshape(-1, width).norm(dim=1)
     size_R = size_R.clamp(min=FAINT * float(size_R.max()))
     worst = float(torch.where(error_R == 0, error_R, error_R / size_R).max())
     return worst if math.isfinite(worst) else math.inf

@@ -16,7 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gradproof.kernels.workspace import Workspace
 from gradproof.ops import adamw as reference
+from gradproof.ops.lesson import Learnt
+from gradproof.ops.mixture import Mixture
 from gradproof.params import ALIGNMENT, ParamSpace, padded
 
 
@@ -102,6 +105,26 @@ class AdamW:
         flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
         how = (clip, self.betas, self.eps, self.weight_decay)
         found = kernel.step(*flat, self.count, skips, self.rate, scale, loss, *how)
+        self.params.touch()
+        return found
+
+    def learn(
+        self,
+        kernel: ModuleType,
+        scale: Tensor,
+        skips: Tensor,
+        clip: float | None,
+        x_TI: Tensor,
+        target_T: Tensor,
+        mixture: tuple[Tensor | None, Mixture],
+        workspace: Workspace | None,
+    ) -> Learnt:
+        """A whole step on one batch: `kernel` is one of ops/lesson.py, `mixture` the router's correction and shape."""
+        if self.params is None:
+            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
+        flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
+        how = (clip, self.betas, self.eps, self.weight_decay, workspace)
+        found = kernel.step(*flat, self.count, skips, self.rate, scale, x_TI, target_T, *mixture, *how)
         self.params.touch()
         return found
 

@@ -35,6 +35,11 @@ class Loss:
         if unknown:
             raise ValueError(f"the loss has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is cross-entropy and nothing else, which a step in one call has built in."""
+        return type(self) is Loss and self.name == "cross_entropy" and not self.options
+
     def total(self, targets: Sequence[Target]) -> Mapping[str, Any]:
         """What the losses of all micro-batches are divided by, as arguments of forward."""
         if not hasattr(self.op, "count"):

@@ -148,6 +148,8 @@ class TrainStep:
     def _take(self, parts: Sequence[tuple[Tensor, Target]], kernels: Kernels | None = None) -> StepResult:
         """All that happens on the device."""
         kernels = kernels or self.kernels
+        if kernels.lesson is not None and self.loss.plain and len(parts) == 1:
+            return self._at_once(*parts[0], kernels)
         total = self.loss.total([target for _, target in parts])
         whole = self._whole(parts)
         results = [self._part(x_TI, target, total, whole, i > 0, kernels) for i, (x_TI, target) in enumerate(parts)]
@@ -161,6 +163,14 @@ class TrainStep:
         scale = self.scale.clone()
         norm, skipped = self._update(loss, load_E, kernels)
         return StepResult(loss, gates_TE, norm, load_E, entropy, skipped, scale, energy)
+
+    def _at_once(self, x_TI: Tensor, target: Target, kernels: Kernels) -> StepResult:
+        """By one kernel for all of it."""
+        assert kernels.lesson is not None and isinstance(target, Tensor)
+        given = (x_TI, target.flatten(), self.model.lesson, kernels.workspace)
+        learnt = self.optimizer.learn(kernels.lesson, self.scale, self.skipped, self.clip, *given)
+        self._rebalance(learnt.load_E, learnt.skipped)
+        return StepResult(*learnt, scale=self.scale.clone(), energy=self.scale.new_zeros(()))
 
     def choose(self, rows: int) -> Kernels:
         """The kernels for so many rows: admitted when a class of shapes is first met."""

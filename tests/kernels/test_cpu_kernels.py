@@ -563,7 +563,7 @@ def _mixture_inputs(name, seed=1):
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixture(name, schedule):
     """A router's last columns, rows fetched for another expert, a lost cotangent of the gates; the same bits twice."""
-    mixture._shape.cache_clear()
+    mixture.shape_of.cache_clear()
     x_TI, theta_P, dy, of = _mixture_inputs(name)
     outputs, load_E, grads = _mixed(mixture, x_TI, theta_P, dy, of)
     exact, right_E, exact_grads = _mixed(ref_mixture, x_TI.double(), theta_P.double(), dy, of)
@@ -580,7 +580,7 @@ def test_mixture(name, schedule):
 
 def test_mixture_writes_over_and_adds(schedule):
     """Into a given buffer, without dx; what is between the parameters is left as it is."""
-    mixture._shape.cache_clear()
+    mixture.shape_of.cache_clear()
     x_TI, theta_P, dy, of = _mixture_inputs("odd widths")
     _, _, (_, right_P) = _mixed(mixture, x_TI, theta_P, dy, of)
     out_P = torch.full_like(theta_P, torch.nan)

@@ -16,14 +16,15 @@ import torch
 from gradproof.kernels import registry
 from gradproof.kernels.registry import REFERENCE, VARIANTS, Shape, Variant, admission, choose
 from gradproof.models.moe import MoE, MoEConfig
-from gradproof.ops import combine, dispatch, experts, mixture, route, update
+from gradproof.ops import combine, dispatch, experts, lesson, mixture, route, update
 from gradproof.ops.experts import Chain
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import TrainStep
 
 CHAIN = Chain((5, 6, 6, 3), (True, True))
 SHAPE = Shape("cpu", "float32", 9, 4, 2, CHAIN, route.Routing())
-HOMES = dict(experts=experts, dispatch=dispatch, combine=combine, route=route, mixture=mixture, update=update)
+PLANTED = (experts, dispatch, combine, route, mixture, update, lesson)
+HOMES = {op.__name__.rpartition(".")[2]: op for op in PLANTED}
 
 
 @pytest.fixture
@@ -251,6 +252,60 @@ def test_broken_updates_are_refused(planted, change):
     judged = admission(planted("update", forward=planted_update(change)), SHAPE)
     assert not judged.admitted
     assert choose(SHAPE).update is None
+
+
+def _entropy_of_the_gates(found, given):
+    return found._replace(entropy=torch.special.entr(found.gates_TE).sum() / len(found.gates_TE))
+
+
+def _aux_left_out(found, given):
+    return found._replace(loss=found.loss - found.loss.sign() * 1e-3)
+
+
+def _gradient_unscaled(found, given):
+    return found._replace(g_P=found.g_P / given["scale"])
+
+
+def _first_row_lost(found, given):
+    own = {**given, "x_TI": given["x_TI"][1:], "target_T": given["target_T"][1:]} if len(given["x_TI"]) > 1 else given
+    return found._replace(g_P=RIGHT_LESSON(**own)[0].g_P)
+
+
+def _one_expert_not_moved(found, given):
+    of = given["mixture"]
+    p_P = found.p_P.clone()
+    of.views(p_P).theta_EP[-1] = of.views(given["p_P"]).theta_EP[-1]
+    return found._replace(p_P=p_P)
+
+
+def _load_of_another(found, given):
+    return found._replace(load_E=found.load_E.roll(1) if len(given["x_TI"]) == 33 else found.load_E)
+
+
+RIGHT_LESSON = lesson.forward
+BROKEN_LESSONS = (
+    *(_entropy_of_the_gates, _aux_left_out, _gradient_unscaled),
+    *(_first_row_lost, _one_expert_not_moved, _load_of_another),
+)
+
+
+@pytest.mark.parametrize("change", BROKEN_LESSONS)
+def test_broken_lessons_are_refused(planted, change):
+    @wraps(lesson.forward)
+    def forward(*args, **given):
+        bound = dict(signature(lesson.forward).bind(*args, **given).arguments)
+        return change(RIGHT_LESSON(**bound)[0], bound), None
+
+    judged = admission(planted("lesson", forward=forward), SHAPE)
+    assert not judged.admitted
+    assert choose(SHAPE).lesson is None
+
+
+def test_a_right_lesson_is_taken_where_there_is_a_mixture(planted):
+    planted("lesson")
+    assert choose(SHAPE).chosen["lesson"] == "planted"
+    assert choose(replace(SHAPE, routing=None, experts=1, k=1)).lesson is None
+    assert choose(replace(SHAPE, dtype="bfloat16")).lesson is None
 
 
 def test_a_dense_model_has_no_mixture(planted):

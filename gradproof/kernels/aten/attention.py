@@ -82,14 +82,14 @@ def backward(
 def _same_bits() -> Iterator[None]:
     """Long sequences are cut up: without this their parts of dq are added in the order in which they are ready."""
     before = torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
-    filled = deterministic.fill_uninitialized_memory
+    filled = deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     torch._C._set_deterministic_algorithms(True, warn_only=False)
-    deterministic.fill_uninitialized_memory = False
+    deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
         torch._C._set_deterministic_algorithms(before[0], warn_only=before[1])
-        deterministic.fill_uninitialized_memory = filled
+        deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _bias(mask_BL: Tensor, like: Tensor) -> Tensor:

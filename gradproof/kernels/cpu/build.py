@@ -47,6 +47,7 @@ FUNCTIONS = {
     "mixture_forward": "piiiffpppiipppppppppi",
     "mixture_backward": "piiiffpppppiipppppipi",
     "update_step": "pppppipppppfffffppi",
+    "lesson_step": "piiiffpppppippppfffffpppippppppppppi i",
 }
 _KINDS = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_double}
 

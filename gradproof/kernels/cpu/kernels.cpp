@@ -4,6 +4,7 @@
 #include "dispatch.h"
 #include "experts.h"
 #include "ffn.h"
+#include "lesson.h"
 #include "mixture.h"
 #include "norm_gelu.h"
 #include "route.h"
@@ -156,5 +157,22 @@ void gradproof_mixture_backward(const int64_t* mixture, int64_t K, int64_t sigmo
     const MixtureRoom room(of, T, dx_TI != nullptr, threads, work);
     mixture_backward(of, dy_TO, dgates_TE, *daux, x_TI, theta_P, T, rows, Tape(of, T, floats, integers), q_TE, room,
                      out_P, accumulate != 0, dx_TI, threads);
+}
+
+// `numbers` are loss, norm, entropy and skipped.
+int64_t gradproof_lesson_step(const int64_t* mixture, int64_t K, int64_t sigmoid, int64_t renormalise, double balance,
+                              double z_loss, float* p_P, float* g_P, float* m_P, float* v_P, const bool* decayed_B,
+                              int64_t blocks, float* count, float* skips, const float* rate, const float* scale,
+                              double clip, double beta1, double beta2, double eps, double decay, const float* x_TI,
+                              const int64_t* target_T, const float* c_E, int64_t T, float* floats, int64_t* integers,
+                              float* work, float* y_TO, float* dy_TO, float* scale_T, float* q_TE, float* gates_TE,
+                              int64_t* load_E, float* numbers, int64_t threads) {
+    const Mixture of(mixture, {K, sigmoid != 0, renormalise != 0, balance, z_loss});
+    const State state{p_P, g_P, m_P, v_P, decayed_B, blocks, count, skips};
+    const Ending given{*rate, *scale, 0, clip, beta1, beta2, eps, decay};
+    const Report out{y_TO,   dy_TO,   scale_T,     q_TE,        gates_TE,
+                     load_E, numbers, numbers + 1, numbers + 2, numbers + 3};
+    return lesson_step(of, state, given, x_TI, target_T, c_E, T, Tape(of, T, floats, integers),
+                       MixtureRoom(of, T, false, threads, work), out, threads);
 }
 }

@@ -24,7 +24,7 @@ class Saved(NamedTuple):
     rows: int  # of the whole batch
 
 
-class _Shape(NamedTuple):
+class Shape(NamedTuple):
     """A mixture as the kernels read it, and how much they keep and work in for so many rows."""
 
     numbers: Tensor
@@ -45,7 +45,7 @@ def forward(
 ) -> tuple[Mixed, Saved]:
     """y_TO, the gates and the auxiliary loss. y_TO and what is saved live in the workspace, until its next forward."""
     (T, _), E, threads = x_TI.shape, mixture.experts, torch.get_num_threads()
-    shape = _shape(mixture, T, threads)
+    shape = shape_of(mixture, T, threads)
     x_TI, at = ready(x_TI, (T, mixture.chain.widths[0])), in_place(theta_P, (shape.length,))
     c_E = None if c_E is None else ready(c_E, (E,))
     rows, load_E = (T, None) if whole is None else (whole.rows, whole.load_E.to(torch.int64).contiguous())
@@ -92,7 +92,7 @@ def backward(
     """Returns dx_TI, dtheta_P; the latter is written to `out_P` where given, or added to it. Its padding is left as it
     is."""
     (T, I), threads = x_TI.shape, torch.get_num_threads()
-    shape = _shape(mixture, T, threads)
+    shape = shape_of(mixture, T, threads)
     dtheta_P = torch.zeros_like(theta_P) if out_P is None else out_P
     dy_TO, dgates_TE = ready(dy[0], (T, mixture.chain.widths[-1])), dy[1]
     dgates_TE = None if dgates_TE is None else ready(dgates_TE, saved.q_TE.shape)
@@ -121,7 +121,8 @@ def backward(
 
 
 @lru_cache(maxsize=64)
-def _shape(mixture: Mixture, rows: int, threads: int) -> _Shape:
+def shape_of(mixture: Mixture, rows: int, threads: int) -> Shape:
+    """What is the same in every call."""
     if mixture.routing.k > mixture.experts:
         raise ValueError(f"k = {mixture.routing.k} experts cannot be chosen from E = {mixture.experts}")
     bias, first, length = mixture.offsets
@@ -130,4 +131,4 @@ def _shape(mixture: Mixture, rows: int, threads: int) -> _Shape:
     library().mixture_sizes(tensor.data_ptr(), rows, mixture.routing.k, threads, sizes.data_ptr())
     floats, integers, work, with_dx = ((size,) for size in sizes.tolist())
     options = (tensor.data_ptr(), *route.numbers_of(mixture.routing))
-    return _Shape(tensor, options, length, floats, integers, (work, with_dx))
+    return Shape(tensor, options, length, floats, integers, (work, with_dx))
