@@ -8,7 +8,6 @@ Each part is an op with a backward that is proven by itself; this one says what 
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -84,10 +83,9 @@ def out_of_place(step: Callable[..., Learnt]) -> Callable[..., tuple[Lesson, Non
 
     @wraps(forward)
     def called(*args: Any, **given: Any) -> tuple[Lesson, None]:
-        bound = signature(forward).bind(*args, **given).arguments
-        own = {name: bound[name].clone() for name in ("p_P", "m_P", "v_P", "count", "skips")}
+        bound, own = update.with_copies(forward, args, given)
         own["g_P"] = torch.zeros_like(own["p_P"])
-        learnt = step(**{**bound, **own})
+        learnt = step(**bound, **own)
         return Lesson(**own, **learnt._asdict()), None
 
     return called

@@ -65,12 +65,19 @@ def out_of_place(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tu
 
     @wraps(forward)
     def called(*args: Any, **given: Any) -> tuple[Ended, None]:
-        bound = signature(forward).bind(*args, **given).arguments
-        own = {name: bound[name].clone() for name in ("p_P", "m_P", "v_P", "count", "skips")}
-        norm, skipped = step(**{**bound, **own})
+        bound, own = with_copies(forward, args, given)
+        norm, skipped = step(**bound, **own)
         return Ended(**own, norm=_comparable(norm), skipped=skipped), None
 
     return called
+
+
+def with_copies(
+    forward: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The arguments of a call by name: those that a step reads, and copies of those that it moves."""
+    bound = dict(signature(forward).bind(*args, **given).arguments)
+    return bound, {name: bound.pop(name).clone() for name in ("p_P", "m_P", "v_P", "count", "skips")}
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:

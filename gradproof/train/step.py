@@ -149,7 +149,9 @@ class TrainStep:
         """All that happens on the device."""
         kernels = kernels or self.kernels
         if kernels.lesson is not None and self.loss.plain and len(parts) == 1:
-            return self._at_once(*parts[0], kernels)
+            x_TI, target = parts[0]
+            if isinstance(target, Tensor):
+                return self._at_once(x_TI, target, kernels.lesson)
         total = self.loss.total([target for _, target in parts])
         whole = self._whole(parts)
         results = [self._part(x_TI, target, total, whole, i > 0, kernels) for i, (x_TI, target) in enumerate(parts)]
@@ -164,11 +166,10 @@ class TrainStep:
         norm, skipped = self._update(loss, load_E, kernels)
         return StepResult(loss, gates_TE, norm, load_E, entropy, skipped, scale, energy)
 
-    def _at_once(self, x_TI: Tensor, target: Target, kernels: Kernels) -> StepResult:
+    def _at_once(self, x_TI: Tensor, target_T: Tensor, kernel: ModuleType) -> StepResult:
         """By one kernel for all of it."""
-        assert kernels.lesson is not None and isinstance(target, Tensor)
-        given = (x_TI, target.flatten(), self.model.lesson, kernels.workspace)
-        learnt = self.optimizer.learn(kernels.lesson, self.scale, self.skipped, self.clip, *given)
+        given = (x_TI, target_T.flatten(), self.model.lesson, self.workspace)
+        learnt = self.optimizer.learn(kernel, self.scale, self.skipped, self.clip, *given)
         self._rebalance(learnt.load_E, learnt.skipped)
         return StepResult(*learnt, scale=self.scale.clone(), energy=self.scale.new_zeros(()))
 

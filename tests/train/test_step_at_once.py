@@ -169,6 +169,13 @@ def test_who_is_stepped_by_parts(options, calls):
     assert not calls
 
 
+def test_a_target_in_a_tuple(calls):
+    """As losses of several targets have it."""
+    whole, parts = make(TrainStep), make(ByParts)
+    x_TI, target_T = batch(0)
+    same_result(whole(x_TI, (target_T,)), parts(x_TI, target_T))
+
+
 def test_rows_that_lie_apart(calls):
     """Columns of a wider table, every other row, a target with an axis too many."""
     whole, parts = make(TrainStep), make(ByParts)
