@@ -2,15 +2,17 @@
 
 A seventh of the calls, near-duplicates together, is kept for validation. The encoder learns from batches in which a
 quarter of the calls is to be blocked, however rare those are; the weights are averaged over the second half of its
-steps, and what scored best on the validation calls stays. The n-grams' weights are w = u + r·h, each the solution of
+steps, and what scored best on the validation calls stays. The weights of the n-grams and of the deeds are each the
+solution of
 
     min_w  Σ_r c_r·(softplus(z_r) − y_r·z_r) + ‖w‖²/(2·STRENGTH),   z_r = Σ_g a_rg·w[gram_rg] + b,
 
-c_r giving both classes the same weight in all: u of the calls themselves, h of those to allow against calls to block
-that were made up (`starter.harmful`), since those that somebody blocked are few and never of every kind. Each part
-learns alone, since on few calls the quicker one would leave nothing for the others to learn; then their logits are
-added: the made-up calls have a fixed share, the encoder one that the validation calls decide. Last, the n-grams are
-solved for again with the validation calls among the others.
+c_r giving both classes the same weight in all: the n-grams' of the calls themselves, the deeds' of those to allow
+against calls to block that were made up (`starter.harmful`), since those that somebody blocked are few and never of
+every kind; and what was made up has the deeds of such a call, not the letters. Each part learns alone, since on few
+calls the quicker one would leave nothing for the others to learn; then their logits are added: the deeds have a fixed
+share, the encoder one that the validation calls decide. Last, both are solved for again with the validation calls among
+the others.
 """
 
 from __future__ import annotations
@@ -24,8 +26,7 @@ import torch
 from torch import Tensor
 
 from gradproof.gate import folds
-from gradproof.gate.network import KNOWN, SCALE, WEIGHT, Calibration, GateConfig, GateModel, GateNetwork, stacked
-from gradproof.gate.ngrams import NUMBERS
+from gradproof.gate.network import DEEDS, NGRAMS, Calibration, GateConfig, GateModel, GateNetwork, Sparse, stacked
 from gradproof.gate.policy import calibrate
 from gradproof.gate.roc import auc
 from gradproof.gate.starter import harmful
@@ -41,9 +42,9 @@ STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
 SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
-MADE_UP = 0.25  # of the n-grams' spread is that of made-up calls: a fixed part, for few held calls tell it badly
+MADE_UP = 0.25  # of the spread of n-grams and deeds is the deeds': a fixed part, for few held calls tell it badly
 CLEARLY = 0.005  # of AUC, where the held calls to block may be a dozen
-LEAST = 2  # calls that an n-gram occurs in, to be known
+LEAST = 2  # calls that an n-gram or a deed occurs in, to be known
 
 
 @dataclass(frozen=True)
@@ -90,19 +91,21 @@ def fit(
     learned, held = np.flatnonzero(~held_R), np.flatnonzero(held_R)
     train_encoder(model, rows, allow_R, learned, held, recipe, seed, watch)
     encoded_V = logits(model, [rows[i] for i in held])
-    vocabulary = model.network.config.vocabulary
-    grams = [_grams(row, vocabulary) for row in rows]
-    made_up = [_grams(model.encode(text), vocabulary) for text in (harmful() if harm is None else harm)]
-    two = solve_both(model.network, grams, allow_R, learned, made_up)
-    own_V, harm_V = (logits_of_ngrams(model.network, [grams[i] for i in held], w_N) for w_N in two)
+    layers = {layer: [_numbers(row, layer, model) for row in rows] for layer in (NGRAMS, DEEDS)}
+    made_up = [_numbers(model.encode(text), DEEDS, model) for text in (harmful() if harm is None else harm)]
+    two = solve_both(model.network, layers, allow_R, learned, made_up)
+    own_V, harm_V = (
+        logits_of(model.network, [layers[layer][i] for i in held], w_N, layer) for layer, w_N in two.items()
+    )
     of_harm = part(own_V, harm_V, MADE_UP)
     linear_V = own_V + of_harm * harm_V
     of_encoder = best_part(linear_V, encoded_V, allow_R[held], SHARES)
     z_V = linear_V + of_encoder * encoded_V
     model.calibration = Calibration(*calibrate(z_V, allow_R[held]))
     # What was held back is too rare to leave unlearned.
-    own_N, harm_N = solve_both(model.network, grams, allow_R, np.arange(len(rows)), made_up)
-    model.network.params[WEIGHT].copy_(own_N + of_harm * harm_N)
+    two = solve_both(model.network, layers, allow_R, np.arange(len(rows)), made_up)
+    model.network.params[NGRAMS.weight].copy_(two[NGRAMS])
+    model.network.params[DEEDS.weight].copy_(of_harm * two[DEEDS])
     for name in ("output.weight", "output.bias"):
         model.network.params[name].mul_(of_encoder)
     return Fitted(model, z_V, allow_R[held])
@@ -175,36 +178,38 @@ def _endless(from_R: np.ndarray, many: int, generator: np.random.Generator) -> I
 
 def solve_both(
     network: GateNetwork,
-    grams: Sequence[list[int]],
+    layers: Mapping[Sparse, Sequence[list[int]]],
     allow_R: np.ndarray,
     learned: np.ndarray,
     made_up: Sequence[list[int]],
-) -> tuple[Tensor, Tensor]:
-    """u_N of the learned calls; h_N of those to allow among them, against the made-up ones."""
-    rows = [grams[i] for i in learned]
-    know_ngrams(network, rows)
-    own_N, _ = solve_ngrams(network, rows, allow_R[learned])
+) -> dict[Sparse, Tensor]:
+    """The n-grams' weights, of the learned calls; the deeds', of those to allow among them against the made-up ones."""
+    for layer, rows in layers.items():
+        know(network, [rows[i] for i in learned], layer)
+    own_N, _ = solve(network, [layers[NGRAMS][i] for i in learned], allow_R[learned], NGRAMS)
     if not made_up:
-        return own_N, torch.zeros_like(own_N)
-    allowed = [grams[i] for i in learned[allow_R[learned]]]
-    harm_N, _ = solve_ngrams(network, [*allowed, *made_up], np.arange(len(allowed) + len(made_up)) < len(allowed))
-    return own_N, harm_N
+        return {NGRAMS: own_N, DEEDS: torch.zeros_like(network.params[DEEDS.weight])}
+    allowed = [layers[DEEDS][i] for i in learned[allow_R[learned]]]
+    is_allowed = np.arange(len(allowed) + len(made_up)) < len(allowed)
+    harm_N, _ = solve(network, [*allowed, *made_up], is_allowed, DEEDS)
+    return {NGRAMS: own_N, DEEDS: harm_N}
 
 
-def solve_ngrams(network: GateNetwork, grams: Sequence[list[int]], allow_R: np.ndarray) -> tuple[Tensor, float]:
-    """w_N and b of the calls with these n-grams, as the network knows them. b is not used: the calibration has an
-    offset of its own."""
-    parts = [(gram_BG, torch.from_numpy(allow_R[chosen]).float()) for gram_BG, chosen in parts_of(network, grams, ROWS)]
-    R, allowed = len(grams), float(allow_R.sum())
+def solve(network: GateNetwork, rows: Sequence[list[int]], allow_R: np.ndarray, layer: Sparse) -> tuple[Tensor, float]:
+    """w_N and b of the calls with these n-grams or deeds, as the network knows them. b is not used: the calibration has
+    an offset of its own."""
+    labels = torch.from_numpy(allow_R).float()
+    parts = [(gram_BG, labels[chosen]) for gram_BG, chosen in parts_of(network, rows, ROWS, layer)]
+    R, allowed = len(rows), float(allow_R.sum())
     weights = (R / (2 * (R - allowed)), R / (2 * allowed))  # of block, of allow
-    solved = torch.zeros(len(network.params[WEIGHT]) + 1)  # w_N and b
+    solved = torch.zeros(len(network.params[layer.weight]) + 1)  # w_N and b
 
     def objective() -> Tensor:
         """At `solved`; its gradient goes where L-BFGS looks for it."""
         value = solved[:-1].square().sum() / (2 * STRENGTH)
         solved.grad = torch.cat((solved[:-1] / STRENGTH, torch.zeros(1)))
         for gram_BG, label_B in parts:
-            y_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], solved[:-1])
+            y_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[layer.scale], solved[:-1])
             z_B, weight_B = y_B + solved[-1], torch.where(label_B > 0.5, weights[1], weights[0])
             loss, kept = bce.forward(z_B, label_B, weight_B, total=1.0)
             dz_B = bce.backward(torch.ones(()), kept, z_B, label_B)
@@ -218,29 +223,34 @@ def solve_ngrams(network: GateNetwork, grams: Sequence[list[int]], allow_R: np.n
     return solved[:-1].clone(), float(solved[-1])
 
 
-def parts_of(network: GateNetwork, grams: Sequence[list[int]], many: int) -> Iterator[tuple[Tensor, list[int]]]:
-    """gram_BG of so many calls at a time, and which they are."""
-    for chosen in alike(dict(enumerate(grams)), many):
-        x_BX = stacked([[PADDING, *grams[i]] for i in chosen], network.config.vocabulary)
-        yield network.split(x_BX)[1], chosen
+def parts_of(
+    network: GateNetwork, rows: Sequence[list[int]], many: int, layer: Sparse
+) -> Iterator[tuple[Tensor, list[int]]]:
+    """gram_BG, or deed_BG, of so many calls at a time, and which they are."""
+    for chosen in alike(dict(enumerate(rows)), many):
+        x_BX = stacked([[PADDING, *rows[i]] for i in chosen], network.config.vocabulary)
+        yield network.split(x_BX)[layer.part], chosen
 
 
-def know_ngrams(network: GateNetwork, grams: Iterable[list[int]]) -> None:
-    """Known is what occurs in two calls or more; the rarer a weight's n-grams, the more it counts; the strange
-    count 1, as much as the commonest."""
-    rows = [np.array(row, dtype=np.int64) - network.config.vocabulary for row in grams]
-    numbers = torch.from_numpy(np.concatenate(rows))
-    network.buffers[KNOWN].copy_(torch.bincount(numbers, minlength=NUMBERS) >= LEAST)
-    weight, buckets = network.weight_of(numbers), network.config.buckets
-    count_N = torch.bincount(weight[weight < buckets], minlength=buckets)
-    network.buffers[SCALE][:buckets] = torch.log((1 + len(rows)) / (1 + count_N.clamp(max=len(rows)))) + 1
+def know(network: GateNetwork, rows: Iterable[list[int]], layer: Sparse) -> None:
+    """Known is what occurs in two calls or more; the rarer what a weight is for, the more it counts; the strange counts
+    1, as much as the commonest."""
+    own = [np.array(row, dtype=np.int64) - network.config.vocabulary - layer.numbers.start for row in rows]
+    numbers = torch.from_numpy(np.concatenate(own))
+    network.buffers[layer.known].copy_(torch.bincount(numbers, minlength=len(layer.numbers)) >= LEAST)
+    c = network.config
+    weight, many = (
+        (network.weight_of(numbers), c.buckets) if layer == NGRAMS else (network.deed_weight_of(numbers), c.deeds)
+    )
+    count_N = torch.bincount(weight[weight < many], minlength=many)
+    network.buffers[layer.scale][:many] = torch.log((1 + len(own)) / (1 + count_N.clamp(max=len(own)))) + 1
 
 
-def logits_of_ngrams(network: GateNetwork, grams: Sequence[list[int]], w_N: Tensor) -> np.ndarray:
+def logits_of(network: GateNetwork, rows: Sequence[list[int]], w_N: Tensor, layer: Sparse) -> np.ndarray:
     """What these weights add to z of each call."""
-    z_R = np.zeros(len(grams))
-    for gram_BG, chosen in parts_of(network, grams, ROWS):
-        z_R[chosen] = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], w_N)[0].double().numpy()
+    z_R = np.zeros(len(rows))
+    for gram_BG, chosen in parts_of(network, rows, ROWS, layer):
+        z_R[chosen] = hashed_ngrams.forward(gram_BG, network.buffers[layer.scale], w_N)[0].double().numpy()
     return z_R
 
 
@@ -275,5 +285,7 @@ def alike(rows: Mapping[int, Sequence[int]], many: int) -> list[list[int]]:
     return [order[start : start + many] for start in range(0, len(order), many)]
 
 
-def _grams(row: Sequence[int], vocabulary: int) -> list[int]:
-    return [number for number in row if number >= vocabulary]
+def _numbers(row: Sequence[int], layer: Sparse, model: GateModel) -> list[int]:
+    """What a layer reads of a row."""
+    first = model.network.config.vocabulary
+    return [number for number in row if number - first in layer.numbers]

@@ -32,7 +32,7 @@ from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidati
 from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
 from gradproof.gate.journal import Example, is_held, new_id
-from gradproof.gate.network import WEIGHT, Calibration, GateModel
+from gradproof.gate.network import DEED_WEIGHT, WEIGHT, Calibration, GateModel
 from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
 from gradproof.gate.readings import Readings
@@ -233,13 +233,15 @@ class Learner:
         fisher_P = decayed(found.get("fisher"), fisher(gate.network, [self._batch(gate, [each]) for each in before]))
         strength = STRENGTH * (PLASTIC if errors(self.store.journal.errors()).drift else 1.0)
         step.consolidation = Consolidation(gate.network.params.flat_P, fisher_P, strength)
-        steps, ngrams_N = min(MOST_STEPS, LEAST_STEPS + len(new)) if new else 0, gate.network.params[WEIGHT].clone()
+        steps = min(MOST_STEPS, LEAST_STEPS + len(new)) if new else 0
+        sparse = {name: w_N.clone() for name, w_N in gate.network.params.items() if name in (WEIGHT, DEED_WEIGHT)}
         for _ in range(steps):
             batch = replay.compose(new, there.kept, there.pinned, there.echo, BATCH, draws)
             label_B = torch.tensor([each.signal.label for each in batch])
             weight_B = torch.tensor([each.signal.weight for each in batch])
             step(self._batch(gate, batch), (label_B, weight_B))
-        gate.network.params[WEIGHT].copy_(ngrams_N)  # these are solved for
+        for name, w_N in sparse.items():  # the n-grams' are solved for, the deeds' stay
+            gate.network.params[name].copy_(w_N)
         return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
     def _solve(self, gate: GateModel, number: int, said: Sequence[Example], there: Examples) -> None:
@@ -267,9 +269,7 @@ class Learner:
         return tensors.get(ANCHOR, tensors[WEIGHT])
 
     def _batch(self, gate: GateModel, examples: Sequence[Example]) -> Tensor:
-        vocabulary = gate.network.config.vocabulary
-        rows = [self._readings.row(gate, each.text) for each in examples]
-        return gate.batch([[*row.token_S, *(row.gram_G + vocabulary).tolist()] for row in rows])
+        return gate.batch([gate.encode(each.text) for each in examples])
 
     def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int:
         tensors = {**tensors_of(gate), ANCHOR: self._anchor(serving.number)}

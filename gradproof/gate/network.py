@@ -1,10 +1,12 @@
-"""The gate's model: a transformer that reads a call's tokens, and a sparse linear layer on its n-grams, in one logit.
+"""The gate's model: a transformer that reads a call's tokens, and sparse linear layers on its n-grams and on its deeds,
+in one logit.
 
-    z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g];   P(allow) = σ(slope·z + offset)
+    z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g] + Σ_h a_h·v[deed_h];   P(allow) = σ(slope·z + offset)
 
-A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on: one int64 tensor, as
-every model has. An n-gram that occurred in fewer than two calls of the first training has no weight of its own: all of
-one length share one, so that the strange counts as such. `GateModel` is the network with its calibration."""
+A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on and the deeds as numbers
+behind those: one int64 tensor, as every model has. An n-gram that occurred in fewer than two calls of the first
+training has no weight of its own: all of one length share one, so that the strange counts as such; so do all such
+deeds. `GateModel` is the network with its calibration."""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, Example
-from gradproof.gate import tokenizer
+from gradproof.gate import deeds, tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.registry import REFERENCE, Kernels, choose
 from gradproof.models.model import MoEOutput
@@ -31,11 +33,29 @@ from gradproof.params import Entry, Weights
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
+DEED_WEIGHT, DEED_SCALE, DEED_KNOWN = "deeds.weight", "deeds.scale", "deeds.known"
+ALL_NUMBERS = NUMBERS + deeds.NUMBERS  # those of n-grams, then those of deeds
+
+
+class Sparse(NamedTuple):
+    """A sparse layer: the names of its weights and buffers, which part of `GateNetwork.split` it reads, and its numbers
+    in a row, less the vocabulary."""
+
+    weight: str
+    scale: str
+    known: str
+    part: int
+    numbers: range
+
+
+NGRAMS = Sparse(WEIGHT, SCALE, KNOWN, 1, range(NUMBERS))
+DEEDS = Sparse(DEED_WEIGHT, DEED_SCALE, DEED_KNOWN, 2, range(NUMBERS, ALL_NUMBERS))
 
 
 @dataclass(frozen=True)
 class GateConfig(TransformerConfig):
-    """The gate's own default size; `buckets` is how many weights the known n-grams share."""
+    """The gate's own default size; `buckets` and `deeds` are how many weights the known n-grams and the known deeds
+    share. Without deeds, 0, a gate is one of those made before there were any."""
 
     vocabulary: int = tokenizer.VOCABULARY
     width: int = 192
@@ -46,18 +66,21 @@ class GateConfig(TransformerConfig):
     context: int = 256
     mode: Mode = "classify"
     buckets: int = 2**18
+    deeds: int = deeds.NUMBERS
 
     def __post_init__(self):
         super().__post_init__()
-        if self.mode != "classify" or self.buckets < 1:
+        if self.mode != "classify" or self.buckets < 1 or self.deeds < 0:
             raise ValueError("a gate classifies, and has at least one bucket for n-grams")
 
     def spec(self) -> list[Entry]:
-        return [*super().spec(), Entry(WEIGHT, (self.buckets + LONGEST,), "matrix")]
+        own = [Entry(DEED_WEIGHT, (self.deeds + 1,), "matrix")] if self.deeds else []
+        return [*super().spec(), Entry(WEIGHT, (self.buckets + LONGEST,), "matrix"), *own]
 
 
 class GateNetwork(Transformer):
-    """Tokens and n-grams in, one logit out. The buffers say which n-grams are known and how much each weight counts."""
+    """Tokens, n-grams and deeds in, one logit out. The buffers say which of them are known and how much each weight
+    counts."""
 
     Config = GateConfig
     config: GateConfig
@@ -67,16 +90,23 @@ class GateNetwork(Transformer):
         w_N = self.params[WEIGHT].zero_()
         known = torch.ones(NUMBERS, dtype=torch.uint8, device=w_N.device)
         self.buffers = {SCALE: torch.ones_like(w_N), KNOWN: known}
+        if config.deeds:
+            v_N = self.params[DEED_WEIGHT].zero_()
+            self.buffers |= {DEED_SCALE: torch.ones_like(v_N), DEED_KNOWN: known.new_ones(deeds.NUMBERS)}
 
     def rebalance(self, load_E: Tensor) -> None:
         """The buffers are set once, from the training rows; no step moves them."""
 
-    def split(self, x_BX: Tensor) -> tuple[Tensor, Tensor]:
-        """token_BS, gram_BG: what stands before the first n-gram of any row, and the weight of each n-gram after it."""
-        is_gram_X = (x_BX >= self.config.vocabulary).any(0)
-        S = int(is_gram_X.int().argmax()) if bool(is_gram_X.any()) else x_BX.shape[1]
+    def split(self, x_BX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """token_BS, gram_BG, deed_BG: what stands before the first n-gram or deed of any row; then which weight each
+        n-gram has, and each deed, −1 where there is the other."""
+        is_number_X = (x_BX >= self.config.vocabulary).any(0)
+        S = int(is_number_X.int().argmax()) if bool(is_number_X.any()) else x_BX.shape[1]
         number_BG = x_BX[:, S:] - self.config.vocabulary
-        return x_BX[:, :S], torch.where(x_BX[:, S:] < 0, PADDING, self.weight_of(number_BG.clamp(min=0)))
+        gram_BG = torch.where(
+            (number_BG < 0) | (number_BG >= NUMBERS), PADDING, self.weight_of(number_BG.clamp(0, NUMBERS - 1))
+        )
+        return x_BX[:, :S], gram_BG, self.deed_weight_of(number_BG - NUMBERS)
 
     def weight_of(self, number_BG: Tensor) -> Tensor:
         """Which weight an n-gram has: one of the buckets, or its length's if it is not known."""
@@ -84,15 +114,25 @@ class GateNetwork(Transformer):
         strange_BG = self.config.buckets + torch.bucketize(number_BG, ends, right=True)
         return torch.where(self.buffers[KNOWN][number_BG] > 0, number_BG % self.config.buckets, strange_BG)
 
+    def deed_weight_of(self, number_BG: Tensor) -> Tensor:
+        """Which weight a deed has: its own, or the last if it is not known; none below 0."""
+        many = self.config.deeds
+        if not many:
+            return torch.full_like(number_BG, PADDING)
+        is_known_BG = self.buffers[DEED_KNOWN][number_BG.clamp(min=0)] > 0
+        return torch.where(number_BG < 0, PADDING, torch.where(is_known_BG, number_BG % many, many))
+
     def check_input(self, x_BS: Tensor) -> None:
         c = self.config
         if x_BS.dtype != torch.int64 or x_BS.dim() != 2 or not x_BS.numel():
             raise ValueError(
-                f"the input must be int64 [B ≥ 1, tokens and n-grams], not {x_BS.dtype} {list(x_BS.shape)}"
+                f"the input must be int64 [B ≥ 1, tokens, n-grams and deeds], not {x_BS.dtype} {list(x_BS.shape)}"
             )
-        if bool((x_BS >= c.vocabulary + NUMBERS).any()):
-            raise ValueError(f"a number is neither a token nor an n-gram: all are below {c.vocabulary + NUMBERS:,}")
-        token_BS, _ = self.split(x_BS)
+        if bool((x_BS >= c.vocabulary + ALL_NUMBERS).any()):
+            raise ValueError(
+                f"a number is neither a token nor an n-gram nor a deed: all are below {c.vocabulary + ALL_NUMBERS:,}"
+            )
+        token_BS = self.split(x_BS)[0]
         after_BG = x_BS[:, token_BS.shape[1] :]
         if bool(((after_BG >= 0) & (after_BG < c.vocabulary)).any()):
             raise ValueError("a token stands behind an n-gram; the tokens of all rows come first")
@@ -103,13 +143,18 @@ class GateNetwork(Transformer):
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Any]:
-        token_BS, gram_BG = self.split(x_TI)
+        token_BS, gram_BG, deed_BG = self.split(x_TI)
         output, encoded = super().apply(weights, token_BS, whole, kernels)
         y_B, share_BG = hashed_ngrams.forward(gram_BG, self.buffers[SCALE], weights[WEIGHT])
-        return output._replace(logits_TO=output.logits_TO + y_B[:, None]), (token_BS, gram_BG, encoded, share_BG)
+        part_BG = None
+        if self.config.deeds:
+            done_B, part_BG = hashed_ngrams.forward(deed_BG, self.buffers[DEED_SCALE], weights[DEED_WEIGHT])
+            y_B = y_B + done_B
+        saved = (token_BS, gram_BG, deed_BG, encoded, share_BG, part_BG)
+        return output._replace(logits_TO=output.logits_TO + y_B[:, None]), saved
 
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
-        return super().routed(saved[2])
+        return super().routed(saved[3])
 
     def pull_back(
         self,
@@ -123,11 +168,14 @@ class GateNetwork(Transformer):
         want_dx: bool = True,
         kernels: Kernels = REFERENCE,
     ) -> None:
-        token_BS, gram_BG, encoded, share_BG = saved
+        token_BS, gram_BG, deed_BG, encoded, share_BG, part_BG = saved
         super().pull_back(weights, grad_P, dy, token_BS, encoded, accumulate=accumulate, kernels=kernels)
-        dw_N = hashed_ngrams.backward(dy[0][:, 0].to(share_BG.dtype), share_BG, gram_BG, weights[WEIGHT])
-        own_N = self.params.views_of(grad_P)[WEIGHT]
-        own_N.add_(dw_N) if accumulate else own_N.copy_(dw_N)
+        own, dy_B = self.params.views_of(grad_P), dy[0][:, 0].to(share_BG.dtype)
+        found = {WEIGHT: hashed_ngrams.backward(dy_B, share_BG, gram_BG, weights[WEIGHT])}
+        if part_BG is not None:
+            found[DEED_WEIGHT] = hashed_ngrams.backward(dy_B, part_BG, deed_BG, weights[DEED_WEIGHT])
+        for name, dw_N in found.items():
+            own[name].add_(dw_N) if accumulate else own[name].copy_(dw_N)
 
 
 @dataclass(frozen=True)
@@ -152,13 +200,14 @@ class GateModel:
         return cls(GateNetwork(config or GateConfig(), seed=seed))
 
     def encode(self, text: str) -> list[int]:
-        """The row of a text, as written by `calls.text`: its first tokens, then its n-grams."""
+        """The row of a text, as written by `calls.text`: its first tokens, then its n-grams, then its deeds."""
         c = self.network.config
         token_S = tokenizer.default().encode(text)[: c.context]
-        return [*token_S, *(ngrams(text) + c.vocabulary).tolist()]
+        deed_H = deeds.deeds(text) + c.vocabulary + NUMBERS
+        return [*token_S, *(ngrams(text) + c.vocabulary).tolist(), *(deed_H.tolist() if c.deeds else ())]
 
     def batch(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """x_BX of encoded rows: tokens and n-grams each padded to the longest."""
+        """x_BX of encoded rows: tokens, and what follows them, each padded to the longest."""
         return stacked(rows, self.network.config.vocabulary)
 
     @torch.inference_mode()
@@ -203,7 +252,7 @@ class GateModel:
 
         try:
             record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            gate = cls(GateNetwork(GateConfig(**record["config"])), Calibration(**record["calibration"]))
+            gate = cls(GateNetwork(config_of(record["config"])), Calibration(**record["calibration"]))
             tensors = load_file(folder / WEIGHTS)
             for name, own in (*gate.network.params.items(), *gate.network.buffers.items()):
                 own.copy_(torch.from_numpy(tensors[name]).view_as(own))
@@ -212,8 +261,13 @@ class GateModel:
         return gate
 
 
+def config_of(record: Mapping[str, Any]) -> GateConfig:
+    """From plain data; what was written before there were deeds has none."""
+    return GateConfig(**{"deeds": 0, **record})
+
+
 def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
-    """x_BX: tokens first, then n-grams, each part padded to its longest; at least one column of tokens."""
+    """x_BX: tokens first, then n-grams and deeds, each part padded to its longest; at least one column of tokens."""
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
     tokens = [int((array < vocabulary).sum()) for array in arrays]
     S, G = max(1, *tokens), max(len(array) - n for array, n in zip(arrays, tokens, strict=True))
@@ -225,11 +279,12 @@ def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
 
 
 def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens and n-grams of different counts, one row of each whole, one perhaps with none."""
+    """Tokens, and n-grams and deeds, of different counts; one row of each whole, one perhaps with none."""
     c: GateConfig = options["config"]
     B, S, G = sizes["B"], sizes["S"], sizes["G"]
     token_BS = torch.randint(c.vocabulary, (B, S), generator=generator)
-    gram_BG = c.vocabulary + torch.randint(NUMBERS, (B, G), generator=generator)
+    gram_BG = c.vocabulary + torch.randint(ALL_NUMBERS, (B, G), generator=generator)
+    gram_BG[:, ::2] = c.vocabulary + NUMBERS + torch.randint(deeds.NUMBERS, (B, -(-G // 2)), generator=generator)
     many_B, few_B = (torch.randint(0, most + 1, (B,), generator=generator) for most in (S, G))
     many_B[0], few_B[-1] = S, G
     token_BS[torch.arange(S) >= many_B[:, None]] = PADDING
@@ -238,21 +293,23 @@ def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping
 
 
 def _small(**options: Any) -> GateConfig:
-    usual = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, feedforward=9, context=6, buckets=11)
+    usual = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, feedforward=9, context=6, buckets=11, deeds=5)
     return GateConfig(**{**usual, **options})
 
 
 def _strange(generator: torch.Generator) -> Example:
-    """Half of the n-grams are not known, rare ones weigh more; a row has no token, one no n-gram, one neither."""
+    """Half of the n-grams and deeds are not known, rare ones weigh more; a row has no token, one nothing else, one
+    neither."""
     config = _small()
     x_BX = _draw(dict(B=5, S=4, G=9), generator, dict(config=config))["x"]
     x_BX[1, :4], x_BX[2, 4:], x_BX[3] = PADDING, PADDING, PADDING
     x_BX[4, :4] = torch.tensor([1, 2, PADDING, PADDING])
-    scale_N = 1 + 4 * torch.rand(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
-    known = (torch.rand(NUMBERS, generator=generator) < 0.5).to(torch.uint8)
-    w_N = torch.randn(config.buckets + LONGEST, generator=generator, dtype=torch.float64)
-    options = dict(config=config, buffers={SCALE: scale_N, KNOWN: known})
-    return Example("strange n-grams, empty rows", {"x": x_BX, WEIGHT: w_N}, options)
+    sizes = {WEIGHT: config.buckets + LONGEST, DEED_WEIGHT: config.deeds + 1}
+    scale, deed_scale = (1 + 4 * torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes.values())
+    known, deed_known = ((torch.rand(n, generator=generator) < 0.5).to(torch.uint8) for n in (NUMBERS, deeds.NUMBERS))
+    drawn = {name: torch.randn(n, generator=generator, dtype=torch.float64) for name, n in sizes.items()}
+    buffers = {SCALE: scale, KNOWN: known, DEED_SCALE: deed_scale, DEED_KNOWN: deed_known}
+    return Example("strange n-grams and deeds, empty rows", {"x": x_BX, **drawn}, dict(config=config, buffers=buffers))
 
 
 CONTRACT = Contract(
@@ -262,7 +319,8 @@ CONTRACT = Contract(
     draw=_draw,
     options=(
         dict(label="small", config=_small()),
-        dict(label="one bucket", config=_small(buckets=1)),
+        dict(label="one bucket", config=_small(buckets=1, deeds=1)),
+        dict(label="without deeds", config=_small(deeds=0)),
         dict(label="two layers, one head", config=_small(encoder_layers=2, heads=1)),
         dict(label="its own size", config=GateConfig(), sizes=dict(B=(2,), S=(12,), G=(40,))),
     ),

@@ -1,6 +1,6 @@
 """What the learner has read, kept from round to round: the rows of texts, and the encoder's part of their logits.
 
-    z = e + y;   e is the encoder's, y = Σ_g a_g·w[gram_g] the n-grams'
+    z = e + y;   e is the encoder's and that of the deeds, which stays; y = Σ_g a_g·w[gram_g] the n-grams'
 
 Nearly all the time goes into e, which changes only with the encoder; y changes with every round and costs next to
 nothing. So e is kept for each of the last few encoders.
@@ -17,15 +17,16 @@ from torch import Tensor
 
 from gradproof.gate import fit, proximal
 from gradproof.gate.network import WEIGHT, GateModel, GateNetwork
+from gradproof.gate.ngrams import NUMBERS
 
 ENCODERS = 4  # the serving one, and a candidate all, half and a quarter of the way
 MOST = 20_000  # texts; beyond, those that the last round did not need go
 
 
 class Row(NamedTuple):
-    """token_S and the numbers of the n-grams, gram_G."""
+    """`fixed`: the tokens and the deeds, as a gate reads them; gram_G: the numbers of the n-grams."""
 
-    token_S: list[int]
+    fixed: list[int]
     gram_G: np.ndarray
 
 
@@ -39,10 +40,9 @@ class Readings:
     def row(self, gate: GateModel, text: str) -> Row:
         found = self._rows.get(text)
         if found is None:
-            encoded, vocabulary = gate.encode(text), gate.network.config.vocabulary
-            token_S = [number for number in encoded if number < vocabulary]
-            gram_G = np.array(encoded[len(token_S) :], dtype=np.int64) - vocabulary
-            found = self._rows[text] = Row(token_S, gram_G)
+            encoded, first = np.array(gate.encode(text), dtype=np.int64), gate.network.config.vocabulary
+            is_gram = (encoded >= first) & (encoded < first + NUMBERS)
+            found = self._rows[text] = Row(encoded[~is_gram].tolist(), encoded[is_gram] - first)
         return found
 
     def grams(self, gate: GateModel, texts: Iterable[str]) -> list[np.ndarray]:
@@ -52,7 +52,7 @@ class Readings:
         """e_R; only what this encoder has not read yet is read."""
         known = self._of(gate.network)
         missing = [text for text in dict.fromkeys(texts) if text not in known]
-        read = fit.logits(gate, [self.row(gate, text).token_S for text in missing])
+        read = fit.logits(gate, [self.row(gate, text).fixed for text in missing])
         known.update(zip(missing, read.tolist(), strict=True))
         return np.array([known[text] for text in texts])
 

@@ -32,7 +32,7 @@ HIDEOUTS = listed("/tmp/ /tmp/. /var/tmp/ /dev/shm/ /tmp/ ./")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BASE64 = LETTERS.upper() + LETTERS + "0123456789+/"
 ONCE = "iptvx"  # fields that mean the same wherever they stand in one command
-HARMFUL = 2000  # calls that tell a gate what harm is
+HARMFUL = 4000  # calls that tell a gate what harm is
 
 
 def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
@@ -45,9 +45,11 @@ def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
 
 @cache
 def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
-    """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`."""
-    fill = Fill(seed)
-    made = (fill(fill.one(patterns()[False])) for _ in range(rows))
+    """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`. The more choices a
+    pattern has, the oftener it is drawn: it stands for more calls."""
+    fill, own = Fill(seed), patterns()[False]
+    each = [pattern for pattern in own for _ in range(1 + pattern.count("¦"))]
+    made = (fill(fill.one(each)) for _ in range(rows))
     return tuple(dict.fromkeys(calls.text(Call("Bash", {"command": command})) for command in made))
 
 

@@ -3,8 +3,9 @@
 Each call is scored before its label is known, as in use. What was wrong is said at once, some calls later, or only
 sometimes; the gate learns as it goes. The same stream through the same first model without learning stands beside it.
 
-Where the stream has calls of one label alone, ordinary calls that the first model was not trained on are mixed in. A
-seventh of the training calls is kept apart to see what is forgotten.
+Of the made-up calls that the first model learns from, those that resemble a call to block of the stream or of what
+stands beside it are left out. Where the stream has calls of one label alone, ordinary calls that the first model was
+not trained on are mixed in. A seventh of the training calls is kept apart to see what is forgotten.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gradproof.gate.fit import Recipe, fit
 from gradproof.gate.founding import Row
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.online import Online
+from gradproof.gate.starter import harmful
 from gradproof.streams import philox
 
 PARTS = 7  # of the training calls: one to see what is forgotten, one to hold back, one to mix into the stream
@@ -78,7 +80,9 @@ def by_stream(
     started = time.perf_counter()
     parts = divided(stream, train, seed)
     say(f"training on {len(parts.learned.text):,} calls")
-    model = fit(parts.learned.text, ~parts.learned.block_R, seed=seed, config=config, recipe=recipe).model
+    blocked = [text for part in parts for text, block in zip(part.text, part.block_R, strict=True) if block]
+    harm = folds.unlike(harmful(), blocked)
+    model = fit(parts.learned.text, ~parts.learned.block_R, seed=seed, config=config, recipe=recipe, harm=harm).model
     found = {}
     for name, learn in (("learning", True), ("off", False)):
         say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
@@ -92,6 +96,7 @@ def by_stream(
         "rows": len(block_R),
         "blocks": int(block_R.sum()),
         "trained_on": len(parts.learned.text),
+        "made_up": len(harm),
         "old_rows": len(parts.old.text),
         "groups": {
             name: {"rows": int(own.sum()), "auc": None, "recall_at_1pct": None}

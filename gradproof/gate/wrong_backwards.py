@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gradproof.gate.network import WEIGHT
+from gradproof.gate.network import DEED_WEIGHT, WEIGHT
 from gradproof.proof.mutants import Mutant, registering
 
 MUTANTS: list[Mutant] = []
@@ -51,3 +51,17 @@ def _(right, self, weights, grad, dy, x, saved, **options):
 def _(right, self, weights, grad, dy, x, saved, **options):
     right(self, weights, grad, dy, x, saved, **options)
     self.params.views_of(grad)[WEIGHT][self.config.buckets :].mul_(0.99)
+
+
+@wrong("gate", "the deeds have no gradient", target=NETWORK + "pull_back")
+def _(right, self, weights, grad, dy, x, saved, **options):
+    right(self, weights, grad, dy, x, saved, **options)
+    if self.config.deeds:
+        self.params.views_of(grad)[DEED_WEIGHT].zero_()
+
+
+@wrong("gate", "the strange deeds' weight 1% too small", subtle=True, target=NETWORK + "pull_back")
+def _(right, self, weights, grad, dy, x, saved, **options):
+    right(self, weights, grad, dy, x, saved, **options)
+    if self.config.deeds:
+        self.params.views_of(grad)[DEED_WEIGHT][self.config.deeds :].mul_(0.99)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from gradproof.gate.corpus import corpus
-from gradproof.gate.fit import Recipe, batches, best_part, fit, know_ngrams, logits, logits_of_ngrams, solve_ngrams
-from gradproof.gate.network import GateConfig, GateModel
+from gradproof.gate.fit import Recipe, batches, best_part, fit, know, logits, logits_of, solve
+from gradproof.gate.network import NGRAMS, GateConfig, GateModel
 from gradproof.gate.roc import auc
 
 SMALL = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=24, context=48, buckets=1024)
@@ -63,9 +63,9 @@ def test_the_ngrams_solution_is_that_of_scikit_learn():
     texts, allow = calls(120)
     model, allow_R = GateModel.fresh(0, SMALL), np.array(allow)
     rows, network = [model.encode(text) for text in texts], model.network
-    grams = [[number for number in row if number >= SMALL.vocabulary] for row in rows]
-    know_ngrams(network, grams)
-    w_N, bias = solve_ngrams(network, grams, allow_R)
+    grams = [[n for n in row if n - SMALL.vocabulary in NGRAMS.numbers] for row in rows]
+    know(network, grams, NGRAMS)
+    w_N, bias = solve(network, grams, allow_R, NGRAMS)
     gram_BG = network.split(model.batch(rows))[1]
     share_BG = hashed_ngrams.forward(gram_BG, network.buffers["ngrams.scale"], w_N)[1]
     dense_RN = torch.zeros(len(rows), SMALL.buckets + 5).scatter_add_(1, gram_BG.clamp(min=0), share_BG).numpy()
@@ -74,7 +74,7 @@ def test_the_ngrams_solution_is_that_of_scikit_learn():
     right_R = theirs.fit(dense_RN, allow_R, sample_weight=weight_R).decision_function(dense_RN)
     ours_R = dense_RN @ w_N.numpy() + bias
     assert np.abs(ours_R - right_R).max() < 0.03 * right_R.std()
-    np.testing.assert_allclose(logits_of_ngrams(network, grams, w_N) + bias, ours_R, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(logits_of(network, grams, w_N, NGRAMS) + bias, ours_R, rtol=1e-4, atol=1e-4)
 
 
 def test_made_up_harm_is_known_beside_the_labelled_calls(fitted):

@@ -46,6 +46,7 @@ def little_harm():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "harmful", lambda: starter.harmful()[:40])
         patch.setattr(fit, "harmful", lambda: starter.harmful()[:40])
+        patch.setattr(stream, "harmful", lambda: starter.harmful()[:40])
         yield
 
 

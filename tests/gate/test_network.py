@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradproof.gate.network import KNOWN, WEIGHT, GateConfig, GateModel, GateNetwork, stacked
+from gradproof.gate.network import ALL_NUMBERS, KNOWN, WEIGHT, GateConfig, GateModel, GateNetwork, stacked
 from gradproof.gate.ngrams import BOUNDS, NUMBERS
 from gradproof.gate.wrong_backwards import MUTANTS
 from gradproof.models.subject import judge_model
@@ -76,7 +76,7 @@ def test_misuse_is_one_sentence(gate):
     V = SMALL.vocabulary
     for bad, said in (
         (torch.zeros(1, 3), "int64"),
-        (torch.full((1, 3), V + NUMBERS), "neither a token nor an n-gram"),
+        (torch.full((1, 3), V + ALL_NUMBERS), "neither a token nor an n-gram"),
         (torch.tensor([[1, V, 1]]), "behind an n-gram"),
         (torch.tensor([[V, V + 1]]), "begin with tokens"),
         (torch.zeros(1, 33, dtype=torch.int64), "longer than the context"),
