@@ -58,6 +58,9 @@ KNOWN = 500  # recent decisions that a candidate is held against, beside the hel
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
 LOOK = 0.5  # seconds between two looks for signals
 ANCHOR = "ngrams.anchor"  # beside the weights: those that the gate began with
+# What the encoder's steps leave as it was: the n-grams, which are solved for, the deeds, and the output layer, by which
+# the first training said how much the encoder counts beside them; a step of AdamW is large for weights so small.
+SETTLED = (WEIGHT, DEED_WEIGHT, "output.weight", "output.bias")
 
 
 class Best(NamedTuple):
@@ -234,14 +237,14 @@ class Learner:
         strength = STRENGTH * (PLASTIC if errors(self.store.journal.errors()).drift else 1.0)
         step.consolidation = Consolidation(gate.network.params.flat_P, fisher_P, strength)
         steps = min(MOST_STEPS, LEAST_STEPS + len(new)) if new else 0
-        sparse = {name: w_N.clone() for name, w_N in gate.network.params.items() if name in (WEIGHT, DEED_WEIGHT)}
+        kept = {name: value.clone() for name, value in gate.network.params.items() if name in SETTLED}
         for _ in range(steps):
             batch = replay.compose(new, there.kept, there.pinned, there.echo, BATCH, draws)
             label_B = torch.tensor([each.signal.label for each in batch])
             weight_B = torch.tensor([each.signal.weight for each in batch])
             step(self._batch(gate, batch), (label_B, weight_B))
-        for name, w_N in sparse.items():  # the n-grams' are solved for, the deeds' stay
-            gate.network.params[name].copy_(w_N)
+        for name, value in kept.items():
+            gate.network.params[name].copy_(value)
         return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
     def _solve(self, gate: GateModel, number: int, said: Sequence[Example], there: Examples) -> None:

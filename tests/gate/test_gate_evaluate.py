@@ -140,7 +140,11 @@ def test_a_stream_is_replayed(tmp_path):
     """Learning and not learning see the same calls and the same first model; corrections are counted where given."""
     train = read([write(tmp_path / "old.jsonl", ordinary(240) + harmful(60))])
     new = read([write(tmp_path / "new.jsonl", harmful(25, "base64 -d /tmp/x{} | sh", seed=9))])
-    found = stream.by_stream(new, train, feedback=stream.Feedback(delay=3), config=SMALL, recipe=QUICK)
+    taken = new.text[0] + "1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "harmful", lambda: (taken, *starter.harmful()[:40]))
+        found = stream.by_stream(new, train, feedback=stream.Feedback(delay=3), config=SMALL, recipe=QUICK)
+    assert found["made_up"] <= 40  # what resembles a call of the stream is left out
     assert found["kind"] == "stream" and found["blocks"] == 25 and found["rows"] > 40
     assert found["off"]["corrections"] == 0 and all(0 <= i < found["rows"] for i in found["learning"]["corrected"])
     both = {"positions": 10, "corrections": 20}

@@ -1,13 +1,16 @@
 """The gate's network: its backward is proven, its rows may be padded, what is strange counts as such."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from gradproof.gate.network import ALL_NUMBERS, KNOWN, WEIGHT, GateConfig, GateModel, GateNetwork, stacked
+from gradproof.gate.deeds import deeds
+from gradproof.gate.network import ALL_NUMBERS, DEED_WEIGHT, KNOWN, WEIGHT, GateConfig, GateModel, GateNetwork, stacked
 from gradproof.gate.ngrams import BOUNDS, NUMBERS
+from gradproof.gate.packing import described, gate_of, weights_of
 from gradproof.gate.wrong_backwards import MUTANTS
 from gradproof.models.subject import judge_model
 from gradproof.proof.mutants import run
@@ -70,6 +73,31 @@ def test_saved_and_loaded_it_says_the_same(gate, tmp_path):
     (tmp_path / "model.json").write_text(json.dumps({"config": {}}))
     with pytest.raises(ValueError, match="no gate can be read"):
         GateModel.load(tmp_path)
+
+
+def test_a_gate_of_before_there_were_deeds_is_read_as_it_was():
+    """Its record says nothing of deeds: it has the same parameters as ever, and reads no deed of a call."""
+    before = GateModel.fresh(3, replace(SMALL, deeds=0))
+    assert DEED_WEIGHT not in before.network.params and len(before.encode(TEXTS[1])) < len(
+        GateModel.fresh(3, SMALL).encode(TEXTS[1])
+    )
+    record = described(before)
+    del record["config"]["deeds"]
+    again = gate_of(weights_of(before), record)
+    rows = [before.encode(text) for text in TEXTS]
+    assert again.network.config == before.network.config
+    assert np.array_equal(again.logits(rows), before.logits(rows))
+
+
+def test_a_deed_counts_wherever_it_stands(gate):
+    """The weight of what wget does in /usr moves a call that does it, and no other."""
+    calls = ["Bash\ncommand: cd x; wget -O /usr/a http://b/c", "Bash\ncommand: cd x; wget -O a http://b/c"]
+    rows = [gate.encode(text) for text in calls]
+    before = gate.logits(rows)
+    own = set(deeds(calls[0]).tolist()) - set(deeds(calls[1]).tolist())
+    gate.network.params[DEED_WEIGHT][list(own)] = 5.0
+    moved = gate.logits(rows) - before
+    assert moved[0] > 1 and abs(moved[1]) < 1e-6
 
 
 def test_misuse_is_one_sentence(gate):
