@@ -42,7 +42,7 @@ from gradproof.streams import philox
 from gradproof.train.adamw import AdamW
 
 BATCH, LEAST_STEPS, MOST_STEPS = 32, 8, 24
-DEEP = 16  # signals that the encoder waits for
+DEEP = 64  # signals that the encoder waits for: fewer tell it little, and its steps cost what it knew
 RATE = 5e-4
 CLIP = 1.0
 CALLS_OF_FISHER = 48
@@ -58,9 +58,7 @@ KNOWN = 500  # recent decisions that a candidate is held against, beside the hel
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
 LOOK = 0.5  # seconds between two looks for signals
 ANCHOR = "ngrams.anchor"  # beside the weights: those that the gate began with
-# What the encoder's steps leave as it was: the n-grams, which are solved for, the deeds, and the output layer, by which
-# the first training said how much the encoder counts beside them; a step of AdamW is large for weights so small.
-SETTLED = (WEIGHT, DEED_WEIGHT, "output.weight", "output.bias")
+SETTLED = (WEIGHT, DEED_WEIGHT)  # what the encoder's steps leave as it was: one is solved for, the other stays
 
 
 class Best(NamedTuple):

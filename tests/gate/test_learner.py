@@ -64,7 +64,7 @@ def test_one_signal_moves_the_ngrams_and_many_the_encoder(store, monkeypatch):
         after = load_serving(store).gate.network.params
         same = {name: bool((after[name] == before[name]).all()) for name in after}
         assert not same.pop(WEIGHT)
-        assert same["output.weight"] and same["output.bias"] and same[DEED_WEIGHT]  # how much each counts stays
+        assert same[DEED_WEIGHT]
         steps.append((done.steps > 0, all(same.values())))
         before = {name: value.clone() for name, value in after.items()}
     assert steps == [(False, True), (False, True), (True, False), (False, True)]
