@@ -47,18 +47,19 @@ def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
 def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
     """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`. The more choices a
     pattern has, the oftener it is drawn: it stands for more calls."""
-    fill, own = Fill(seed), patterns()[False]
-    each = [pattern for pattern in own for _ in range(1 + pattern.count("¦"))]
+    fill, (block, _, harm) = Fill(seed), patterns()
+    each = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
     made = (fill(fill.one(each)) for _ in range(rows))
     return tuple(dict.fromkeys(calls.text(Call("Bash", {"command": command})) for command in made))
 
 
 @cache
-def patterns() -> tuple[list[str], list[str]]:
-    """Those of calls to block, and of calls to allow."""
+def patterns() -> tuple[list[str], list[str], list[str]]:
+    """Those of calls to block, of calls to allow, and of harm: what an intruder does, and at times an administrator, so
+    that a gate knows of it, but none starts from it as if it were always to be blocked."""
     lines = [line.split("\t", 1) for line in PATTERNS.read_text(encoding="utf-8").splitlines()]
-    block, allow = ([pattern for label, pattern in lines if label == kind] for kind in ("block", "allow"))
-    return block, allow
+    block, allow, harm = ([own for label, own in lines if label == kind] for kind in ("block", "allow", "harm"))
+    return block, allow, harm
 
 
 class Fill:
