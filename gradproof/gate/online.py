@@ -30,6 +30,7 @@ class Online:
         self._folder = tempfile.TemporaryDirectory(prefix="gradproof-gate-")
         self._now = 1.7e9
         self.store = Store.create(Path(self._folder.name) / "gate", Settings(), self._clock)
+        self.store.rules.write_text("")  # hard rules are their owner's: what is scored is the model
         found(self.store, model.copy(), learned, held)
         self.learner = Learner(self.store, seed)
         self.decider = Decider(self.store, wait=True, trusted=True)
@@ -62,7 +63,7 @@ class Online:
         return self.learner.round() if learn and self.learner.due() else None
 
     def probabilities(self, calls: Sequence[Call]) -> np.ndarray:
-        """P(allow) of many calls as the gate would score them now, rules and corrections included; nothing is kept."""
+        """P(allow) of many calls as the gate would score them now, corrections included; nothing is kept."""
         return np.array([self.decider.peek(call).probability for call in calls])
 
     def close(self) -> None:
