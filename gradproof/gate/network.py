@@ -229,7 +229,7 @@ class GateModel:
 
     def copy(self) -> GateModel:
         """The same values in memory of their own."""
-        other = GateModel(GateNetwork(self.network.config), self.calibration, self.kernels)
+        other = GateModel(GateNetwork(self.network.config, seed=None), self.calibration, self.kernels)
         other.network.params.flat_P.copy_(self.network.params.flat_P)
         for name, buffer in other.network.buffers.items():
             buffer.copy_(self.network.buffers[name])
@@ -252,7 +252,7 @@ class GateModel:
 
         try:
             record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            gate = cls(GateNetwork(config_of(record["config"])), Calibration(**record["calibration"]))
+            gate = cls(GateNetwork(config_of(record["config"]), seed=None), Calibration(**record["calibration"]))
             tensors = load_file(folder / WEIGHTS)
             for name, own in (*gate.network.params.items(), *gate.network.buffers.items()):
                 own.copy_(torch.from_numpy(tensors[name]).view_as(own))

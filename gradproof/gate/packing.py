@@ -40,7 +40,7 @@ def weights_of(gate: GateModel) -> bytes:
 
 def gate_of(weights: bytes, record: Mapping[str, Any]) -> GateModel:
     """The gate that `weights_of` and `described` told of."""
-    network = GateNetwork(config_of(record["config"]))
+    network = GateNetwork(config_of(record["config"]), seed=None)  # decisions go on meanwhile, on the same core
     found = unpack(weights)
     for name, own in (*network.params.items(), *network.buffers.items()):
         own.copy_(found[name].view_as(own))

@@ -55,10 +55,18 @@ class Model(ABC):
     loss_options: Mapping[str, Mapping[str, Any]] = {}  # of a loss that is asked for by its name
 
     def __init__(
-        self, config: Any, *, seed: int = 0, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        config: Any,
+        *,
+        seed: int | None = 0,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
     ):
+        """Without a seed the parameters are zeros: others are about to be put there."""
         self.config = config
-        self.params = ParamSpace(config.spec(), dtype=dtype, device=device).initialise(seed)
+        self.params = ParamSpace(config.spec(), dtype=dtype, device=device)
+        if seed is not None:
+            self.params.initialise(seed)
         self.buffers: dict[str, Tensor] = {}
 
     @abstractmethod

@@ -521,3 +521,8 @@ def test_narrow_weights_leave_the_routing_as_it_is(normal, dtype):
     assert found.logits_TO.dtype == torch.float32 and saved.experts.h[0][0].dtype == dtype
     error = float((found.logits_TO - right.logits_TO).norm() / right.logits_TO.norm())
     assert torch.finfo(dtype).eps / 16 < error < 8 * torch.finfo(dtype).eps
+
+
+def test_without_a_seed_there_is_nothing_to_draw():
+    """For a model that is about to be loaded: drawing its first weights is most of what making one takes."""
+    assert not MoE(MoEConfig.sized("nano"), seed=None).params.flat_P.any()
