@@ -67,9 +67,9 @@ def test_without_the_activation(kernel, drawn, near, H):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("H", [1024, 1500, 4100])
+@pytest.mark.parametrize("H", [1024, 1500, 3000, 4100])
 def test_wide_rows(kernel, drawn, near, H, dtype):
-    """From 1024 on parameters are read for each tile, and 4096 has tiles of one row."""
+    """From 1024 on parameters are read for each tile, and up to 4096 and beyond it tiles have one row."""
     check(near, kernel, *drawn(3, H, dtype))
 
 

@@ -21,13 +21,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from gradproof.kernels.cublas.product import product, room_like
 from gradproof.kernels.triton import norm_gelu
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import NARROW
 from gradproof.ops.dispatch import Plan
 from gradproof.ops.experts import Chain
 
-STEP = 128
+STEP = 64
 KEPT = 16  # layers, up to which their outputs are kept: in a narrow format both take what h alone takes in fp32
 WIDTH = 8  # narrow numbers in the 16 bytes that rows are aligned to, or cuBLAS has slow kernels only
 
@@ -100,11 +101,12 @@ def forward(
     padded = _padded(plan, x_NI.shape[0])
     input_RI = _filled(x_NI, padded, matrices_EP.dtype)
     slices, R, keeps = padded.slices(), padded.rows, _keeps(chain, matrices_EP)
+    room = take("room", room_like(matrices_EP), matrices_EP)
     inputs, kept, stats = [input_RI], [], []
     for i, width in enumerate(chain.widths[1:-1]):
         h_RH = take(f"h.{i}", (R, width), matrices_EP)
         for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, i), strict=True):
-            torch.mm(input_RI[start:end], w_HI.T, out=h_RH[start:end])
+            product(input_RI[start:end], w_HI.T, h_RH[start:end], room)
         input_RI = take(f"x.{i if keeps else i % 2}", (R, width), matrices_EP)
         own = chain.vectors(theta_EP, i)
         stats.append(norm_gelu.ragged_forward(h_RH, padded.offset_F, *own, chain.active[i], input_RI))
@@ -112,9 +114,11 @@ def forward(
         if keeps:
             inputs.append(input_RI)
     y_RO = theta_EP.new_empty(R, chain.widths[-1])
-    bias_EO = chain.biases(theta_EP, chain.layers)
-    for (start, end), w_QH, b_O in zip(slices, _last(chain, matrices_EP), bias_EO, strict=True):
-        torch.add(_wide(input_RI[start:end], w_QH.T)[:, : len(b_O)], b_O, out=y_RO[start:end])
+    last_EQH, bias_EO = _last(chain, matrices_EP), chain.biases(theta_EP, chain.layers)
+    y_RQ = take("y", (R, last_EQH.shape[1]), theta_EP)
+    for (start, end), w_QH, b_O in zip(slices, last_EQH, bias_EO, strict=True):
+        product(input_RI[start:end], w_QH.T, y_RQ[start:end], room)
+        torch.add(y_RQ[start:end, : len(b_O)], b_O, out=y_RO[start:end])
     return _taken(y_RO, padded), Saved(padded, slices, inputs, kept, stats)
 
 
@@ -136,6 +140,7 @@ def backward(
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     padded, slices, R, keeps = saved.padded, saved.slices, saved.padded.rows, _keeps(chain, matrices_EP)
+    room = take("room", room_like(matrices_EP), matrices_EP)
     dy_RQ = _filled(_aligned(dy_NO, 1), padded, dy_NO.dtype)
     for (start, end), db_O in zip(slices, chain.biases(dtheta_EP, chain.layers), strict=True):
         total_O = dy_RQ[start:end, : len(db_O)].sum(0)
@@ -145,7 +150,7 @@ def backward(
         dx_RH = take("dx" if keeps else f"x.{i % 2}", (R, chain.widths[i]), matrices_EP)
         weights = chain.matrices(matrices_EP, i) if i < chain.layers else _last(chain, matrices_EP)
         for (start, end), w_OH in zip(slices, weights, strict=True):
-            torch.mm(dh_RO[start:end], w_OH, out=dx_RH[start:end])
+            product(dh_RO[start:end], w_OH, dx_RH[start:end], room)
         h_RH, stat_R2, active = saved.h[i - 1], saved.stats[i - 1], chain.active[i - 1]
         own, grads = chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
         dh_RH, x_RH = (h_RH, saved.x[i]) if keeps else (dx_RH, h_RH)
@@ -153,15 +158,16 @@ def backward(
         norm_gelu.ragged_backward(
             dx_RH, h_RH, stat_R2, padded.offset_F, *own, active, dh_RH, made_RH, *grads, accumulate
         )
-        _weight_gradients(dh_RO[:, : chain.widths[i + 1]], x_RH, slices, chain.matrices(dtheta_EP, i), accumulate)
+        dw_EOH = chain.matrices(dtheta_EP, i)
+        _weight_gradients(dh_RO[:, : chain.widths[i + 1]], x_RH, slices, dw_EOH, room, accumulate)
         dh_RO = dh_RH
     dh_RO = dh_RO[:, : chain.widths[1]]
-    _weight_gradients(dh_RO, saved.x[0], slices, chain.matrices(dtheta_EP, 0), accumulate)
+    _weight_gradients(dh_RO, saved.x[0], slices, chain.matrices(dtheta_EP, 0), room, accumulate)
     if not want_dx:
         return None, dtheta_EP
     dx_RI = torch.empty_like(saved.x[0])
     for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, 0), strict=True):
-        torch.mm(dh_RO[start:end], w_HI, out=dx_RI[start:end])
+        product(dh_RO[start:end], w_HI, dx_RI[start:end], room)
     return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
 
 
@@ -181,23 +187,8 @@ def _last(chain: Chain, matrices_EP: Tensor) -> Tensor:
 
 
 def _weight_gradients(
-    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out_EOI: Tensor, accumulate: bool
+    dy_RO: Tensor, x_RI: Tensor, slices: list[tuple[int, int]], out_EOI: Tensor, room: Tensor, accumulate: bool
 ) -> None:
-    """dW = dyᵀx of each expert, accumulated in fp32 and never rounded to the narrow format."""
+    """dW = dyᵀx of each expert, in fp32: never rounded to the narrow format."""
     for (start, end), dw_OI in zip(slices, out_EOI, strict=True):
-        dy_On, x_nI = dy_RO[start:end].T, x_RI[start:end]
-        if start == end:
-            if not accumulate:
-                dw_OI.zero_()
-        elif dy_On.dtype not in NARROW:
-            torch.addmm(dw_OI, dy_On, x_nI, beta=float(accumulate), out=dw_OI)
-        elif accumulate:
-            dw_OI.add_(torch.mm(dy_On, x_nI, out_dtype=torch.float32))
-        else:
-            torch.mm(dy_On, x_nI, out_dtype=torch.float32, out=dw_OI)
-
-
-def _wide(x_nI: Tensor, w_IO: Tensor) -> Tensor:
-    return (
-        torch.mm(x_nI, w_IO, out_dtype=torch.float32) if x_nI.dtype in NARROW and len(x_nI) else (x_nI @ w_IO).float()
-    )
+        product(dy_RO[start:end].T, x_RI[start:end], dw_OI, room, accumulate)

@@ -50,18 +50,20 @@ class Launch(NamedTuple):
 
 def _forward_launch(N: int, H: int, experts: int) -> Launch:
     block = _block(H)
+    if block == 4096:
+        return _cut(N, experts, block, 1, 4, {"maxnreg": 168}, 12)
     options = {"maxnreg": 128} if block >= 2048 else {}
-    return _cut(N, experts, block, max(2, 2048 // block), max(4, block // 512), options)
+    return _cut(N, experts, block, max(2, 2048 // block), max(4, block // 512), options, _resident(block))
 
 
 def _backward_launch(N: int, H: int, experts: int) -> Launch:
     """The sums take three registers for each column of a thread, so tiles are small. A thread has 8 columns; of 4096
-    it has 16, and all the registers there are: half as many steps from thread to thread, for fewer threads."""
+    it has 32, and all the registers there are: fewer steps from thread to thread, for fewer threads."""
     block = _block(H)
-    tile = max(1024 // block, 1 if block > 4096 else 2)
     if block == 4096:
-        return _cut(N, experts, block, tile, 8, {"maxnreg": 255})
-    return _cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128})
+        return _cut(N, experts, block, 1, 4, {"maxnreg": 255}, 8)
+    tile = max(1024 // block, 1 if block > 4096 else 2)
+    return _cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128}, _resident(block))
 
 
 def _block(H: int) -> int:
@@ -70,10 +72,14 @@ def _block(H: int) -> int:
     return triton.next_power_of_2(H)
 
 
-def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[str, int]) -> Launch:
-    """16 warps a multiprocessor for wide rows, 32 for narrow ones. Each expert's last chunk may be short, so there are
-    up to E more than N/chunk."""
-    programs = MULTIPROCESSORS * (16 if block >= WIDE.value else 32) // warps
+def _resident(block: int) -> int:
+    return 16 if block >= WIDE.value else 32
+
+
+def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[str, int], resident: int) -> Launch:
+    """One program for each that fits when `resident` warps are on a multiprocessor. Each expert's last chunk may be
+    short, so there are up to E more than N/chunk."""
+    programs = MULTIPROCESSORS * resident // warps
     chunk = max(1, triton.cdiv(N, tile * max(programs - experts, MULTIPROCESSORS))) * tile
     return Launch(block, tile, chunk, triton.cdiv(N, chunk) + experts, {"num_warps": warps, **options})
 
@@ -431,7 +437,7 @@ def _backward(
         else:
             mean_R1 = tl.load(stat + 2 * row_R1, mask=row_R1 < end, other=0.0)
             rstd_R1 = tl.load(stat + 2 * row_R1 + 1, mask=row_R1 < end, other=0.0)
-        xhat_RH = (x_RH - mean_R1) * rstd_R1 if EXACT else x_RH * rstd_R1 - mean_R1 * rstd_R1
+        xhat_RH = (x_RH - mean_R1) * rstd_R1  # as one multiply-add it would not be 0 where all numbers are equal
         y_RH = xhat_RH * scale_1H + shift_1H
         if ACTIVE:
             sigmoid_RH, slope_RH = _gelu_slope(y_RH, EXACT)
@@ -444,7 +450,7 @@ def _backward(
         dxhat_RH = dn_RH * scale_1H
         both_RH2 = tl.join(dxhat_RH, dxhat_RH * xhat_RH)
         mean_R, along_R = tl.split(tl.sum(both_RH2, 1) * (1 / H))
-        dh_RH = (dxhat_RH * rstd_R1 - mean_R[:, None] * rstd_R1) - xhat_RH * (along_R[:, None] * rstd_R1)
+        dh_RH = (dxhat_RH - mean_R[:, None] - xhat_RH * along_R[:, None]) * rstd_R1
         tl.store(dh + row_R1 * dh_row + column_1H, dh_RH, mask=inside_RH)
         db_RH += tl.sum(dh_RH, 0, keep_dims=True) if BLOCK >= WIDE else dh_RH
     column_H = tl.arange(0, BLOCK)
