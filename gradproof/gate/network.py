@@ -145,13 +145,23 @@ class GateNetwork(Transformer):
     ) -> tuple[MoEOutput, Any]:
         token_BS, gram_BG, deed_BG = self.split(x_TI)
         output, encoded = super().apply(weights, token_BS, whole, kernels)
-        y_B, share_BG = hashed_ngrams.forward(gram_BG, self.buffers[SCALE], weights[WEIGHT])
-        part_BG = None
-        if self.config.deeds:
-            done_B, part_BG = hashed_ngrams.forward(deed_BG, self.buffers[DEED_SCALE], weights[DEED_WEIGHT])
-            y_B = y_B + done_B
-        saved = (token_BS, gram_BG, deed_BG, encoded, share_BG, part_BG)
+        y_B, *shares = self._sparse(weights, gram_BG, deed_BG)
+        saved = (token_BS, gram_BG, deed_BG, encoded, *shares)
         return output._replace(logits_TO=output.logits_TO + y_B[:, None]), saved
+
+    def logits(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
+        if kernels.reading is None or weights is not self.params:
+            return self.apply(weights, x_TI, None, kernels)[0].logits_TO
+        token_BS, gram_BG, deed_BG = self.split(x_TI)
+        return super().logits(weights, token_BS, kernels) + self._sparse(weights, gram_BG, deed_BG)[0][:, None]
+
+    def _sparse(self, weights: Weights, gram_BG: Tensor, deed_BG: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What the n-grams and the deeds add to a logit, and the shares of each, for the backward."""
+        y_B, share_BG = hashed_ngrams.forward(gram_BG, self.buffers[SCALE], weights[WEIGHT])
+        if not self.config.deeds:
+            return y_B, share_BG, None
+        done_B, part_BG = hashed_ngrams.forward(deed_BG, self.buffers[DEED_SCALE], weights[DEED_WEIGHT])
+        return y_B + done_B, share_BG, part_BG
 
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
         return super().routed(saved[3])
@@ -216,8 +226,8 @@ class GateModel:
         many = 4 ** -(-(len(rows) - 1).bit_length() // 2)
         if many not in self.kernels:
             self.kernels[many] = choose(self.network.shape(many, self.network.params.flat_P.dtype))
-        output, _ = self.network.apply(self.network.params, self.batch(rows), kernels=self.kernels[many])
-        return output.logits_TO[:, 0].double().numpy()
+        z_B1 = self.network.logits(self.network.params, self.batch(rows), self.kernels[many])
+        return z_B1[:, 0].double().numpy()
 
     def probability(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """P(allow) of each encoded row."""

@@ -29,6 +29,7 @@ from gradproof.files import write_atomically
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.experts import Chain
 from gradproof.ops.mixture import Mixture, Parts
+from gradproof.ops.reading import Reader
 from gradproof.ops.route import Routing
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
@@ -39,11 +40,19 @@ ROW_OPS = ("route", "dispatch", "experts", "combine", "cross_entropy", "adamw") 
 TOKEN_OPS = ("embedding", "layernorm", "attention", "ffn", "cross_entropy", "adamw")  # of one that reads tokens
 OPS = tuple(dict.fromkeys(ROW_OPS + TOKEN_OPS))
 STAYING = TOKEN_OPS[:4]  # whose reference reads nothing on the host
-FUSED = ("mixture", "update", "lesson")  # several ops as one; where none is admitted, their parts run by their own
+ROW_FUSED = ("mixture", "update", "lesson")
+FUSED = (*ROW_FUSED, "reading")  # several ops as one; where none is admitted, their parts run by their own
 MIXTURES = ("mixture", "lesson")  # those that a mixture's shape is an option of
 LOG = logging.getLogger("gradproof.kernels")
 NARROW = ("bfloat16", "float16")
-NARROW_OPS = ("experts", "mixture", "lesson", "attention", "ffn")  # whose operands are narrow where a step is
+NARROW_OPS = (
+    "experts",
+    "mixture",
+    "lesson",
+    "reading",
+    "attention",
+    "ffn",
+)  # whose operands are narrow where a step is
 MOST_ROWS = 1031  # that an admission runs; prime, so that no tile divides it
 MOST_LAYERS = 2  # of a deep chain: the others are repetitions
 
@@ -81,7 +90,7 @@ class Variant:
 
 # The first admitted one of an op is taken; after them all comes the reference.
 VARIANTS = (
-    *(Variant(op, "cpu", "cpu") for op in (*ROW_OPS, "ffn", "update")),
+    *(Variant(op, "cpu", "cpu") for op in (*ROW_OPS, "ffn", "update", "reading")),
     # Of larger batches the calls between the parts are nothing.
     *(Variant(op, "cpu", "cpu", most=3e8) for op in MIXTURES),
     *(Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts"),
@@ -108,6 +117,7 @@ class Block:
         """What `op` sees of them."""
         seen = {"embedding": ("vocabulary", "width"), "layernorm": ("width",), "ffn": ("width", "inner")}
         seen["attention"] = ("width", "heads", "context", "causal")
+        seen["reading"] = ("vocabulary", "width", "heads", "inner", "context")
         return Block(**{name: getattr(self, name) for name in seen.get(op, ())})
 
 
@@ -124,7 +134,7 @@ class Shape:
     routing: Routing | None = None
     block: Block | None = None
     ops: tuple[str, ...] = ROW_OPS
-    fused: tuple[str, ...] = FUSED
+    fused: tuple[str, ...] = ROW_FUSED
 
     @property
     def tokens(self) -> int:
@@ -169,6 +179,7 @@ class Kernels:
     mixture: ModuleType | None = None
     update: ModuleType | None = None
     lesson: ModuleType | None = None
+    reading: ModuleType | None = None
     workspace: Workspace | None = None
     capturable: bool = False
 
@@ -311,11 +322,13 @@ def _tried(op: str, shape: Shape, rows: int) -> Iterator[Example]:
     routing = shape.routing or Routing(K)
     options: dict[str, Any] = dict(experts=(dict(chain=chain),), route=(dict(routing=routing),))
     options |= {op: (dict(mixture=Mixture(E, chain, routing)),) for op in MIXTURES}
-    if shape.block is not None and op in TOKEN_OPS[:4]:
+    if shape.block is not None and op in (*TOKEN_OPS[:4], "reading"):
         block, places = shape.block, min(max(1, shape.block.context), MOST_ROWS)
         sizes |= dict(V=block.vocabulary, D=block.width, F=block.inner, S=places, L=places)
         kinds = {False, block.causal}
         options["attention"] = tuple(dict(heads=block.heads, causal=causal) for causal in sorted(kinds))
+        widths = (block.vocabulary, block.width, block.heads, MOST_LAYERS, block.inner, block.context)
+        options["reading"] = (dict(reader=Reader(*widths, chain.widths[-1])),)
     if op == "route":  # every option is another kernel: this class has one
         contract = replace(contract, options=options[op], sizes={**contract.sizes, "E": (E,)})
     yield from examples(op, contract, 0)

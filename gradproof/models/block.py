@@ -20,8 +20,7 @@ from torch import Tensor
 
 from gradproof.kernels.registry import Kernels
 from gradproof.ops import linear, wide
-from gradproof.ops.experts import linear_entries
-from gradproof.params import Entry, Weights
+from gradproof.params import Weights
 
 
 @dataclass(frozen=True)
@@ -100,27 +99,6 @@ class Attended(NamedTuple):
 class Fed(NamedTuple):
     normed: Normed
     kept: Any
-
-
-def norm_entries(name: str, width: int) -> list[Entry]:
-    """A norm's parameters."""
-    return [Entry(f"{name}.weight", (width,), "gamma"), Entry(f"{name}.bias", (width,), "beta")]
-
-
-def attention_entries(prefix: str, width: int, cross: bool = False) -> list[Entry]:
-    """Of an attention sublayer."""
-    spec = norm_entries(f"{prefix}norm", width)
-    if cross:
-        spec += linear_entries(f"{prefix}q", width, width) + linear_entries(f"{prefix}kv", width, 2 * width)
-    else:
-        spec += linear_entries(f"{prefix}qkv", width, 3 * width)
-    return spec + linear_entries(f"{prefix}out", width, width)
-
-
-def ffn_entries(prefix: str, width: int, inner: int) -> list[Entry]:
-    """Of a feed-forward sublayer."""
-    spec = norm_entries(f"{prefix}norm", width)
-    return spec + linear_entries(f"{prefix}up", width, inner) + linear_entries(f"{prefix}down", inner, width)
 
 
 def norm(read: Read, name: str, x_TD: Tensor) -> tuple[Tensor, Normed]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
-from gradproof.kernels.registry import FUSED, REFERENCE, Kernels, Shape
+from gradproof.kernels.registry import REFERENCE, ROW_FUSED, Kernels, Shape
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
@@ -212,7 +212,7 @@ class MoE(Model):
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         c, device = self.config, self.params.flat_P.device.type
-        fused = FUSED if c.cover is None else ("update",)  # a mixture has the linear router
+        fused = ROW_FUSED if c.cover is None else ("update",)  # a mixture has the linear router
         return Shape(device, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing, fused=fused)
 
     @property

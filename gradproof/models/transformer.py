@@ -28,6 +28,14 @@ from gradproof.models.model import SIZES, Model, MoEOutput, spec_count
 from gradproof.ops import pool, positional, wide
 from gradproof.ops.embedding import PADDING
 from gradproof.ops.experts import Chain, linear_entries
+from gradproof.ops.reading import (
+    Reader,
+    attention_entries,
+    encoder_entries,
+    ffn_entries,
+    norm_entries,
+    token_entries,
+)
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, Weights
 
@@ -120,19 +128,15 @@ class TransformerConfig:
     def spec(self) -> list[Entry]:
         """Embedding and positions, then what the mode has of encoder and decoder, then the output."""
         D = self.width
-        spec = [Entry("embedding.weight", (self.vocabulary, D), "matrix")]
-        spec.append(Entry("position.weight", (self.context, D), "matrix"))
+        spec = token_entries(self.vocabulary, self.context, D)
         if self.encodes or self.encoder_layers:
-            for i in range(self.encoder_layers):
-                spec += block.attention_entries(f"encoder.{i}.self.", D)
-                spec += block.ffn_entries(f"encoder.{i}.ffn.", D, self.inner)
-            spec += block.norm_entries("encoder.norm", D)
+            spec += encoder_entries(self.encoder_layers, D, self.inner)
         if self.decodes:
             for i in range(self.decoder_layers):
-                spec += block.attention_entries(f"decoder.{i}.self.", D)
-                spec += block.attention_entries(f"decoder.{i}.cross.", D, cross=True) if self.crosses else []
-                spec += block.ffn_entries(f"decoder.{i}.ffn.", D, self.inner)
-            spec += block.norm_entries("decoder.norm", D)
+                spec += attention_entries(f"decoder.{i}.self.", D)
+                spec += attention_entries(f"decoder.{i}.cross.", D, cross=True) if self.crosses else []
+                spec += ffn_entries(f"decoder.{i}.ffn.", D, self.inner)
+            spec += norm_entries("decoder.norm", D)
         return spec + linear_entries("output", D, self.outputs)
 
     @cached_property
@@ -221,8 +225,9 @@ class Transformer(Model):
         c = self.config
         own = Block(c.vocabulary, c.width, c.heads, c.inner, c.context, c.decodes)
         ops = TOKEN_OPS if c.decodes else tuple(op for op in TOKEN_OPS if op != "cross_entropy")
-        chain = Chain((c.width, c.outputs), ())
-        return Shape(self.params.flat_P.device.type, str(dtype)[6:], rows, 1, 1, chain, block=own, ops=ops)
+        chain, fused = Chain((c.width, c.outputs), ()), ("update",) if c.decodes else ("update", "reading")
+        device = self.params.flat_P.device.type
+        return Shape(device, str(dtype)[6:], rows, 1, 1, chain, block=own, ops=ops, fused=fused)
 
     def rows(self, x_BS: Tensor) -> int:
         return x_BS.shape[0] * x_BS.shape[-1] if self.config.decodes else x_BS.shape[0]
@@ -271,6 +276,17 @@ class Transformer(Model):
         logits_TO = wide(block.project(read, "output", last_TD))
         output = MoEOutput(logits_TO, logits_TO.new_ones(logits_TO.shape[0], 1), logits_TO.new_zeros(()))
         return output, Saved(encoder, decoder, pooled_BD)
+
+    def logits(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
+        """logits_TO alone, nothing kept for a backward: by one kernel for all of it, where there is one."""
+        if kernels.reading is None or weights is not self.params:
+            return self.apply(weights, x_TI, None, kernels)[0].logits_TO
+        return kernels.reading.forward(x_TI, self.params.flat_P, self._reader)[0]
+
+    @cached_property
+    def _reader(self) -> Reader:
+        c = self.config
+        return Reader(c.vocabulary, c.width, c.heads, c.encoder_layers, c.inner, c.context, c.outputs)
 
     def _embed(self, read: Read, token_BS: Tensor, layout: Layout) -> Tensor:
         """x_TD."""

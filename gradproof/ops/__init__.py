@@ -37,8 +37,7 @@ NAMES = (
     "quality",
 )
 UPDATES = ("adamw", "update", "lesson")
-
-
+READINGS = ("reading",)  # forward only
 ENCODERS = ("padic",)  # of gradproof.data: they have a contract, and nothing to differentiate
 
 
@@ -50,6 +49,6 @@ def wide(x: Tensor) -> Tensor:
 def load(name: str) -> ModuleType:
     """The op's or encoder's module; a sentence for a name that is none. Those without a backward to prove are not
     listed."""
-    if name not in (*NAMES, *ENCODERS, *UPDATES):
+    if name not in (*NAMES, *ENCODERS, *UPDATES, *READINGS):
         raise ValueError(f"there is no op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
     return import_module(f"gradproof.{'data' if name in ENCODERS else 'ops'}.{name}")

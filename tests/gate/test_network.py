@@ -12,6 +12,7 @@ from gradproof.gate.network import ALL_NUMBERS, DEED_WEIGHT, KNOWN, WEIGHT, Gate
 from gradproof.gate.ngrams import BOUNDS, NUMBERS
 from gradproof.gate.packing import described, gate_of, weights_of
 from gradproof.gate.wrong_backwards import MUTANTS
+from gradproof.kernels.cpu import missing
 from gradproof.models.subject import judge_model
 from gradproof.proof.mutants import run
 
@@ -53,6 +54,17 @@ def test_company_changes_nothing(gate):
     together = gate.logits(rows)
     alone = np.array([gate.logits([row])[0] for row in rows])
     np.testing.assert_allclose(together, alone, rtol=1e-4, atol=1e-5)
+
+
+def test_one_kernel_says_what_the_parts_say(gate):
+    """Decisions are read by `reading` where it is admitted, training runs part by part."""
+    gate.network.params[DEED_WEIGHT].normal_(generator=torch.Generator().manual_seed(5))
+    rows = [gate.encode(text) for text in TEXTS]
+    found = gate.logits(rows)
+    assert all(kernels.chosen.get("reading") == "cpu" for kernels in gate.kernels.values()) or missing()
+    output, _ = gate.network.apply(gate.network.params, gate.batch(rows))
+    np.testing.assert_allclose(found, output.logits_TO[:, 0].numpy(), rtol=1e-5, atol=1e-5)
+    assert np.ptp(found) > 0.1
 
 
 def test_the_strange_share_a_weight(gate):

@@ -8,7 +8,18 @@ from itertools import pairwise
 import pytest
 import torch
 
-from gradproof.kernels.cpu import adamw, combine, cross_entropy, dispatch, experts, mixture, norm_gelu, route, update
+from gradproof.kernels.cpu import (
+    adamw,
+    combine,
+    cross_entropy,
+    dispatch,
+    experts,
+    mixture,
+    norm_gelu,
+    reading,
+    route,
+    update,
+)
 from gradproof.kernels.cpu.build import available
 from gradproof.ops import adamw as ref_adamw
 from gradproof.ops import combine as ref_combine
@@ -17,10 +28,12 @@ from gradproof.ops import dispatch as ref_dispatch
 from gradproof.ops import experts as ref_experts
 from gradproof.ops import mixture as ref_mixture
 from gradproof.ops import norm_gelu as ref_norm_gelu
+from gradproof.ops import reading as ref_reading
 from gradproof.ops import route as ref_route
 from gradproof.ops import update as ref_update
 from gradproof.ops.experts import Chain
 from gradproof.ops.mixture import Mixed, Mixture
+from gradproof.ops.reading import Reader
 from gradproof.ops.route import Routed, Routing, Whole
 
 
@@ -709,3 +722,59 @@ def test_ffn_writes_and_adds(rows, width, inner, threads):
             assert out is None or all(a is b for a, b in zip(out, found, strict=True))
     finally:
         torch.set_num_threads(1)
+
+
+READERS = (Reader(30, 192, 6, 2, 384, 256), Reader(9, 24, 2, 1, 40, 300, 2), Reader(5, 10, 1, 2, 3, 70))
+
+
+def read(reader, *shape):
+    given = ref_reading._draw(
+        dict(zip("BS", shape, strict=True)), torch.Generator().manual_seed(5), dict(reader=reader)
+    )
+    return given["token"], given["theta"].float()
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 47, 64, 256])
+@pytest.mark.parametrize("reader", READERS, ids=str)
+def test_readings(reader, tokens, threads):
+    token_BS, theta_P = read(reader, 4, tokens)
+    found, own = (each.forward(token_BS, theta_P, reader)[0] for each in (reading, ref_reading))
+    near(found, ref_reading.forward(token_BS, theta_P.double(), reader)[0], own)
+
+
+def test_a_sequence_is_read_the_same_alone_and_among_others(threads):
+    """Whatever was read before, by whichever thread, in whatever room."""
+    reader = READERS[0]
+    token_BS, theta_P = read(reader, 7, 90)
+    together = reading.forward(token_BS, theta_P, reader)[0]
+    for token_S, y_O in zip(token_BS, together, strict=True):
+        assert torch.equal(reading.forward(token_S[None], theta_P, reader)[0][0], y_O)
+    assert torch.equal(
+        reading.forward(token_BS[:, ::2], theta_P, reader)[0],
+        reading.forward(token_BS[:, ::2].contiguous(), theta_P, reader)[0],
+    )
+
+
+def test_a_reading_of_nan_is_nan():
+    reader = READERS[1]
+    token_BS, theta_P = read(reader, 2, 9)
+    reader.views(theta_P)["encoder.0.ffn.up.weight"][3, 5] = torch.nan
+    assert reading.forward(token_BS, theta_P, reader)[0].isnan().all()
+
+
+def test_readings_that_would_leave_their_memory_are_refused():
+    reader = READERS[1]
+    token_BS, theta_P = read(reader, 2, 9)
+    for strange in (9, -2, 2**40):
+        token_BS[1, 4] = strange
+        with pytest.raises(ValueError, match=r"neither in 0\.\.8 nor"):
+            reading.forward(token_BS, theta_P, reader)
+    with pytest.raises(ValueError, match="do not fit"):
+        reading.forward(torch.zeros(1, 301, dtype=torch.int64), theta_P, reader)
+    with pytest.raises(ValueError, match="do not fit"):
+        reading.forward(torch.zeros(1, 3, dtype=torch.int64), theta_P[: reader.offsets[1] - 1], reader)
+    with pytest.raises(TypeError, match="float32"):
+        reading.forward(torch.zeros(1, 3, dtype=torch.int64), theta_P.double(), reader)
+    with pytest.raises(TypeError, match="int64"):
+        reading.forward(torch.zeros(1, 3, dtype=torch.int32), theta_P, reader)
+    assert reading.forward(torch.zeros(0, 3, dtype=torch.int64), theta_P, reader)[0].shape == (0, 2)

@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from gradproof.kernels import registry
-from gradproof.kernels.registry import REFERENCE, VARIANTS, Shape, Variant, admission, choose
+from gradproof.kernels.registry import REFERENCE, VARIANTS, Block, Shape, Variant, admission, choose
 from gradproof.models.moe import MoE, MoEConfig
-from gradproof.ops import combine, dispatch, experts, lesson, mixture, route, update
+from gradproof.ops import combine, dispatch, experts, lesson, mixture, reading, route, update
 from gradproof.ops.experts import Chain
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import TrainStep
 
 CHAIN = Chain((5, 6, 6, 3), (True, True))
 SHAPE = Shape("cpu", "float32", 9, 4, 2, CHAIN, route.Routing())
-PLANTED = (experts, dispatch, combine, route, mixture, update, lesson)
+READ = Shape("cpu", "float32", 9, 1, 1, Chain((12, 1), ()), block=Block(11, 12, 3, 20, 20), ops=(), fused=("reading",))
+PLANTED = (experts, dispatch, combine, route, mixture, update, lesson, reading)
 HOMES = {op.__name__.rpartition(".")[2]: op for op in PLANTED}
 
 
@@ -49,7 +50,7 @@ def planted(monkeypatch, tmp_path):
 
 def test_the_op_itself_is_admitted_with_evidence_for_each_claim(planted):
     for op in HOMES:
-        judged = admission(planted(op), SHAPE)
+        judged = admission(planted(op), READ if op == "reading" else SHAPE)
         assert judged.admitted, judged
         claims = {e.claim for e in judged.evidence}
         assert {"matches_reference", "deterministic", "writes_all", "no_alias"} <= claims
@@ -299,6 +300,54 @@ def test_broken_lessons_are_refused(planted, change):
     judged = admission(planted("lesson", forward=forward), SHAPE)
     assert not judged.admitted
     assert choose(SHAPE).lesson is None
+
+
+def _padding_is_a_token(token_BS, theta_P, reader):
+    return reading.forward(token_BS.clamp(min=0), theta_P, reader)
+
+
+def _places_close_up(token_BS, theta_P, reader):
+    """Padding is left out, and with it the place that it had."""
+    order_BS = (token_BS < 0).int().argsort(1, stable=True)
+    return reading.forward(token_BS.gather(1, order_BS), theta_P, reader)
+
+
+def _last_token_lost(token_BS, theta_P, reader):
+    """Of sequences that fill no tile of 16."""
+    many = token_BS.shape[1]
+    return reading.forward(token_BS[:, :-1] if many % 16 and many > 16 else token_BS, theta_P, reader)
+
+
+def _one_layer_less(token_BS, theta_P, reader):
+    layers = reader.views(theta_P)
+    own = theta_P.clone()
+    for name, view in reader.views(own).items():
+        if reader.layers > 1 and name.startswith(f"encoder.{reader.layers - 1}.ffn.down"):
+            view.copy_(layers[name] * 0)
+    return reading.forward(token_BS, own, reader)
+
+
+def _another_width_of_heads(token_BS, theta_P, reader):
+    y_BO, _ = reading.forward(token_BS, theta_P, reader)
+    return (y_BO * (1 + 1e-4) if reader.width // reader.heads == 4 and reader.heads == 3 else y_BO), None
+
+
+BROKEN_READINGS = (
+    *(_padding_is_a_token, _places_close_up, _last_token_lost),
+    *(_one_layer_less, _another_width_of_heads),
+)
+
+
+@pytest.mark.parametrize("forward", BROKEN_READINGS)
+def test_broken_readings_are_refused(planted, forward):
+    assert not admission(planted("reading", forward=forward), READ).admitted
+    assert choose(READ).reading is None
+
+
+def test_a_right_reading_is_taken_in_float32_alone(planted):
+    planted("reading")
+    assert choose(READ).chosen["reading"] == "planted"
+    assert choose(replace(READ, dtype="bfloat16")).reading is None
 
 
 def test_a_right_lesson_is_taken_where_there_is_a_mixture(planted):

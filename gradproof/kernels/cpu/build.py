@@ -32,6 +32,7 @@ FUNCTIONS = {
     "norm_gelu_backward": "pppppiiippppi",
     "ffn_forward": "ppiipi",
     "ffn_backward": "pppiipi",
+    "reading_forward": "piipppi i",
     "route_forward": "ppiiiiiffippppppi",
     "route_backward": "pppppppiiiiiffipi",
     "dispatch_plan": "piippp i",

@@ -10,11 +10,7 @@
 static void ffn_forward(const float* h_TF, const float* b_F, long T, long F, float* a_TF, long threads) {
     in_parallel(crew_size(T, FEWEST_ROWS, threads), [&](Crew crew) {
         const Range own = crew.share(T);
-        for (long t = own.begin; t < own.end; t++)
-            each_vector(F, [&](long j, auto part) {
-                const vec low = at_least(load(h_TF + t * F + j, part) + load(b_F + j, part), -10.0f);
-                store(a_TF + t * F + j, low * gelu_sigmoid(low).s, part);
-            });
+        bias_gelu(h_TF + own.begin * F, b_F, own.size(), F, a_TF + own.begin * F);
     });
 }
 

@@ -7,6 +7,7 @@
 #include "lesson.h"
 #include "mixture.h"
 #include "norm_gelu.h"
+#include "reading.h"
 #include "route.h"
 
 extern "C" {
@@ -51,6 +52,11 @@ void gradproof_ffn_forward(const float* h_TF, const float* b_F, int64_t T, int64
 void gradproof_ffn_backward(float* d_TF, float* h_TF, const float* b_F, int64_t T, int64_t F, float* db_F,
                             int64_t threads) {
     ffn_backward(d_TF, h_TF, b_F, T, F, db_F, threads);
+}
+
+int64_t gradproof_reading_forward(const int64_t* token_BS, int64_t B, int64_t S, const float* theta_P,
+                                  const int64_t* numbers, float* y_BO, int64_t threads) {
+    return reading_forward(token_BS, B, S, theta_P, numbers, y_BO, threads);
 }
 
 void gradproof_route_forward(const float* z_TE, const float* c_E, int64_t T, int64_t E, int64_t K, int64_t sigmoid,

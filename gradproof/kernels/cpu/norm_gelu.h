@@ -63,6 +63,15 @@ INLINE void norm_gelu_row(const float* h_H, Stats stats, const Norm& norm, float
     });
 }
 
+// a = GELU(h + b) of rows; a may be h itself.
+INLINE void bias_gelu(const float* h_TF, const float* b_F, long T, long F, float* a_TF) {
+    for (long t = 0; t < T; t++)
+        each_vector(F, [&](long j, auto part) {
+            const vec low = at_least(load(h_TF + t * F + j, part) + load(b_F + j, part), -10.0f);
+            store(a_TF + t * F + j, low * gelu_sigmoid(low).s, part);
+        });
+}
+
 // R rows backward: d_RH holds dy and receives dh; y_RH is written, for a product reads it next; the columns' sums are
 // added to.
 template <int R>
