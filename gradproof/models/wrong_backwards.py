@@ -10,8 +10,7 @@ from dataclasses import replace
 import torch
 
 from gradproof.models import block
-from gradproof.proof.mutants import Mutant, registering
-from gradproof.proof.wrong_backwards import but_last
+from gradproof.proof.mutants import Mutant, but_last, registering
 
 MUTANTS: list[Mutant] = []
 wrong = registering(MUTANTS)

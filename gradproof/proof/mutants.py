@@ -1,7 +1,7 @@
 """Mutants: wrong functions planted in the shipped backward, each of which `verify` must refute.
 
 If one survived, the proof would be too weak to be called one. They are listed in
-`proof/wrong_backwards.py`, `models/wrong_backwards.py` and `gate/wrong_backwards.py`.
+`proof/wrong_backwards/`, `models/wrong_backwards.py` and `gate/wrong_backwards.py`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from gradproof.proof.verdict import MutantVerdict, SubjectVerdict
 
@@ -80,3 +83,8 @@ def registering(mutants: list[Mutant]) -> Callable[..., Callable[[Function], Fun
         return register
 
     return wrong
+
+
+def but_last(x_T: Tensor) -> Tensor:
+    """`x_T` with its last row set to zero."""
+    return torch.cat([x_T[:-1], torch.zeros_like(x_T[-1:])])

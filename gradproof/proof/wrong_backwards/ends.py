@@ -1,0 +1,118 @@
+"""The wrong backwards of what stands at the ends: the p-adic encoder, and the losses."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from gradproof.proof.mutants import Mutant, but_last, registering
+
+MUTANTS: list[Mutant] = []
+wrong = registering(MUTANTS)
+
+
+# The p-adic encoder: its forward returns both columns; it has no backward.
+
+
+ENCODED, TURNED = "gradproof.data.padic:forward", "gradproof.data.padic:_turned"
+
+
+@wrong("padic", "the most significant digit first", target=TURNED)
+def _(right, rest, p, K):
+    return -torch.fmod(rest, p**K), right(rest, p, K)[1]
+
+
+@wrong("padic", "the sign is lost", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n, p, dtype)[0]
+    return type(found)(*(column.abs() for column in found)), None
+
+
+@wrong("padic", "one digit too few", target=TURNED)
+def _(right, rest, p, K):
+    turned, rest = right(rest, p, K)
+    return turned - torch.fmod(turned, p), rest
+
+
+@wrong("padic", "the numbers as int32", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    return right(n.to(torch.int32).to(torch.int64), p, dtype)
+
+
+@wrong("padic", "|−2⁶³| taken in int64", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n.abs(), p, dtype)[0]
+    return type(found)(*(torch.sign(n) * column for column in found)), None
+
+
+@wrong("padic", "twice as many digits in the first column", target=ENCODED)
+def _(right, n, p=2, dtype=torch.float32):
+    found = right(n, p, torch.float64)[0]
+    together = found.first_T + found.second_T / p ** int(24 * math.log(2, p))
+    return type(found)(together.to(dtype), found.second_T.to(dtype)), None
+
+
+# Losses: return the gradient of the logits or outputs.
+
+
+@wrong("cross_entropy", "divided by the micro-batch, not by the total")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved / saved.sum(), z, target)
+
+
+@wrong("cross_entropy", "the class weights are ignored")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved.mean().expand_as(saved), z, target)
+
+
+@wrong("cross_entropy", "the probability clamped at 1e-3", subtle=True)
+def _(right, dloss, saved, z, target):
+    p = torch.softmax(z, -1)
+    return right(dloss, saved, z, target) + dloss * saved[:, None] * (p.clamp(min=1e-3) - p)
+
+
+@wrong("cross_entropy", "the last row's target is not subtracted", subtle=True)
+def _(right, dloss, saved, z, target):
+    dz = right(dloss, saved, z, target)
+    return torch.cat([dz[:-1], (dloss * saved[:, None] * torch.softmax(z, -1))[-1:]])
+
+
+@wrong("cross_entropy", "padding counts")
+def _(right, dloss, saved, z, target):
+    return right(dloss, saved.clamp(min=float(saved.max())), z, target)
+
+
+@wrong("bce", "the weight is ignored")
+def _(right, dloss, saved, z, label):
+    return right(dloss, saved.mean().expand_as(saved), z, label)
+
+
+@wrong("bce", "the label is not clamped")
+def _(right, dloss, saved, z, label):
+    return dloss * saved * (torch.sigmoid(z) - label)
+
+
+@wrong("bce", "4% too small", subtle=True)
+def _(right, dloss, saved, z, label):
+    return 0.96 * right(dloss, saved, z, label)
+
+
+@wrong("mse", "the factor 2 is missing")
+def _(right, dloss, saved):
+    return right(dloss, saved) / 2
+
+
+@wrong("mse", "the last row is left out", subtle=True)
+def _(right, dloss, saved):
+    return right(dloss, but_last(saved))
+
+
+@wrong("quality", "the metrics' weight is ignored")
+def _(right, dloss, saved, y, outcome, weight=1.0):
+    return right(dloss, saved, y, outcome, 1.0)
+
+
+@wrong("quality", "the metrics 1% too heavy", subtle=True)
+def _(right, dloss, saved, y, outcome, weight=1.0):
+    return right(dloss, saved, y, outcome, 1.01 * weight)
