@@ -80,22 +80,25 @@ def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
 
 
 def _kernels(device: Device) -> list[dict[str, Any]]:
-    """The fast kernels at the widths of nano, mixture and transformer: which were admitted on this machine, and by how
-    many claims."""
+    """The fast kernels at the widths of a gate and of nano, transformer and mixture: which were admitted on this
+    machine, and by how many claims."""
     import torch
 
+    from gradproof.gate.network import GateConfig, GateNetwork
     from gradproof.kernels.registry import survey
     from gradproof.models.moe import MoE
     from gradproof.models.transformer import Transformer
 
-    sized = ((MoE.sized("nano"), 256), (Transformer.sized("nano"), 16))
+    gate, transformer, mixture = GateNetwork(GateConfig()), Transformer.sized("nano"), MoE.sized("nano")
+    sized = ((mixture, 256, ()), (transformer, 16, ()), (gate, 1, ("reading",)))  # of a gate, what others do not have
     dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
     with progress_of("admitting kernels") as progress:
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for done, dtype in enumerate(dtypes):
             progress(done, len(dtypes))
-            for model, rows in sized:
+            for model, rows, own in sized:
                 shape = replace(model.shape(rows, dtype), device=device.value)
+                shape = replace(shape, ops=(), fused=own) if own else shape
                 found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
     return list(found.values())
 
