@@ -26,7 +26,7 @@ from gradproof.gate.tokenizer import MISSING
 SCHEMA = 1
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
-MOST_EXAMPLES = {"replay": 5000, "held": 1000}  # of each class
+MOST_EXAMPLES = {"replay": 20_000, "held": 1000}  # of each class
 HELD_SHARE = 4  # one in so many overrides is held back
 COMMITS = 1.0  # seconds that a decision just answered may take until it can be remarked
 EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned")

@@ -15,6 +15,7 @@ from gradproof.gate.signals import signal
 
 MOST_ECHO = 4  # one in so many of a batch
 PINNED = 4  # one in so many of the replayed half, at most as many as there are
+WEIGHT = 5000.0  # of a class that is replayed, at most: more calls of it are a better sample, and count no more
 OFFERED = 2000  # echoes, the newest of those whose review is over
 
 
@@ -48,9 +49,10 @@ def balanced(pool: Sequence[Example], count: int, draws: np.random.Generator) ->
 
 
 def even(kept: Sequence[Example]) -> dict[str, float]:
-    """The mass of each text: its weight, times what lifts the rarer class to the commoner one's total."""
+    """The mass of each text: its weight, times what gives both classes the same total, that of the commoner one or
+    WEIGHT."""
     total = {allow: sum(each.signal.weight for each in kept if (each.target > 0.5) == allow) for allow in (True, False)}
-    most = max(total.values())
+    most = min(max(total.values()), WEIGHT)
     return {each.text: each.signal.weight * most / total[each.target > 0.5] for each in kept}
 
 

@@ -46,6 +46,14 @@ def test_replay_has_even_mass():
     assert replay.even(kept[:1]) == {"a": 1.0}
 
 
+def test_more_calls_to_replay_do_not_count_more(monkeypatch):
+    """However many are kept, a class weighs as much: what people say is not drowned."""
+    monkeypatch.setattr(replay, "WEIGHT", 3.0)
+    kept = [Example(b"", f"call {i}", signal("allow" if i < 8 else "block")) for i in range(10)]
+    mass = replay.even(kept)
+    assert sorted(mass.values()) == [3 / 8] * 8 + [3 / 2] * 2
+
+
 def test_the_echo_is_a_quarter_at_most():
     """The newest of those that nothing else is said of."""
     echo = [Example(b"", name, signal("allow")) for name in "abcdefc"]
