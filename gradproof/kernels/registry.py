@@ -354,18 +354,19 @@ def _key_text(op: str, kernel: str, shape: Shape) -> str:
         "shape": asdict(shape.of(op)),
         "device": environment(shape.device).get("device", shape.device),
         "versions": versions(),
-        "source": _source(op, kernel),
+        "source": _source(),
     }
     return json.dumps(facts, sort_keys=True, default=str)
 
 
 @cache
-def _source(op: str, kernel: str) -> str:
-    """A digest of the code that is judged, and of the op that judges it."""
-    package = Path(__file__).parent
-    files = [package.parent / "ops" / f"{op}.py", package.parent / "proof" / "admission.py"]
-    files += sorted(path for path in (package / kernel).glob("*.*") if kernel)
-    return hashlib.sha256(b"".join(path.read_bytes() for path in files if path.is_file())).hexdigest()
+def _source() -> str:
+    """A digest of the code that is judged and of what judges it. All ops and kernels: one may call another."""
+    package = Path(__file__).parent.parent
+    files = [package / "proof" / "admission.py"]
+    files += sorted(path for part in ("ops", "kernels") for path in (package / part).rglob("*.*"))
+    code = (path for path in files if path.suffix in (".py", ".h", ".cpp"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in code)).hexdigest()
 
 
 def _file(key: str) -> Path:

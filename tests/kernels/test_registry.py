@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import wraps
 from inspect import signature
 from itertools import count, pairwise
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
@@ -438,3 +439,12 @@ def test_a_step_asks_for_the_kernels_of_its_shape(planted):
     step = TrainStep(MoE(MoEConfig(5, 3, hidden=6, depth=1), seed=1), "cross_entropy", AdamW(), kernels={})
     step(x_TI, target_T)
     assert step.kernels.chosen["experts"] == "reference"
+
+
+@pytest.mark.parametrize("changed", ["kernels/triton/norm_gelu.py", "kernels/cpu/product.h", "ops/attention.py"])
+def test_an_admission_does_not_outlive_the_code_that_it_judged(monkeypatch, changed):
+    """Kernels call one another across folders (cuBLAS's experts the Triton norm), and fused ops call ops."""
+    before, read = registry._source.__wrapped__(), Path.read_bytes
+    assert registry._source.__wrapped__() == before
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * path.as_posix().endswith(changed))
+    assert registry._source.__wrapped__() != before

@@ -318,23 +318,23 @@ def an_expert_too_few(kernel, monkeypatch):
 
 def sums_of_other_tiles(kernel, monkeypatch):
     """Biases and norms add up tiles of another size than the backward made."""
-    launched(kernel, monkeypatch, "_add_up", lambda grid, options: (grid, {**options, "M": 2 * options["M"]}))
+    launched(kernel, monkeypatch, "add_up", lambda grid, options: (grid, {**options, "M": 2 * options["M"]}))
 
 
 def a_lost_part(kernel, monkeypatch):
     """One of the parts that an expert's rows are cut into is not added up."""
     laid_out(kernel, monkeypatch, lambda made: made._replace(parts=3))
-    launched(kernel, monkeypatch, "_add_up", lambda grid, options: (grid, {**options, "S": options["S"] - 1}))
+    launched(kernel, monkeypatch, "add_up", lambda grid, options: (grid, {**options, "S": options["S"] - 1}))
 
 
 def rows_of_weights_left_out(kernel, monkeypatch):
     """The last eight rows of each matrix are never written."""
-    launched(kernel, monkeypatch, "_add_up", lambda grid, options: ((*grid[:2], grid[2] - 2), options))
+    launched(kernel, monkeypatch, "add_up", lambda grid, options: ((*grid[:2], grid[2] - 2), options))
 
 
 def never_adds(kernel, monkeypatch):
     """`accumulate` is not passed on."""
-    launched(kernel, monkeypatch, "_add_up", lambda grid, options: (grid, {**options, "ACCUMULATE": False}))
+    launched(kernel, monkeypatch, "add_up", lambda grid, options: (grid, {**options, "ACCUMULATE": False}))
 
 
 PLANTED = {

@@ -204,7 +204,9 @@ def test_in_place_and_accumulating(kernel, ragged, dtype):
 
 def test_chunks_of_many_rows(kernel, ragged, near, monkeypatch):
     """Large batches give a program several tiles, and an expert several chunks: with fewer programs small ones do."""
-    monkeypatch.setattr(kernel, "MULTIPROCESSORS", 1)
+    from gradproof.kernels.triton import chunks
+
+    monkeypatch.setattr(chunks, "MULTIPROCESSORS", 1)
     monkeypatch.setattr(kernel, "DEEP", 2)
     H, loads = 130, (61, 0, 150, 7)
     dy, h, offset_F, theta, grads = ragged(loads, H, torch.float32)

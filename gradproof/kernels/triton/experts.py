@@ -1,10 +1,9 @@
 """The experts' chains for narrow layers: a whole chain in one kernel each way. The reference is `ops/experts.py`.
 
 A program takes M rows of one expert through all layers; a layer's row is held whole, so bias, LayerNorm and GELU need
-no second pass. Two arrays [layers + 1, N, W] hold what the weight gradients are made of:
+no second pass. Two arrays [layers + 1, N, W] hold what `weights.py` makes the weight gradients of:
 
     act_0 = x,  act_i = h_{i−1}, which the backward turns into the layer's input;   dh_i, the gradient of product i
-    dW_i = dh_iᵀ act_i over the rows of each expert, cut into S parts that are added up in order
 """
 
 
@@ -23,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradproof.kernels.triton import check
+from gradproof.kernels.triton.weights import add_up, product, weights
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import gelu, layernorm
 from gradproof.ops.dispatch import Plan
@@ -33,7 +33,6 @@ EPS = tl.constexpr(layernorm.EPS)
 CUBIC = tl.constexpr(gelu.CUBIC)
 TWICE = tl.constexpr(2 * gelu.SCALE)
 NEGATED = tl.constexpr(-2 * gelu.SCALE / math.log(2))  # exp(−2v) = exp2(NEGATED·(n + a·n³))
-INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 PARTS = 8  # the most that an expert's rows are cut into for the weight gradients
 
 
@@ -159,7 +158,7 @@ def backward(
         **layout.constants,
     )
     part_SEP = take("parts", (layout.parts, experts, P), theta_EP)
-    _weights[(experts, chain.layers + 1, layout.parts)](
+    weights[(experts, chain.layers + 1, layout.parts)](
         saved.act_LNW,
         dh_LNW,
         part_SEP,
@@ -171,7 +170,7 @@ def backward(
         num_warps=8,
         **layout.constants,
     )
-    _add_up[(experts, chain.layers + 1, triton.cdiv(layout.width, 8))](
+    add_up[(experts, chain.layers + 1, triton.cdiv(layout.width, 8))](
         part_SEP,
         sums_CLW,
         dtheta_EP,
@@ -205,14 +204,6 @@ def _tile(offset, tile, M: tl.constexpr, E: tl.constexpr):
         end = tl.where(inside, to_row, end)
         first += tiles
     return expert, start, end
-
-
-@triton.jit
-def _product(a, b):
-    """a b, accumulated in fp32; fp32 operands in full precision."""
-    if INTERPRETED:  # the interpreter keeps bf16 as integers, and multiplies those
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
@@ -297,7 +288,7 @@ def _forward(
     tl.store(act + place_MW, a_MW, mask=real_M1)
     for i in tl.static_range(LAYERS):
         w_IH = _transposed(weights, 0 if i == 0 else W1 + (i - 1) * STEP, I if i == 0 else H, H, column_W)
-        h_MW = _product(a_MW, w_IH).to(dtype)
+        h_MW = product(a_MW, w_IH).to(dtype)
         tl.store(act + (i + 1) * plane + place_MW, h_MW, mask=real_M1)
         _, _, n_MW, _ = _normed(
             h_MW,
@@ -311,7 +302,7 @@ def _forward(
         a_MW = (n_MW * _gelu_sigmoid(n_MW)).to(dtype)
     w_HO = _transposed(weights, WLAST, H, O, column_W)
     b_O = tl.load(vectors + BLAST + column_W, mask=column_W < O, other=0.0)
-    y_MO = _product(a_MW, w_HO) + b_O[None, :]
+    y_MO = product(a_MW, w_HO) + b_O[None, :]
     tl.store(y + row_M[:, None] * O + column_W[None, :], y_MO, mask=real_M1 & (column_W < O)[None, :])
 
 
@@ -367,7 +358,7 @@ def _backward(
     tl.store(dh + LAYERS * plane + place_MW, dh_MW, mask=real_M1)
     w_OH = _matrix(weights, WLAST, H, O, column_W)
     for back in tl.static_range(LAYERS):
-        da_MW = _product(dh_MW, w_OH).to(dtype).to(tl.float32)
+        da_MW = product(dh_MW, w_OH).to(dtype).to(tl.float32)
         i = LAYERS - 1 - back
         at = act + (i + 1) * plane + place_MW
         h_MW = tl.load(at, mask=real_M1, other=0.0)
@@ -404,136 +395,5 @@ def _backward(
             column_W,
         )
     if WANT_DX:
-        dx_MI = _product(dh_MW, w_OH)
+        dx_MI = product(dh_MW, w_OH)
         tl.store(dx + row_M[:, None] * I + column_W[None, :], dx_MI, mask=real_M1 & (column_W < I)[None, :])
-
-
-@triton.jit
-def _weights(
-    act,
-    dh,
-    part,
-    offset,
-    N,
-    P,
-    S: tl.constexpr,
-    M: tl.constexpr,
-    I: tl.constexpr,
-    H: tl.constexpr,
-    O: tl.constexpr,
-    LAYERS: tl.constexpr,
-    BIAS0: tl.constexpr,
-    GAMMA0: tl.constexpr,
-    BETA0: tl.constexpr,
-    W1: tl.constexpr,
-    BIAS1: tl.constexpr,
-    GAMMA1: tl.constexpr,
-    BETA1: tl.constexpr,
-    STEP: tl.constexpr,
-    WLAST: tl.constexpr,
-    BLAST: tl.constexpr,
-    W: tl.constexpr,
-    E: tl.constexpr,
-):
-    """One part of the rows of one expert in one layer: its share of dW, in the place that it has in theta."""
-    expert = tl.program_id(0).to(tl.int64)
-    layer = tl.program_id(1)
-    part_id = tl.program_id(2)
-    from_row = tl.load(offset + expert)
-    to_row = tl.load(offset + expert + 1)
-    count = to_row - from_row
-    start = from_row + count * part_id // S
-    end = from_row + count * (part_id + 1) // S
-    column_W = tl.arange(0, W)
-    plane = (from_row * 0 + N) * W
-    total = tl.zeros((W, W), dtype=tl.float32)
-    for row in range(start, end, M):
-        row_M = row + tl.arange(0, M)
-        real_M = row_M < end
-        place_MW = layer * plane + row_M[:, None] * W + column_W[None, :]
-        a_MW = tl.load(act + place_MW, mask=real_M[:, None], other=0.0)
-        d_WM = tl.load(dh + layer * plane + row_M[None, :] * W + column_W[:, None], mask=real_M[None, :], other=0.0)
-        total += _product(d_WM, a_MW)
-    inputs = tl.where(layer == 0, I, H)
-    outputs = tl.where(layer == LAYERS, O, H)
-    at = tl.where(layer == 0, 0, tl.where(layer == LAYERS, WLAST, W1 + (layer - 1) * STEP))
-    out = part + (part_id * E + expert) * P + at
-    inside = (column_W < outputs)[:, None] & (column_W < inputs)[None, :]
-    tl.store(out + column_W[:, None] * inputs + column_W[None, :], total, mask=inside)
-
-
-@triton.jit
-def _add_up(
-    part,
-    sums,
-    dtheta,
-    offset,
-    P,
-    dtheta_row,
-    S: tl.constexpr,
-    M: tl.constexpr,
-    ROWS: tl.constexpr,
-    ACCUMULATE: tl.constexpr,
-    I: tl.constexpr,
-    H: tl.constexpr,
-    O: tl.constexpr,
-    LAYERS: tl.constexpr,
-    BIAS0: tl.constexpr,
-    GAMMA0: tl.constexpr,
-    BETA0: tl.constexpr,
-    W1: tl.constexpr,
-    BIAS1: tl.constexpr,
-    GAMMA1: tl.constexpr,
-    BETA1: tl.constexpr,
-    STEP: tl.constexpr,
-    WLAST: tl.constexpr,
-    BLAST: tl.constexpr,
-    W: tl.constexpr,
-    E: tl.constexpr,
-):
-    """The parts of some rows of a matrix, added up in order; the first program of a layer does its vectors too."""
-    expert = tl.program_id(0).to(tl.int64)
-    layer = tl.program_id(1)
-    column_W = tl.arange(0, W)
-    inputs = tl.where(layer == 0, I, H)
-    outputs = tl.where(layer == LAYERS, O, H)
-    at = tl.where(layer == 0, 0, tl.where(layer == LAYERS, WLAST, W1 + (layer - 1) * STEP))
-    out = dtheta + expert * dtheta_row
-
-    row_R = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    inside = (row_R < outputs)[:, None] & (column_W < inputs)[None, :]
-    place = at + row_R[:, None] * inputs + column_W[None, :]
-    total = tl.zeros((ROWS, W), dtype=tl.float32)
-    for s in tl.static_range(S):
-        total += tl.load(part + (s * E + expert) * P + place, mask=inside, other=0.0)
-    if ACCUMULATE:
-        total += tl.load(out + place, mask=inside, other=0.0)
-    tl.store(out + place, total, mask=inside)
-
-    if tl.program_id(2) == 0:
-        first = 0
-        for e in tl.static_range(E):
-            tiles = ((tl.load(offset + e + 1) - tl.load(offset + e) + M - 1) // M).to(tl.int32)
-            first += tl.where(e < expert, tiles, 0)
-        last = first + ((tl.load(offset + expert + 1) - tl.load(offset + expert) + M - 1) // M).to(tl.int32)
-        b = tl.zeros((W,), dtype=tl.float32)
-        g = tl.zeros((W,), dtype=tl.float32)
-        shift = tl.zeros((W,), dtype=tl.float32)
-        inside_W = column_W < outputs
-        normed_W = inside_W & (column_W * 0 + layer < LAYERS)
-        for tile in range(first, last):
-            own = sums + ((expert * 0 + tile) * (3 * LAYERS + 1) + 3 * layer) * W + column_W
-            b += tl.load(own)
-            g += tl.load(own + W, mask=normed_W, other=0.0)
-            shift += tl.load(own + 2 * W, mask=normed_W, other=0.0)
-        later = (layer - 1) * STEP
-        bias = tl.where(layer == 0, BIAS0, tl.where(layer == LAYERS, BLAST, BIAS1 + later))
-        gamma = tl.where(layer == 0, GAMMA0, GAMMA1 + later)
-        beta = tl.where(layer == 0, BETA0, BETA1 + later)
-        if ACCUMULATE:
-            b += tl.load(out + bias + column_W, mask=inside_W, other=0.0)
-            g += tl.load(out + gamma + column_W, mask=normed_W, other=0.0)
-            shift += tl.load(out + beta + column_W, mask=normed_W, other=0.0)
-        tl.store(out + bias + column_W, b, mask=inside_W)
-        tl.store(out + gamma + column_W, g, mask=normed_W)
-        tl.store(out + beta + column_W, shift, mask=normed_W)

@@ -15,14 +15,14 @@ row makes all warps wait for each other, and the backward has one left where it 
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 import math
-from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import MULTIPROCESSORS, check, rows
+from gradproof.kernels.triton import check, rows
+from gradproof.kernels.triton.chunks import Launch, chunks_of, cut, span
 from gradproof.ops import gelu, layernorm
 from gradproof.ops.norm_gelu import Grads
 
@@ -38,22 +38,12 @@ CUBED = tl.constexpr(2 * gelu.SCALE * gelu.CUBIC)  # 2v = n·(TWICE + CUBED·n²
 BITS = tl.constexpr(-1 / math.log(2))  # exp(−2v) = exp2(BITS·2v)
 
 
-class Launch(NamedTuple):
-    """How the rows are cut up, and the compiler's options."""
-
-    block: int  # the width, rounded up to a power of two
-    tile: int  # R: rows at a time
-    chunk: int  # rows of a program
-    programs: int
-    options: dict[str, int]
-
-
 def _forward_launch(N: int, H: int, experts: int) -> Launch:
     block = _block(H)
     if block == 4096:
-        return _cut(N, experts, block, 1, 4, {"maxnreg": 168}, 12)
+        return cut(N, experts, block, 1, 4, {"maxnreg": 168}, 12)
     options = {"maxnreg": 128} if block >= 2048 else {}
-    return _cut(N, experts, block, max(2, 2048 // block), max(4, block // 512), options, _resident(block))
+    return cut(N, experts, block, max(2, 2048 // block), max(4, block // 512), options, _resident(block))
 
 
 def _backward_launch(N: int, H: int, experts: int) -> Launch:
@@ -61,9 +51,9 @@ def _backward_launch(N: int, H: int, experts: int) -> Launch:
     it has 32, and all the registers there are: fewer steps from thread to thread, for fewer threads."""
     block = _block(H)
     if block == 4096:
-        return _cut(N, experts, block, 1, 4, {"maxnreg": 255}, 8)
+        return cut(N, experts, block, 1, 4, {"maxnreg": 255}, 8)
     tile = max(1024 // block, 1 if block > 4096 else 2)
-    return _cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128}, _resident(block))
+    return cut(N, experts, block, tile, min(16, max(4, block // 256)), {"maxnreg": 128}, _resident(block))
 
 
 def _block(H: int) -> int:
@@ -74,14 +64,6 @@ def _block(H: int) -> int:
 
 def _resident(block: int) -> int:
     return 16 if block >= WIDE.value else 32
-
-
-def _cut(N: int, experts: int, block: int, tile: int, warps: int, options: dict[str, int], resident: int) -> Launch:
-    """One program for each that fits when `resident` warps are on a multiprocessor. Each expert's last chunk may be
-    short, so there are up to E more than N/chunk."""
-    programs = MULTIPROCESSORS * resident // warps
-    chunk = max(1, triton.cdiv(N, tile * max(programs - experts, MULTIPROCESSORS))) * tile
-    return Launch(block, tile, chunk, triton.cdiv(N, chunk) + experts, {"num_warps": warps, **options})
 
 
 def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True) -> tuple[Tensor, None]:
@@ -248,46 +230,6 @@ def _run_backward(
 
 
 @triton.jit
-def _span(pid, offset, N, chunk, E: tl.constexpr):
-    """The expert and the rows first : end of program pid; none where it is one too many."""
-    expert = tl.full((), 0, tl.int64)
-    first = pid.to(tl.int64) * chunk
-    end = tl.minimum(first + chunk, N)
-    if E > 0:
-        end = tl.full((), 0, tl.int64)
-        before = 0  # chunks of the experts before this one
-        start = tl.load(offset)
-        for e in tl.static_range(E):
-            stop = tl.load(offset + e + 1)
-            after = before + ((stop - start).to(tl.int32) + chunk - 1) // chunk
-            mine = (pid >= before) & (pid < after)
-            expert = tl.where(mine, e, expert)
-            first = tl.where(mine, start + (pid - before).to(tl.int64) * chunk, first)
-            end = tl.where(mine, tl.minimum(first + chunk, stop), end)
-            before = after
-            start = stop
-    return expert, first, end
-
-
-@triton.jit
-def _chunks(expert, offset, N, chunk, E: tl.constexpr):
-    """The chunks before : after of an expert: the programs to which `_span` gives its rows."""
-    before = 0
-    after = (N + chunk - 1) // chunk
-    if E > 0:
-        end = 0
-        start = tl.load(offset)
-        for e in tl.static_range(E):
-            stop = tl.load(offset + e + 1)
-            next = end + ((stop - start).to(tl.int32) + chunk - 1) // chunk
-            before = tl.where(e == expert, end, before)
-            after = tl.where(e == expert, next, after)
-            end = next
-            start = stop
-    return before, after
-
-
-@triton.jit
 def _statistics(x_RH, column_1H, H: tl.constexpr, BLOCK: tl.constexpr):
     """Mean and rstd of each row, by two passes over registers: the mean, then the centred squares."""
     mean_R1 = tl.sum(x_RH, 1, keep_dims=True) * (1 / H)
@@ -359,7 +301,7 @@ def _forward(
     E: tl.constexpr,
     ACTIVE: tl.constexpr,
 ):
-    expert, first, end = _span(tl.program_id(0), offset, N, chunk, E)
+    expert, first, end = span(tl.program_id(0), offset, N, chunk, E)
     if first >= end:
         return
     column_1H = tl.arange(0, BLOCK)[None, :]
@@ -415,7 +357,7 @@ def _backward(
 ):
     EXACT: tl.constexpr = h.dtype.element_ty == tl.float32
     pid = tl.program_id(0)
-    expert, first, end = _span(pid, offset, N, chunk, E)
+    expert, first, end = span(pid, offset, N, chunk, E)
     if first >= end:
         return
     column_1H = tl.arange(0, BLOCK)[None, :]
@@ -480,7 +422,7 @@ def _add_up(
     ACCUMULATE: tl.constexpr,
 ):
     expert = tl.program_id(0)
-    before, after = _chunks(expert, offset, N, chunk, E)
+    before, after = chunks_of(expert, offset, N, chunk, E)
     column_H = tl.program_id(1) * SLICE + tl.arange(0, SLICE)
     inside_H = column_H < H
     db_DH = tl.zeros((DEEP, SLICE), tl.float32)
