@@ -23,6 +23,7 @@ lint: .venv/.lint
 	$(BIN)/ruff check gradproof tests
 	$(BIN)/ruff format --check gradproof tests
 	$(BIN)/pyright
+	$(BIN)/lint-imports
 
 format: .venv/.lint
 	$(BIN)/ruff check --fix gradproof tests

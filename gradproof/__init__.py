@@ -7,11 +7,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gradproof.diagnosis.diagnose import diagnose
     from gradproof.models.dense import Dense, DenseConfig
     from gradproof.models.moe import MoE, MoEConfig, MoEOutput
     from gradproof.models.transformer import Transformer, TransformerConfig
     from gradproof.params import ParamSpace
-    from gradproof.precision.diagnose import diagnose
     from gradproof.proof.module import verify
     from gradproof.train.adamw import AdamW
     from gradproof.train.step import StepResult, TrainStep
@@ -45,7 +45,7 @@ _HOMES = {
     "TrainStep": "gradproof.train.step",
     "Transformer": "gradproof.models.transformer",
     "TransformerConfig": "gradproof.models.transformer",
-    "diagnose": "gradproof.precision.diagnose",
+    "diagnose": "gradproof.diagnosis.diagnose",
     "verify": "gradproof.proof.module",
 }
 

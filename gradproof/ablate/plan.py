@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from gradproof.ablate.budget import Solved, solve
 from gradproof.ablate.families import Family
 from gradproof.ablate.study import Study, StudyConfig
 from gradproof.ablate.unit import Unit, units
-from gradproof.data.source import Source, open_source
+from gradproof.data.source import Source, SourceOptions, open_source
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.models.sizes import cost
 from gradproof.train.config import TrainConfig, fill
@@ -53,7 +52,7 @@ class Plan:
         config = self.study.config
         folder = self.study.data(encoding, seed)
         folder.mkdir(parents=True, exist_ok=True)
-        source = open_source(_reader(config, encoding, seed), folder)
+        source = open_source(_source_options(config, encoding, seed), folder)
         check_rows(source, config.data)
         self.notes += [note for note in source.notes if note not in self.notes]
         return source
@@ -66,7 +65,7 @@ def preview(config: StudyConfig, folder: Path) -> list[Solved]:
     for each in config.contestants():
         there = folder / each.encoding
         there.mkdir(exist_ok=True)
-        found.append(solve_for(each, config, open_source(_reader(config, each.encoding, config.seed), there)))
+        found.append(solve_for(each, config, open_source(_source_options(config, each.encoding, config.seed), there)))
     return found
 
 
@@ -128,7 +127,7 @@ def _memory(device: str) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _reader(config: StudyConfig, encoding: str, seed: int) -> Any:
+def _source_options(config: StudyConfig, encoding: str, seed: int) -> SourceOptions:
     """The options that reading a table depends on."""
     plain = config.train_options(replace(config.contestants()[0], encoding=encoding), seed, config.learning_rates[0])
-    return fill(TrainConfig, plain)
+    return fill(TrainConfig, plain).source

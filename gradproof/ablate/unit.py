@@ -140,7 +140,7 @@ def _fitted(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
 
     config = resolve(unit.given)
     _share_table(Path(unit.data), folder)
-    source = open_source(config, folder)
+    source = open_source(config.source, folder)
     found = fit(unit.contestant, source, unit.value, config, unit.budget, progress)
 
     def scored(probability_TC: np.ndarray, part: int) -> dict[str, Any]:

@@ -65,11 +65,11 @@ def overheads(device: str, rows: int) -> list[dict[str, Any]]:
 
 def nano(device: str, rows: int) -> dict[str, Any]:
     """A whole diagnosis of nano: three formats, 8 replicas each."""
+    from gradproof.diagnosis.diagnose import PRECISIONS, checked_formats, examine, settled
     from gradproof.models.moe import MoE
-    from gradproof.precision.diagnose import PRECISIONS, checked_formats, examine, settled
     from gradproof.streams import seeded
     from gradproof.train.loss import Loss
-    from gradproof.train.specimen import ModelSpecimen
+    from gradproof.train.model_specimen import ModelSpecimen
 
     model = MoE.sized("nano", seed=0, device=device)
     x_TI = torch.randn(rows, 96, generator=seeded("bench")).to(device)
@@ -119,7 +119,7 @@ def large(device: str) -> dict[str, Any]:
 
 
 def _alone(what: str, device: str) -> dict[str, Any]:
-    from gradproof.precision.diagnose import diagnose
+    from gradproof.diagnosis.diagnose import diagnose
 
     torch.manual_seed(0)
     torch.eye(8, device=device, dtype=torch.float64).matrix_power(2).sum().item()  # libraries are loaded

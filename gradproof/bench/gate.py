@@ -214,20 +214,5 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
-def show(record: dict[str, Any], console: Any) -> None:
-    for name, what in (("alone", "alone"), ("learning", "while the learner trains")):
-        found = record[name]
-        console.print(
-            f"decision, {record['tokens']} tokens, {what}: median {found['p50_ms']:.2f} ms, 99th percentile"
-            f" {found['p99_ms']:.2f} ms (of the thread's own work {found['cpu_p50_ms']:.2f} and"
-            f" {found['cpu_p99_ms']:.2f} ms; {found['decisions']:,} decisions, {found['swaps']} new versions taken)"
-        )
-    kills = record["kills"]
-    console.print(
-        f"{kills['kills']} kills: {kills['acknowledged']:,} signals acknowledged, {kills['lost']} lost; the serving"
-        f" version whole each time"
-    )
-
-
 def _text(command: str) -> str:
     return text(Call("Bash", {"command": command}))

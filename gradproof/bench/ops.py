@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gradproof.bench.peers import DECAY, DTYPES, EPS, RATE
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, first_line, free, in_ms
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, first_line, free
 from gradproof.bench.timing import Timing, interleaved
 from gradproof.streams import seeded
 
@@ -189,24 +189,3 @@ def _entries(found: Mapping[str, Timing], moved: int, order: Sequence[str]) -> l
         entry |= {"ratio": timing.ms / found[order[0]].ms, "gb_per_s": moved / (timing.ms * 1e-3) / 1e9}
         entries.append(entry)
     return entries
-
-
-def show(row: dict[str, Any], console: Any) -> None:
-    """One op at one shape as a table, fastest first."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    about = f"{row['rows']:,} rows, {row['width']} wide" if "width" in row else row["size"]
-    console.print(f"\n{row['op']}, {about}, {row['precision']}", style="bold")
-    table = Table("", "ms", "quartiles", "forward", "ratio", "GB/s", box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for entry in sorted((e for e in row["contestants"] if "ms" in e), key=lambda e: e["ms"]):
-        forward = in_ms(entry["forward_ms"]) if "forward_ms" in entry else ""
-        quartiles = "–".join(in_ms(each) for each in entry["quartiles"])
-        figures = (in_ms(entry["ms"]), quartiles, forward, f"{entry['ratio']:.2f}x", f"{entry['gb_per_s']:.3g}")
-        table.add_row(entry["name"], *figures)
-    console.print(table)
-    for entry in row["contestants"]:
-        if "error" in entry:
-            console.print(f"{entry['name']} did not run: {escape(entry['error'])}", style="red", soft_wrap=True)

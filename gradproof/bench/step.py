@@ -19,7 +19,7 @@ from torch import Tensor
 from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Target, Way, dense_widths, expert_widths, peers_of
 from gradproof.bench.timing import Timing, interleaved, product_peak, summary, wait
 from gradproof.bench.transformer import useful_flops as transformer_flops
-from gradproof.memory import give_back
+from gradproof.heap import give_back
 from gradproof.streams import seeded
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, would announce itself
@@ -200,7 +200,7 @@ class Ours:
     """Our model and its step, and what they hold at their peak."""
 
     def __init__(self, case: Case, device: str, precision: str):
-        from gradproof.train.memory import peak_bytes
+        from gradproof.train.peak import peak_bytes
 
         self.case, self.device, self.precision = case, device, precision
         self.batches = batches(case, device)
@@ -304,7 +304,7 @@ def _forget(device: str, way: Way) -> None:
 
 def _peak(peer: Peer, rows: Batches, before: int, device: str) -> int:
     """The most that a peer holds in a step, all by itself: parameters, gradients, moments, activations, graphs."""
-    from gradproof.train.memory import peak_bytes
+    from gradproof.train.peak import peak_bytes
 
     turn = cycle(rows)
     for _ in range(peer.settling):
@@ -380,47 +380,3 @@ def forget_workspaces(device: str) -> None:
 
 def _allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-
-def in_ms(ms: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
-
-
-def show(row: dict[str, Any], console: Any) -> None:
-    """One case as a table, fastest first."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    from gradproof.terminal import in_bytes
-
-    titles = ("", "ms", "quartiles", "slower", "of peak", "memory", "")
-    table = Table(*titles, box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        column.no_wrap = True
-    for column in table.columns[1:]:
-        column.justify = "right"
-    order = sorted(row["contestants"], key=lambda entry: entry.get("ratio", float("inf")))
-    for entry in order:
-        if "error" in entry:
-            continue
-        share = entry["share_of_peak"]
-        table.add_row(
-            entry["name"],
-            in_ms(entry["ms"]),
-            "–".join(in_ms(each) for each in entry["quartiles"]),
-            f"{entry['ratio']:.2f}x",
-            "" if share is None else f"{share:.1%}",
-            in_bytes(entry["peak_bytes"]),
-            f"{entry['memory_ratio']:.2f}x",
-            style="bold" if entry["name"] == OURS else "",
-        )
-    console.print(f"\n{row['size']}, {row['rows']:,} rows, {row['precision']}", style="bold")
-    if table.row_count:
-        console.print(table)
-    for entry in order:
-        if "error" in entry:
-            console.print(f"{entry['name']} did not run: {escape(entry['error'])}", style="red", soft_wrap=True)
-    if row.get("speedup"):
-        said = f"{row['speedup']:.2f} times the best peer's speed, {row['memory_against_best']:.2f} of its memory"
-        console.print(said, soft_wrap=True)

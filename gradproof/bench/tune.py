@@ -17,7 +17,7 @@ def tune(
     case: Case, device: str, precision: str, quick: bool, say: Callable[[str], object] = lambda what: None
 ) -> list[dict[str, Any]]:
     """Milliseconds a step for each op and kernel, fastest first. That order is kept, and decides from now on."""
-    from gradproof.models.subject import family
+    from gradproof.models.families import family
 
     kind = family(case.family)
     shape = kind(case.config).shape(case.rows, DTYPES[precision])
@@ -45,17 +45,3 @@ def tune(
         usual[op] = order[0]
         found.append({"op": op, "order": [{"kernel": kernel, "ms": times[kernel].ms} for kernel in order]})
     return found
-
-
-def show(listed: list[dict[str, Any]], console: Any) -> None:
-    """A table for each size."""
-    from rich.table import Table
-
-    for each in listed:
-        console.print(f"\n{each['size']}, {each['rows']:,} rows")
-        table = Table("op", "kernel", "ms a step", box=None, pad_edge=False)
-        for op in each["ops"]:
-            for i, timed in enumerate(op["order"]):
-                table.add_row("" if i else op["op"], timed["kernel"], f"{timed['ms']:.3f}")
-        console.print(table)
-    console.print("The fastest are kept, and are used for these shapes on this machine from now on.")

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gradproof.data.padic import digits
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Number, Schema
+from gradproof.ops.padic import digits
 
 MOST = 9
 CHUNK = 65_536

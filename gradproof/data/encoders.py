@@ -7,9 +7,9 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from gradproof.data import padic
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
+from gradproof.ops import padic
 
 FAR = 1e4  # standard deviations: what is further away counts as this far, so that 1e300 overflows in no precision
 

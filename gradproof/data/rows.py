@@ -18,7 +18,7 @@ class Rows(NamedTuple):
     metrics_RM: np.ndarray  # float32
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return len(self.outcome_R)
 
     def take(self, index_T: np.ndarray) -> Rows:

@@ -72,7 +72,7 @@ class Category:
 class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
     the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its
-    pieces (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`data/padic.py`)."""
+    pieces (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`)."""
 
     name: str
     mean: float

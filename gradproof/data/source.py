@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,6 +19,26 @@ from gradproof.data.split import TRAIN, split
 from gradproof.files import publish, write_atomically
 
 SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """What reading rows depends on: where they are, what the columns are there for, how numbers are encoded, and which
+    shares of the rows are held out."""
+
+    data: str = "synthetic"
+    target: str | None = None
+    metrics: Sequence[str] = ()
+    categorical: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    encoding: Literal["onehot", "padic"] = "onehot"
+    validation: float = 0.1
+    test: float = 0.1
+    seed: int = 0
+
+    def part(self, outcome_R: np.ndarray) -> np.ndarray:
+        """part_R: TRAIN, VALIDATION or TEST for each row."""
+        return split(outcome_R, self.seed, self.validation, self.test)
 
 
 @dataclass
@@ -70,27 +90,26 @@ def check(data: str, target: str | None, named: Sequence[str]) -> None:
     check_columns(columns, target, named)
 
 
-def open_source(config: Any, folder: Path, progress: Callable[[int, int], None] | None = None) -> Source:
-    """The rows of a run's config. A file is read once, into `folder`/rows, and from there ever after."""
-    part = _splitter(config)
-    options = synthetic_options(config.data)
-    if options is not None:
-        made = _synthetic(**options)
-        part_R = part(made.rows.outcome_R)
-        schema, notes = _encoded(config, made.schema, made.rows, part_R == TRAIN)
+def open_source(options: SourceOptions, folder: Path, progress: Callable[[int, int], None] | None = None) -> Source:
+    """The rows that the options ask for. A file is read once, into `folder`/rows, and from there ever after."""
+    how = synthetic_options(options.data)
+    if how is not None:
+        made = _synthetic(**how)
+        part_R = options.part(made.rows.outcome_R)
+        schema, notes = _encoded(options, made.schema, made.rows, part_R == TRAIN)
         if not (folder / "schema.json").exists():
             _write_schema(folder, schema, notes)
         rows = Rows(*(array.copy() for array in made.rows))  # whoever writes to them writes to his own
         return Source(schema, rows, part_R, notes, made.best_R, made.regime_R)
     if not (folder / "schema.json").exists():
-        _read(config, folder, part, progress)
+        _read(options, folder, progress)
     schema, notes = read_schema(folder)
     try:
         rows = Rows.open(folder / "rows")
     except (OSError, ValueError) as error:
-        again = f"remove {folder / 'schema.json'} to read {config.data} again"
+        again = f"remove {folder / 'schema.json'} to read {options.data} again"
         raise ValueError(f"{folder / 'rows'} is damaged ({error}); {again}") from None
-    return Source(schema, rows, part(np.asarray(rows.outcome_R)), notes)
+    return Source(schema, rows, options.part(np.asarray(rows.outcome_R)), notes)
 
 
 @lru_cache(maxsize=1)
@@ -110,37 +129,34 @@ def read_schema(folder: Path) -> tuple[Schema, list[str]]:
         raise ValueError(f"{folder / 'schema.json'} cannot be read ({error}); without it the run is lost") from None
 
 
-def _read(
-    config: Any,
-    folder: Path,
-    part: Callable[[np.ndarray], np.ndarray],
-    progress: Callable[[int, int], None] | None,
-) -> None:
+def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], None] | None) -> None:
     """The schema is written last: without it, the rows are read again."""
     from gradproof.data.infer import read
 
     aside = folder / ".partial-rows"
     shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(folder / "rows", ignore_errors=True)
-    found = read(
-        Path(config.data),
-        config.target,
-        metrics=config.metrics,
-        categorical=config.categorical,
-        ignore=config.ignore,
-        split=lambda outcome_R: part(outcome_R) == TRAIN,
+    if options.target is None:
+        raise ValueError(f"--target is missing: which column of {options.data} is to be decided?")
+    table = read(
+        Path(options.data),
+        options.target,
+        metrics=options.metrics,
+        categorical=options.categorical,
+        ignore=options.ignore,
+        split=lambda outcome_R: options.part(outcome_R) == TRAIN,
         folder=aside,
         progress=progress,
     )
     publish(aside, folder / "rows")
-    train_R = part(np.asarray(found.rows.outcome_R)) == TRAIN
-    schema, notes = _encoded(config, found.schema, found.rows, train_R)
-    _write_schema(folder, schema, [*found.notes, *notes])
+    train_R = options.part(np.asarray(table.rows.outcome_R)) == TRAIN
+    schema, notes = _encoded(options, table.schema, table.rows, train_R)
+    _write_schema(folder, schema, [*table.notes, *notes])
 
 
-def _encoded(config: Any, schema: Schema, rows: Rows, train_R: np.ndarray) -> tuple[Schema, list[str]]:
+def _encoded(options: SourceOptions, schema: Schema, rows: Rows, train_R: np.ndarray) -> tuple[Schema, list[str]]:
     """The schema with the encoding that was asked for."""
-    if config.encoding != "padic":
+    if options.encoding != "padic":
         return schema, []
     from gradproof.data.decimals import with_padic
 
@@ -149,7 +165,3 @@ def _encoded(config: Any, schema: Schema, rows: Rows, train_R: np.ndarray) -> tu
 
 def _write_schema(folder: Path, schema: Schema, notes: list[str]) -> None:
     write_atomically(folder / "schema.json", json.dumps({"schema": schema.to_dict(), "notes": notes}, indent=1) + "\n")
-
-
-def _splitter(config: Any) -> Callable[[np.ndarray], np.ndarray]:
-    return lambda outcome_R: split(outcome_R, config.seed, config.validation, config.test)

@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -51,20 +50,21 @@ def check(data: str, named: Sequence[str]) -> None:
         raise ValueError(f"--data {data} is a table; --model moe or dense decide its rows, a transformer learns text")
 
 
-def open_text(config: Any, folder: Path, context: int) -> Text:
-    """The text of a run's config, copied into `folder` once and read from there ever after."""
+def open_text(data: str, shares: tuple[float, float], folder: Path, context: int) -> Text:
+    """The file `data`, copied into `folder` once and read from there ever after. `shares` of it are held out for
+    validation and for test."""
     own = folder / COPY
     if not own.exists():
         aside = folder / f".partial-{COPY}"
-        shutil.copyfile(config.data, aside)
+        shutil.copyfile(data, aside)
         sync(aside)
         os.replace(aside, own)
         sync(folder)
     length = own.stat().st_size
-    held, tested = (max(1, round(share * length)) for share in (config.validation, config.test))
+    held, tested = (max(1, round(share * length)) for share in shares)
     if length - held - tested < context:
         raise ValueError(
-            f"{config.data} has {length:,} bytes: too few to learn windows of {context} from and to hold some out"
+            f"{data} has {length:,} bytes: too few to learn windows of {context} from and to hold some out"
         )
     first = length - held - tested
     return Text(np.memmap(own, np.uint8, "r"), (0, first, first + held, length))

@@ -20,7 +20,7 @@ FEWEST = 100  # decisions before the index says anything
 class Errors(NamedTuple):
     """Page–Hinkley over errors (1 wrong, 0 right), in the order they were judged; `risen` is m_t − min m."""
 
-    count: int = 0
+    count: int = 0  # pyright: ignore[reportIncompatibleMethodOverride]
     mean: float = 0.0
     sum: float = 0.0
     least: float = 0.0

@@ -54,7 +54,7 @@ class Judged(NamedTuple):
     block_agreed: int = 0
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.allow + self.block
 
     @property

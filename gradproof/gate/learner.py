@@ -32,10 +32,10 @@ from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidati
 from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
 from gradproof.gate.journal import Example, is_held, new_id
+from gradproof.gate.kept_logits import Readings
 from gradproof.gate.network import DEED_WEIGHT, WEIGHT, Calibration, GateModel
 from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
-from gradproof.gate.readings import Readings
 from gradproof.gate.signals import MISTAKES
 from gradproof.gate.store import Settings, Store
 from gradproof.streams import philox

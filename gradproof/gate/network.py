@@ -83,7 +83,7 @@ class GateNetwork(Transformer):
     counts."""
 
     Config = GateConfig
-    config: GateConfig
+    config: GateConfig  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, config: GateConfig, **options: Any):
         super().__init__(config, **options)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.registry import Kernels
+from gradproof.models.sublayer import sublayer
 from gradproof.ops import linear, wide
 from gradproof.params import Weights
 
@@ -129,6 +130,7 @@ def project_backward(read: Read, write: Write, name: str, dy_TO: Tensor, x_TI: T
     return linear.input_gradient(dy_TO, read.weights.operand(f"{name}.weight"))
 
 
+@sublayer
 def self_attention(read: Read, prefix: str, x_TD: Tensor, layout: Layout, causal: bool) -> tuple[Tensor, Attended]:
     """x + SelfAttention(LN x)."""
     n_TD, normed = norm(read, f"{prefix}norm", x_TD)
@@ -139,6 +141,7 @@ def self_attention(read: Read, prefix: str, x_TD: Tensor, layout: Layout, causal
     return wide(project(read, f"{prefix}out", heads_TD)).add_(x_TD), Attended(normed, (qkv_BSG,), heads_TD, kept)
 
 
+@sublayer
 def self_attention_backward(
     read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Attended, layout: Layout
 ) -> Tensor:
@@ -151,6 +154,7 @@ def self_attention_backward(
     return norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed).add_(dy_TD)
 
 
+@sublayer
 def cross_attention(
     read: Read, prefix: str, x_TD: Tensor, layout: Layout, memory_ZD: Tensor, across: Layout
 ) -> tuple[Tensor, Attended]:
@@ -163,6 +167,7 @@ def cross_attention(
     return wide(project(read, f"{prefix}out", heads_TD)).add_(x_TD), Attended(normed, (q_BSD, kv_BLG), heads_TD, kept)
 
 
+@sublayer
 def cross_attention_backward(
     read: Read,
     write: Write,
@@ -185,6 +190,7 @@ def cross_attention_backward(
     return dx_TD, wide(dmemory_ZD)
 
 
+@sublayer
 def feed_forward(read: Read, prefix: str, x_TD: Tensor) -> tuple[Tensor, Fed]:
     """x + FFN(LN x)."""
     n_TD, normed = norm(read, f"{prefix}norm", x_TD)
@@ -193,6 +199,7 @@ def feed_forward(read: Read, prefix: str, x_TD: Tensor) -> tuple[Tensor, Fed]:
     return wide(y_TD).add_(x_TD), Fed(normed, kept)
 
 
+@sublayer
 def feed_forward_backward(read: Read, write: Write, prefix: str, dy_TD: Tensor, saved: Fed) -> Tensor:
     """Returns dx_TD."""
     w1_FD, _, w2_DF, _ = (read.weights.operand(f"{prefix}{name}") for name in _FED)

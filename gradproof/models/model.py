@@ -109,7 +109,7 @@ class Model(ABC):
         """The router's correction and the shape of a mixture, for a step in one call; only mixtures are asked."""
         raise ValueError("this model is no mixture")
 
-    def rows(self, x_TI: Tensor) -> int:
+    def rows(self, x_TI: Tensor, /) -> int:
         """How many rows of logits this input gives."""
         return x_TI.shape[0]
 
@@ -128,7 +128,7 @@ class Model(ABC):
         output, saved = self.apply(self.params, x_TI, whole)
         return output, Tape(self, self.params.generation, x_TI, version(x_TI), saved)
 
-    def check_input(self, x_TI: Tensor) -> None:
+    def check_input(self, x_TI: Tensor, /) -> None:
         """One sentence for an input that does not fit."""
         if x_TI.dim() != 2 or x_TI.shape[1] != self.config.inputs or x_TI.shape[0] == 0:
             raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")

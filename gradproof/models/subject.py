@@ -16,10 +16,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from gradproof.contract import Contract, Example, Gradients, Outputs, Subject
-from gradproof.models.dense import Dense
+from gradproof.models.families import family
 from gradproof.models.model import Model
-from gradproof.models.moe import MoE
-from gradproof.models.transformer import Transformer
 from gradproof.proof.examples import examples
 from gradproof.proof.judge import judge_contract
 from gradproof.proof.operation import moved
@@ -27,14 +25,6 @@ from gradproof.proof.verdict import SubjectVerdict
 
 SMALL = dict(inputs=7, outputs=5, hidden=6, feedforward=9, depth=2, blocks=2)
 SMALL_TRANSFORMER = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=9, context=6)
-FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense, "transformer": Transformer}
-
-
-def family(name: str) -> type[Model]:
-    """The model's class; a sentence for a name that is none."""
-    if name not in FAMILIES:
-        raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
-    return FAMILIES[name]
 
 
 def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, device: str) -> Subject:

@@ -229,7 +229,7 @@ class Transformer(Model):
         device = self.params.flat_P.device.type
         return Shape(device, str(dtype)[6:], rows, 1, 1, chain, block=own, ops=ops, fused=fused)
 
-    def rows(self, x_BS: Tensor) -> int:
+    def rows(self, x_BS: Tensor, /) -> int:
         return x_BS.shape[0] * x_BS.shape[-1] if self.config.decodes else x_BS.shape[0]
 
     def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
@@ -238,7 +238,7 @@ class Transformer(Model):
         B, device = stack.token_BS.shape[0], stack.token_BS.device
         return torch.ones(B, 1, device=device), torch.full((1,), B, device=device)
 
-    def check_input(self, x_BS: Tensor) -> None:
+    def check_input(self, x_BS: Tensor, /) -> None:
         c = self.config
         want = "[B ≥ 1, 2, S]: source and target" if c.mode == "seq2seq" else "[B ≥ 1, S]"
         if x_BS.dtype != torch.int64 or x_BS.dim() != 2 + (c.mode == "seq2seq") or not x_BS.numel():

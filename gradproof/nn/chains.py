@@ -37,8 +37,16 @@ class Chains(nn.Module):
         for name, view in self.named(destination.pop(f"{prefix}theta")).items():
             destination[prefix + name] = view
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *more: Any) -> None:
-        _, _, missing, _, errors = more  # local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         old = self.named(self.theta.detach())
         given = {name: state_dict[prefix + name] for name in old if prefix + name in state_dict}
         # Where nothing is allocated yet (assign=True), the checkpoint says where to.
@@ -47,13 +55,14 @@ class Chains(nn.Module):
         for name, view in self.named(packed_EP).items():
             value = given.get(name, old[name])
             if name not in given:
-                missing.append(prefix + name)
+                missing_keys.append(prefix + name)
             if value.shape != view.shape:
                 shapes = f"{list(value.shape)} in the checkpoint, {list(view.shape)} in the module"
-                errors.append(f"{prefix}{name} has the shape {shapes}")
+                error_msgs.append(f"{prefix}{name} has the shape {shapes}")
             else:
                 view.copy_(value)
         others = {key: value for key, value in state_dict.items() if key.removeprefix(prefix) not in old}
+        more = (local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         super()._load_from_state_dict({**others, f"{prefix}theta": packed_EP}, prefix, *more)
 
 

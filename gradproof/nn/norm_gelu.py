@@ -71,7 +71,7 @@ class LinearNormGELU(NormGELU):
             for parameter in (self.weight, self.bias):
                 nn.init.uniform_(parameter, -(self.inputs**-0.5), self.inputs**-0.5)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         check_rows(x, self.inputs)
         return super().forward(nn.functional.linear(x, self.weight))
 

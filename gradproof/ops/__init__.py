@@ -38,7 +38,7 @@ NAMES = (
 )
 UPDATES = ("adamw", "update", "lesson")
 READINGS = ("reading",)  # forward only
-ENCODERS = ("padic",)  # of gradproof.data: they have a contract, and nothing to differentiate
+ENCODERS = ("padic",)  # nothing to differentiate
 
 
 def wide(x: Tensor) -> Tensor:
@@ -51,4 +51,4 @@ def load(name: str) -> ModuleType:
     listed."""
     if name not in (*NAMES, *ENCODERS, *UPDATES, *READINGS):
         raise ValueError(f"there is no op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
-    return import_module(f"gradproof.{'data' if name in ENCODERS else 'ops'}.{name}")
+    return import_module(f"gradproof.ops.{name}")

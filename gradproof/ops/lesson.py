@@ -37,7 +37,7 @@ class Lesson(NamedTuple):
     g_P: Tensor  # times `scale`
     m_P: Tensor
     v_P: Tensor
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     skips: Tensor
     loss: Tensor
     gates_TE: Tensor

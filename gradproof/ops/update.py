@@ -24,7 +24,7 @@ class Ended(NamedTuple):
     p_P: Tensor
     m_P: Tensor
     v_P: Tensor
-    count: Tensor
+    count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     skips: Tensor
     norm: Tensor  # before clipping; infinite where it is NaN, which could not be compared
     skipped: Tensor

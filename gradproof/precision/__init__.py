@@ -1,4 +1,4 @@
-"""Number formats, the rounding mode, and the judgement of what rounding does."""
+"""Number formats, the rounding mode, recorded decisions, and the band of noise."""
 
 from typing import TYPE_CHECKING
 

@@ -10,7 +10,7 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -323,7 +323,18 @@ class Leaving(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-class Places:
+class Places(Protocol):
+    """Where an op runs: entered with the run that is watched, asked at each of its ops."""
+
+    def __enter__(self) -> Any: ...
+    def __exit__(self, *failure: Any) -> None: ...
+
+    def current(self) -> tuple[str, str]:
+        """The path, and "forward" or "backward"."""
+        ...
+
+
+class ModulePlaces:
     """Which module is running, forward by hooks, backward by the forward op that each node of the graph came from."""
 
     def __init__(self, module: nn.Module):

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
-from gradproof.memory import give_back
+from gradproof.heap import give_back
 from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder

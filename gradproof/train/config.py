@@ -11,7 +11,10 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from gradproof.data.source import SourceOptions
 
 Config = TypeVar("Config")
 
@@ -81,6 +84,13 @@ class TrainConfig:
     def interval(self) -> int:
         """Steps between two validations, each of which is a checkpoint."""
         return self.validate_every or max(1, self.steps // 20)
+
+    @property
+    def source(self) -> SourceOptions:
+        """What reading the rows depends on."""
+        from gradproof.data.source import SourceOptions
+
+        return SourceOptions(**{option.name: getattr(self, option.name) for option in fields(SourceOptions)})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 from gradproof.data.schema import Schema
 from gradproof.data.source import read_schema
+from gradproof.models.families import family
 from gradproof.models.model import Model
-from gradproof.models.subject import family
 from gradproof.train import checkpoint
 from gradproof.train.config import TrainConfig
+from gradproof.train.predictor import Predictor
 from gradproof.train.run import Run
 
 BALANCE = 0.1  # keeps every expert in use, unless the config says otherwise
@@ -39,6 +40,12 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
     model = build_model(run.config, schema, device)
     restore(model, found)
     return Loaded(model, schema, found.step)
+
+
+def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
+    """The run's best checkpoint, ready to decide rows, and its step."""
+    model, schema, step = load_model(path, device)
+    return Predictor(model, schema, device=device), step
 
 
 def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:

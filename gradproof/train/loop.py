@@ -95,7 +95,7 @@ class Trainer:
     def _open(self) -> None:
         """Data, model and step."""
         check_options(self.config)
-        self.source = open_source(self.config, self.run.path, self.watch.reading)
+        self.source = open_source(self.config.source, self.run.path, self.watch.reading)
         self.model = build_model(self.config, self.source.schema, self.config.device)
         torch.set_num_threads(thread_count(self.config, self.model))
         self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)

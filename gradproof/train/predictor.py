@@ -29,7 +29,7 @@ class Predictions(NamedTuple):
     energy_TR: np.ndarray  # float64; R = 1 with a sheaf router, whose self-disagreement it is, else 0
 
     @property
-    def count(self) -> int:
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         return len(self.decision_T)
 
     def slice(self, start: int, stop: int) -> Predictions:

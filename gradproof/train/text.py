@@ -30,7 +30,7 @@ GIVEN = ("vocabulary", "mode")  # by the data
 class TextTrainer(Trainer):
     """A row is a byte here: `rows` and `rows_per_s` of its metrics count them."""
 
-    model: Transformer
+    model: Transformer  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _open(self) -> None:
         config = self.config
@@ -38,8 +38,8 @@ class TextTrainer(Trainer):
         Schedule(config.steps, config.schedule, config.warmup)
         if config.tensorboard:
             summary_writer()
-        self.text = open_text(config, self.run.path, shape.context)
-        self.model = Transformer(shape, seed=config.seed, device=config.device)
+        self.text = open_text(config.data, (config.validation, config.test), self.run.path, shape.context)
+        self.model = Transformer(shape, seed=config.seed, device=config.device)  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.step = train_step(config, self.model, "cross_entropy")

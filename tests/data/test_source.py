@@ -1,20 +1,17 @@
 import errno
 import os
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gradproof.data import source as module
-from gradproof.data.source import check, open_source, read_schema, synthetic_options
+from gradproof.data.source import SourceOptions, check, open_source, read_schema, synthetic_options
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.data.synthetic import synthetic
 
-CONFIG = dict(target=None, metrics=[], categorical=[], ignore=[], encoding="onehot", validation=0.1, test=0.2, seed=0)
-
 
 def config(data, **other):
-    return SimpleNamespace(**{**CONFIG, "data": str(data), **other})
+    return SourceOptions(**{"data": str(data), "test": 0.2, **other})
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@ import pytest
 
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.data.text import START, Windows, at_places, check, in_turn, open_text
-from gradproof.train.config import resolve
+
+SHARES = (0.1, 0.1)  # held out for validation and test
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def opened(tmp_path):
         (tmp_path / "a.txt").write_bytes(content)
         run = tmp_path / "run"
         run.mkdir(exist_ok=True)
-        return open_text(resolve({"model": "transformer", "data": str(tmp_path / "a.txt")}), run, context)
+        return open_text(str(tmp_path / "a.txt"), SHARES, run, context)
 
     return open_
 
@@ -32,7 +33,7 @@ def test_the_run_keeps_its_own_copy(opened, tmp_path):
     """Whoever changes the file while a run is interrupted must not change what it learns."""
     first = opened(b"one text, " * 30)
     (tmp_path / "a.txt").write_bytes(b"")
-    again = open_text(resolve({"model": "transformer", "data": str(tmp_path / "gone.txt")}), tmp_path / "run", 8)
+    again = open_text(str(tmp_path / "gone.txt"), SHARES, tmp_path / "run", 8)
     assert first.byte_N.tobytes() == again.byte_N.tobytes()
 
 

@@ -6,8 +6,8 @@ from made_calls import bash, rows
 
 from gradproof.gate import proximal
 from gradproof.gate.calls import text
+from gradproof.gate.kept_logits import Readings
 from gradproof.gate.network import KNOWN, SCALE, WEIGHT
-from gradproof.gate.readings import Readings
 from gradproof.ops import hashed_ngrams
 
 

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from gradproof.precision import rounding
 from gradproof.precision.formats import format_named, nearest
 from gradproof.precision.mode import NARROW, Rounding
-from gradproof.precision.watching import SAMPLE, Diverged, Place, Places, Watching
+from gradproof.precision.watching import SAMPLE, Diverged, ModulePlaces, Place, Watching
 
 BF16 = format_named("bf16")
 
@@ -194,7 +194,7 @@ def places_of(watch, phase):
 def test_ops_are_placed_by_module_and_phase(mode):
     """Fails when a backward op is put with the module that ran last, or one called twice is found once."""
     module, x = Outer(), normal(3, 4).requires_grad_()
-    options = dict(places=Places(module), trace=True)
+    options = dict(places=ModulePlaces(module), trace=True)
     watch = rounding("bf16", **options) if mode == "rounding" else Watching(**options)
     with watch:
         y = checkpoint(module, x, use_reentrant=False) if mode == "checkpoint" else module(x)
@@ -233,7 +233,7 @@ def test_an_exception_does_not_leave_a_module_running():
             return self.works(x)
 
     module = Trying()
-    with Watching(places=Places(module), trace=True) as watch:
+    with Watching(places=ModulePlaces(module), trace=True) as watch:
         module(torch.ones(3)).exp()
     assert [(p.op, p.path) for p in watch.samples] == [("sin", ""), ("tanh", "works"), ("exp", "")]
 
@@ -259,7 +259,7 @@ def test_a_context_that_cannot_be_entered_leaves_nothing_on():
 
     before = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     module = nn.Linear(2, 2)
-    with pytest.raises(KeyError), Watching(places=Places(module), within=(Broken(),)):
+    with pytest.raises(KeyError), Watching(places=ModulePlaces(module), within=(Broken(),)):
         pass
     assert (torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()) == before
     assert not torch.nn.modules.module._global_forward_hooks

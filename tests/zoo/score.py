@@ -24,7 +24,7 @@ def trial(half, name, seed, device="cpu"):
     import torch
     from zoo.entry import FORMATS
 
-    from gradproof.precision.diagnose import diagnose
+    from gradproof.diagnosis.diagnose import diagnose
 
     torch.set_num_threads(1)
     entry = entries(half)[name]

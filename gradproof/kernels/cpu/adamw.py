@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import ready
+from gradproof.kernels.cpu.tensors import ready
 from gradproof.ops.adamw import out_of_place
 from gradproof.params import ALIGNMENT
 

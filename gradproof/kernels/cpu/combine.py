@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import ready, take
+from gradproof.kernels.cpu.tensors import ready, take
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.dispatch import Plan
 

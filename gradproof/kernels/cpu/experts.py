@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import ready, rows_ready, take
+from gradproof.kernels.cpu.tensors import ready, rows_ready, take
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import experts as reference
 from gradproof.ops.dispatch import Plan

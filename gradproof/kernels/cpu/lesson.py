@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import in_place, ready, take
 from gradproof.kernels.cpu.mixture import shape_of
+from gradproof.kernels.cpu.tensors import in_place, ready, take
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.cross_entropy import check_target
 from gradproof.ops.lesson import Learnt, out_of_place

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gradproof.kernels.cpu import experts, route
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import in_place, ready, take
+from gradproof.kernels.cpu.tensors import in_place, ready, take
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.mixture import Mixed, Mixture
 from gradproof.ops.route import Whole

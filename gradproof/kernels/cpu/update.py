@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
-from gradproof.kernels.cpu.memory import in_place
+from gradproof.kernels.cpu.tensors import in_place
 from gradproof.ops.update import out_of_place
 from gradproof.params import ALIGNMENT
 

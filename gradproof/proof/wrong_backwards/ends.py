@@ -15,7 +15,7 @@ wrong = registering(MUTANTS)
 # The p-adic encoder: its forward returns both columns; it has no backward.
 
 
-ENCODED, TURNED = "gradproof.data.padic:forward", "gradproof.data.padic:_turned"
+ENCODED, TURNED = "gradproof.ops.padic:forward", "gradproof.ops.padic:_turned"
 
 
 @wrong("padic", "the most significant digit first", target=TURNED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from contextlib import redirect_stdout
 from enum import StrEnum
@@ -10,11 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradproof.options import EXIT, Debug, Device, Html, Json, Seed
-from gradproof.terminal import check_device, check_outputs, console_for, errors, show_diagnosis, stages, write
+from gradproof.commands.options import EXIT, Debug, Device, Html, Json, Seed
+from gradproof.commands.terminal import (
+    check_device,
+    check_outputs,
+    coloured,
+    console_for,
+    errors,
+    figure,
+    stages,
+    write,
+)
 
 if TYPE_CHECKING:
-    from gradproof.precision.diagnose import Diagnosis
+    from gradproof.diagnosis.diagnose import Diagnosis
+    from gradproof.diagnosis.verdict import FormatVerdict
 
 
 class Policy(StrEnum):
@@ -75,13 +86,13 @@ def diagnose(
 
 
 def _diagnose(subject: str, precisions: list[str], policy: Policy | None, device: Device, seed: int) -> Diagnosis:
-    from gradproof.precision.diagnose import checked_formats, diagnose, examine, settled
+    from gradproof.diagnosis.diagnose import checked_formats, diagnose, examine, settled
 
     formats, way = checked_formats(precisions), policy.value if policy else None
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), stages() as progress:
         if Path(subject).is_dir() or (":" not in subject and "." not in subject):
-            from gradproof.train.specimen import run_specimen
+            from gradproof.train.model_specimen import run_specimen
 
             with settled():
                 return examine(run_specimen(Path(subject), device.value, seed), formats, "cast", None, seed, progress)
@@ -92,3 +103,40 @@ def _diagnose(subject: str, precisions: list[str], policy: Policy | None, device
         target = "cuda" if device is Device.cuda else None
         options: dict[str, Any] = dict(precisions=formats, policy=way, device=target, seed=seed, name=case.name)
         return diagnose(case.module, case.inputs, reference=case.reference, progress=progress, **options)
+
+
+def show_diagnosis(diagnosis: Diagnosis, console: Any, most: int = 8) -> None:
+    """The formats, the tensors that stand out in the worst of them, and the answer."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("format", "verdict", "error", "noise", "flips", "run", box=None, pad_edge=False)
+    for p in diagnosis.precisions:
+        flips = f"{p.routing.flips} of {p.routing.decisions}" if p.routing.decisions else ""
+        run = "simulated only" if p.simulated_only else f"{p.policy} on {diagnosis.device}"
+        run += f", loss scale 2^{math.log2(p.scale):.0f}" if p.scale != 1 else ""
+        table.add_row(p.format, coloured(p.verdict), figure(p.rel_error), figure(p.noise), flips, run)
+    console.print(table)
+    worst = diagnosis.worst
+    if worst is not None:
+        console.print(f"\nin {worst.format}:", style="dim")
+        console.print(_judged_table(worst, most))
+    for note in diagnosis.notes:
+        console.print(f"  {escape(note)}", style="dim")
+    console.print(f"{coloured(diagnosis.verdict)}: {escape(diagnosis.summary)}", soft_wrap=True)
+
+
+def _judged_table(worst: FormatVerdict, most: int) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("tensor", "verdict", "norm ratio", "cosine", "error", "noise", "z", box=None, pad_edge=False)
+    table.columns[0].overflow = "fold"
+    judged = sorted((*worst.parameters, *worst.inputs), key=lambda j: -j.z if j.z == j.z else 0.0)
+    for j in judged[:most]:
+        ratio, cosine = ("" if x != x else f"{x:.4g}" for x in (j.norm_ratio, j.cosine))
+        figures = (ratio, cosine, figure(j.rel_error), figure(j.noise), f"{j.z:.1f}")
+        table.add_row(escape(j.name), coloured(j.verdict), *figures)
+    if len(judged) > most:
+        table.add_row(f"and {len(judged) - most} more", style="dim")
+    return table

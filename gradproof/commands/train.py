@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradproof.options import (
+from gradproof.commands.options import (
     INTERRUPTED,
     STOPPED,
     ConfigFile,
@@ -24,7 +24,7 @@ from gradproof.options import (
     Target,
     said,
 )
-from gradproof.terminal import check_device, check_outputs, console_for, errors, sentence, write
+from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, sentence, write
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run's folder; numbered under runs/ if left out.")
@@ -99,7 +99,7 @@ def train(
         from gradproof.data.text import check as check_text
         from gradproof.train.config import read_config, resolve
         from gradproof.train.run import lock, start
-        from gradproof.train.watch import show_scores
+        from gradproof.train.terminal_watch import show_scores
 
         check_outputs(json, None)
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
@@ -131,7 +131,7 @@ def _train(run: Any, debug: bool) -> dict[str, Any]:
     """Exit code 130 where the run was interrupted, by Ctrl-C or SIGTERM."""
     import signal
 
-    from gradproof.train.watch import watching
+    from gradproof.train.terminal_watch import watching
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from gradproof.precision.diagnose import settled
+from gradproof.diagnosis.diagnose import settled
+from gradproof.diagnosis.measure import Laboratory
+from gradproof.diagnosis.specimen import ModuleSpecimen
+from gradproof.diagnosis.verdict import together
 from gradproof.precision.formats import format_named
-from gradproof.precision.measure import Laboratory
-from gradproof.precision.specimen import ModuleSpecimen
-from gradproof.precision.verdict import together
 
 DEVICES = [
     "cpu",
@@ -78,9 +78,9 @@ def test_simulated_and_real_errors_agree(name, format, device):
 @pytest.mark.parametrize("format", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", ["moe", "dense"])
 def test_so_they_do_for_the_engines_own_models(name, format, device):
-    from gradproof.models.subject import family
+    from gradproof.models.families import family
     from gradproof.train.loss import Loss
-    from gradproof.train.specimen import ModelSpecimen
+    from gradproof.train.model_specimen import ModelSpecimen
 
     torch.manual_seed(0)
     kind = family(name)

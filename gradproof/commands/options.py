@@ -38,6 +38,7 @@ Data = Annotated[
         help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
     ),
 ]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
 Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
 Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
 

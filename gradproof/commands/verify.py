@@ -10,8 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradproof.options import EXIT, Debug, Device, Html, Json, Seed
-from gradproof.terminal import check_device, check_outputs, console_for, errors, progress_of, show_report, write
+from gradproof.commands.options import EXIT, Debug, Device, Html, Json, Seed
+from gradproof.commands.terminal import (
+    check_device,
+    check_outputs,
+    coloured,
+    console_for,
+    errors,
+    figure,
+    progress_of,
+    write,
+)
 
 if TYPE_CHECKING:
     from gradproof.proof.verdict import Report, SubjectVerdict
@@ -110,7 +119,8 @@ def _verify_own(
 
     from gradproof.gate.network import GateNetwork
     from gradproof.gate.wrong_backwards import MUTANTS as OF_GATE
-    from gradproof.models.subject import FAMILIES, judge_model
+    from gradproof.models.families import FAMILIES
+    from gradproof.models.subject import judge_model
     from gradproof.models.wrong_backwards import MUTANTS as OF_MODELS
     from gradproof.ops import ENCODERS, NAMES, load
     from gradproof.proof.judge import judge_op
@@ -152,3 +162,72 @@ def _verify_own(
             found.append(verdict)
             progress(len(found), len(planted))
     return Report(subjects, found, device.value)
+
+
+def show_report(report: Report, console: Any, by_tensor: bool) -> None:
+    """The subjects, or their tensors one by one; mutants and kernels; and the answer."""
+    from rich.markup import escape
+
+    console.print(_tensor_table(report) if by_tensor else _subject_table(report))
+    if report.mutants is not None:
+        console.print(_mutant_table(report))
+    if report.kernels:
+        console.print(_kernel_table(report.kernels))
+    for subject in report.subjects if by_tensor else []:
+        for note in subject.notes:
+            console.print(f"  {escape(note)}", style="dim")
+        console.print(f"  {subject.forwards} forwards, one backward", style="dim")
+    console.print(f"{coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
+
+
+def _kernel_table(kernels: list[dict[str, Any]]) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("kernel", "of", "dtype", "", "claims", "", box=None, pad_edge=False, title_justify="left")
+    colours = {"admitted": "green", "refused": "red", "missing": "dim"}
+    for each in kernels:
+        status = f"[{colours[each['status']]}]{each['status']}[/]"
+        claims = str(each["claims"] or "")
+        table.add_row(each["kernel"], each["op"], each["dtype"], status, claims, escape(each["reason"]))
+    return table
+
+
+def _tensor_table(report: Report) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("", "tensor", "status", "error", "bound", "resolution", box=None, pad_edge=False)
+    table.columns[1].overflow = "fold"
+    for column in table.columns[2:]:
+        column.no_wrap = True
+    for subject in report.subjects:
+        rows = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
+        order = ["refuted", "inconclusive", "proven", "unused"]
+        for kind, j in sorted(rows, key=lambda row: order.index(row[1].status)):
+            status = coloured(j.status)
+            table.add_row(kind, escape(j.name), status, figure(j.error), figure(j.bound), figure(j.resolution))
+    return table
+
+
+def _subject_table(report: Report) -> Any:
+    from rich.table import Table
+
+    table = Table("subject", "status", "tensors", "claims", "resolution", box=None, pad_edge=False)
+    for subject in report.subjects:
+        judged = [*subject.parameters, *subject.inputs]
+        finest = max((j.resolution for j in judged if j.resolution), default=None)
+        status = coloured(subject.status)
+        table.add_row(subject.name, status, str(len(judged)), str(len(subject.evidence)), figure(finest))
+    return table
+
+
+def _mutant_table(report: Report) -> Any:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table("mutant", "status", "refuted by", "in", "tensor", box=None, pad_edge=False)
+    for m in report.mutants or []:
+        status = "[green]refuted[/]" if m.status == "refuted" else "[bold red]survived[/]"
+        table.add_row(escape(m.name), status, m.claim or "", m.subject, escape(m.parameter or ""))
+    return table

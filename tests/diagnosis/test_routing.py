@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import gradproof
-from gradproof.precision.diagnose import settled
+from gradproof.diagnosis.diagnose import settled
+from gradproof.diagnosis.measure import Laboratory
+from gradproof.diagnosis.specimen import ModuleSpecimen
 from gradproof.precision.formats import format_named
-from gradproof.precision.measure import Laboratory
-from gradproof.precision.specimen import ModuleSpecimen
 
 ROWS, PLANTED = 64, [3, 8, 21, 22, 40, 63]
 
@@ -116,10 +116,10 @@ def test_flips_that_no_margin_explains_are_a_bug():
 
 def test_a_model_of_ours_finds_its_own_flips():
     """A router whose rows are near ties, in the engine's own explicit forward and backward."""
+    from gradproof.diagnosis.diagnose import checked_formats, examine
     from gradproof.models.moe import MoE, MoEConfig
-    from gradproof.precision.diagnose import checked_formats, examine
     from gradproof.train.loss import Loss
-    from gradproof.train.specimen import ModelSpecimen
+    from gradproof.train.model_specimen import ModelSpecimen
 
     torch.manual_seed(0)
     model = MoE(MoEConfig(inputs=16, outputs=5, hidden=12, depth=1))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradproof.data import padic
+from gradproof.ops import padic
 
 BASES = (2, 3, 5, 10)
 INT64 = st.integers(-(2**63), 2**63 - 1)

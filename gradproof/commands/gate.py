@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradproof.options import INTERRUPTED, Debug, Json, NoSeed, Seed
-from gradproof.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+from gradproof.commands.options import INTERRUPTED, Debug, Json, NoSeed, Seed
+from gradproof.commands.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
 
 if TYPE_CHECKING:
     from gradproof.gate.decider import Decider
@@ -294,7 +294,7 @@ def _evaluate_stream(
     data: list[Path], train: list[Path] | None, delay: int, share: float, seed: int, say: Any
 ) -> dict[str, Any]:
     from gradproof.gate.evaluate import read
-    from gradproof.gate.stream import Feedback, by_stream
+    from gradproof.gate.evaluate_stream import Feedback, by_stream
 
     learned = read(train).require_both() if train else None
     return by_stream(read(data), learned, feedback=Feedback(delay, share), seed=seed, say=say)

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gradproof.diagnosis.factor import Factor, factor
+from gradproof.diagnosis.measure import Laboratory, Measured, Taken, rest_of
+from gradproof.diagnosis.specimen import ModuleSpecimen, Specimen, plain
+from gradproof.diagnosis.unstable import unstable, with_unstable
+from gradproof.diagnosis.verdict import Category, FormatVerdict, Judged, judge_format, overall, together, with_rest
 from gradproof.precision.compared import compare
-from gradproof.precision.factor import Factor, factor
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.precision.mode import Policy, autocasts
-from gradproof.precision.specimen import ModuleSpecimen, Specimen, plain
-from gradproof.precision.unstable import unstable, with_unstable
-from gradproof.precision.verdict import Category, FormatVerdict, Judged, judge_format, overall, together, with_rest
 from gradproof.precision.watching import Diverged
 from gradproof.proof.module import CannotRun, torch_device
 from gradproof.proof.state import random_state_kept

@@ -415,7 +415,7 @@ def test_a_loss_that_is_not_finite(tables):
 
 def test_interrupted_and_resumed(tables, finished, monkeypatch):
     """Exit 130 and the command to go on with; in the same process too, so the folder must have been let go."""
-    from gradproof.train.watch import TerminalWatch
+    from gradproof.train.terminal_watch import TerminalWatch
 
     def interrupts(self, record, steps):
         if record["step"] == 4:

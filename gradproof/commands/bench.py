@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradproof.options import STOPPED, Debug, Device, Json, NoSeed, Precision
-from gradproof.terminal import check_device, check_outputs, console_for, errors, show_diagnose_bench, stages, write
+from gradproof.commands.options import STOPPED, Debug, Device, Json, NoSeed, Precision
+from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, in_bytes, stages, write
 
 
 def bench(
@@ -86,7 +86,7 @@ def bench(
 
             with stages() as say:
                 found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
-                _show_rows(found, ops.show, json)
+                _show_rows(found, show_op, json)
         elif suite == "gate":
             _bench_gate(quick, json)
         else:
@@ -100,7 +100,7 @@ def _bench_gate(quick: bool, json: str | None) -> None:
 
     with stages() as say:
         record = suite.suite(quick, say)
-    suite.show(record, console_for(json))
+    show_gate(record, console_for(json))
     write(record, dumps(record, indent=1), json)
 
 
@@ -121,7 +121,7 @@ def _tune(
         for case in cases(device.value, size, rows):
             found = tune.tune(case, device.value, _precision(device, precision), quick, say)
             listed.append({"size": case.size, "rows": case.rows, "ops": found})
-    tune.show(listed, console_for(json))
+    show_tuned(listed, console_for(json))
     record = {"suite": "tune", "device": device.value, "rows": listed}
     write(record, dumps(record, indent=1), json)
 
@@ -142,7 +142,7 @@ def _bench_step(
     step.check_peers(names or [], listed, device.value)
     with stages() as say:
         found = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
-        record = _show_rows(found, step.show, json)
+        record = _show_rows(found, show_step, json)
     if any("error" in row["contestants"][0] for row in record["rows"]):
         raise typer.Exit(STOPPED)
 
@@ -176,3 +176,128 @@ def _bench_diagnose(device: Device, size: str, rows: int, json: str | None) -> N
         record["large"] = large(device.value)
     show_diagnose_bench(record, console_for(json))
     write(record, dumps(record, indent=1), json)
+
+
+def show_diagnose_bench(record: dict[str, Any], console: Any) -> None:
+    """The overheads, or the large module beside a plain step."""
+    from rich.table import Table
+
+    if "large" in record:
+        step, whole = record["large"]["step"], record["large"]["diagnose"]
+        console.print(
+            f"{whole['parameters']:,} parameters, 512 tokens: {whole['verdict']} in {whole['seconds']:.0f} s with "
+            f"{whole['replicas']} replicas a format; {in_bytes(whole['bytes'])}, {record['large']['memory_ratio']:.2f} "
+            f"times a float64 step's {in_bytes(step['bytes'])} ({step['seconds']:.1f} s)",
+            soft_wrap=True,
+        )
+        return
+    ways = ("plain", "watched", "nearest", "stochastic")
+    table = Table("op", *ways, "overhead", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for each in record["overheads"]:
+        added = f"{each['nearest'] - each['plain']:.0f} µs"
+        table.add_row(each["op"], *(f"{each[way]:.0f}" for way in ways), added)
+    console.print(table)
+    console.print(f"microseconds a call on [{record['rows']}, 128], medians, interleaved", style="dim")
+    found = record["nano"]
+    console.print(
+        f"nano, {found['rows']} rows, {found['formats']} formats, {found['replicas']} replicas each: "
+        f"{found['verdict']} in {found['seconds']:.1f} s",
+        soft_wrap=True,
+    )
+
+
+def in_ms(ms: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{ms:.3g}" if ms < 100 else f"{ms:.0f}"
+
+
+def show_step(row: dict[str, Any], console: Any) -> None:
+    """One case as a table, fastest first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from gradproof.bench.step import OURS
+
+    titles = ("", "ms", "quartiles", "slower", "of peak", "memory", "")
+    table = Table(*titles, box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns:
+        column.no_wrap = True
+    for column in table.columns[1:]:
+        column.justify = "right"
+    order = sorted(row["contestants"], key=lambda entry: entry.get("ratio", float("inf")))
+    for entry in order:
+        if "error" in entry:
+            continue
+        share = entry["share_of_peak"]
+        table.add_row(
+            entry["name"],
+            in_ms(entry["ms"]),
+            "–".join(in_ms(each) for each in entry["quartiles"]),
+            f"{entry['ratio']:.2f}x",
+            "" if share is None else f"{share:.1%}",
+            in_bytes(entry["peak_bytes"]),
+            f"{entry['memory_ratio']:.2f}x",
+            style="bold" if entry["name"] == OURS else "",
+        )
+    console.print(f"\n{row['size']}, {row['rows']:,} rows, {row['precision']}", style="bold")
+    if table.row_count:
+        console.print(table)
+    for entry in order:
+        if "error" in entry:
+            console.print(f"{entry['name']} did not run: {escape(entry['error'])}", style="red", soft_wrap=True)
+    if row.get("speedup"):
+        said = f"{row['speedup']:.2f} times the best peer's speed, {row['memory_against_best']:.2f} of its memory"
+        console.print(said, soft_wrap=True)
+
+
+def show_op(row: dict[str, Any], console: Any) -> None:
+    """One op at one shape as a table, fastest first."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    about = f"{row['rows']:,} rows, {row['width']} wide" if "width" in row else row["size"]
+    console.print(f"\n{row['op']}, {about}, {row['precision']}", style="bold")
+    table = Table("", "ms", "quartiles", "forward", "ratio", "GB/s", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for entry in sorted((e for e in row["contestants"] if "ms" in e), key=lambda e: e["ms"]):
+        forward = in_ms(entry["forward_ms"]) if "forward_ms" in entry else ""
+        quartiles = "–".join(in_ms(each) for each in entry["quartiles"])
+        figures = (in_ms(entry["ms"]), quartiles, forward, f"{entry['ratio']:.2f}x", f"{entry['gb_per_s']:.3g}")
+        table.add_row(entry["name"], *figures)
+    console.print(table)
+    for entry in row["contestants"]:
+        if "error" in entry:
+            console.print(f"{entry['name']} did not run: {escape(entry['error'])}", style="red", soft_wrap=True)
+
+
+def show_tuned(listed: list[dict[str, Any]], console: Any) -> None:
+    """A table for each size."""
+    from rich.table import Table
+
+    for each in listed:
+        console.print(f"\n{each['size']}, {each['rows']:,} rows")
+        table = Table("op", "kernel", "ms a step", box=None, pad_edge=False)
+        for op in each["ops"]:
+            for i, timed in enumerate(op["order"]):
+                table.add_row("" if i else op["op"], timed["kernel"], f"{timed['ms']:.3f}")
+        console.print(table)
+    console.print("The fastest are kept, and are used for these shapes on this machine from now on.")
+
+
+def show_gate(record: dict[str, Any], console: Any) -> None:
+    """A decision's time alone and beside the learner, and what kills cost."""
+    for name, what in (("alone", "alone"), ("learning", "while the learner trains")):
+        found = record[name]
+        console.print(
+            f"decision, {record['tokens']} tokens, {what}: median {found['p50_ms']:.2f} ms, 99th percentile"
+            f" {found['p99_ms']:.2f} ms (of the thread's own work {found['cpu_p50_ms']:.2f} and"
+            f" {found['cpu_p99_ms']:.2f} ms; {found['decisions']:,} decisions, {found['swaps']} new versions taken)"
+        )
+    kills = record["kills"]
+    console.print(
+        f"{kills['kills']} kills: {kills['acknowledged']:,} signals acknowledged, {kills['lost']} lost; the serving"
+        f" version whole each time"
+    )

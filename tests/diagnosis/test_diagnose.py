@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import gradproof
-from gradproof.precision.diagnose import checked_formats
+from gradproof.diagnosis.diagnose import checked_formats
 
 
 def diagnosed(module, inputs, **options):

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from gradproof.diagnosis.specimen import Prepared, Specimen
 from gradproof.precision.band import Band
 from gradproof.precision.compared import Compared, compare, ratio
 from gradproof.precision.decisions import Decision
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
-from gradproof.precision.specimen import Prepared, Specimen
 from gradproof.precision.watching import Diverged, Watching, sample
 from gradproof.proof.module import CannotRun, one_line
 

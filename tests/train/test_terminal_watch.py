@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from gradproof.train.watch import TerminalWatch, show_scores, watching
+from gradproof.train.terminal_watch import TerminalWatch, show_scores, watching
 
 LINE = dict(step=20, loss=1.5, loss_ema=1.25, lr=3e-3, rows_per_s=12345.6)
 

@@ -20,9 +20,9 @@ from gradproof.data.encoders import Encoder
 from gradproof.data.source import open_source
 from gradproof.data.split import TRAIN
 from gradproof.data.text import Windows, at_places, open_text
+from gradproof.diagnosis.specimen import Prepared
 from gradproof.models.model import Model
-from gradproof.precision.specimen import Prepared
-from gradproof.precision.watching import Places
+from gradproof.models.sublayer import running
 from gradproof.proof.differences import judge
 from gradproof.proof.module import INPUT
 from gradproof.proof.verdict import SubjectVerdict
@@ -60,7 +60,7 @@ class ModelSpecimen:
         self.name, self.seed, self.scale, self.notes = name, seed, scale, list(notes)
         self.inputs = frozenset({X}) if x_TI.is_floating_point() else frozenset()
         self.cotangents: Outputs = (torch.ones((), dtype=torch.float64, device=x_TI.device),)
-        self.places: Places | None = Frames()
+        self.places = OpPlaces()
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1: the explicit backward of this very state against differences of the forward."""
@@ -103,10 +103,12 @@ class ModelSpecimen:
         weights = NarrowWeights(model.params, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
         masters = model.params.flat_P.dtype
         x_TI, target = values[X] if self.inputs else self.x_TI, _like(self.target, masters)
+        self.places.phase = "forward"
         output, saved = model.apply(weights, x_TI)
         loss, kept = self.loss.forward(output.logits_TO, target, self.loss.total([target]))
         if cotangents is None:
             return (loss + output.aux,), {}
+        self.places.phase = "backward"
         scale = cotangents[0].to(masters)
         d_logits_TO = self.loss.backward(scale, kept, output.logits_TO, target)
         dx_TI = model.pull_back(weights, model.params.grad_P, (d_logits_TO, scale), x_TI, saved)
@@ -114,30 +116,30 @@ class ModelSpecimen:
         return (loss + output.aux,), grads if dx_TI is None else {**grads, X: dx_TI}
 
 
-class Frames(Places):
-    """Where an op of ours ran: the layer by its prefix, the op and the phase by the function that called it."""
+class OpPlaces:
+    """Where an op of ours ran: the sublayer by its prefix, and the op. `phase` is set by whoever runs the model."""
 
-    def __init__(self):
-        pass
+    phase = "forward"
 
-    def __enter__(self):
+    def __enter__(self) -> OpPlaces:
         return self
 
-    def __exit__(self, *failure):
+    def __exit__(self, *failure: Any) -> None:
         pass
 
     def current(self) -> tuple[str, str]:
-        op, phase, prefix = "", "", ""
-        frame: Any = sys._getframe(1)
-        while frame is not None:
-            *_, folder, file = ("", *frame.f_globals.get("__name__", "").split("."))
-            if folder == "ops" and not op:
-                op, phase = file, frame.f_code.co_name
-            elif folder == "models":
-                prefix = prefix or frame.f_locals.get("prefix", "")
-                phase = "backward" if frame.f_code.co_name in ("backward", "pull_back") else phase or "forward"
-            frame = frame.f_back
-        return prefix + op, "backward" if phase == "backward" else "forward"
+        return running() + _innermost_op(), self.phase
+
+
+def _innermost_op() -> str:
+    """The op whose code is running, by the module of the functions that were called."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        package, _, op = frame.f_globals.get("__name__", "").rpartition(".")
+        if package == "gradproof.ops":
+            return op
+        frame = frame.f_back
+    return ""
 
 
 def _like(target: Any, dtype: torch.dtype) -> Any:
@@ -153,7 +155,7 @@ def run_specimen(path: Path, device: str, seed: int) -> ModelSpecimen:
     if run.config.model == "transformer":
         return _text_specimen(run, device, seed)
     model, schema, step = load_model(path, device)
-    source = open_source(run.config, path)
+    source = open_source(run.config.source, path)
     rows = source.rows.take(Batches(source.index(TRAIN), run.config.batch, run.config.seed)[step])
     encoder = Encoder(schema, device, torch.float32)
     return ModelSpecimen(
@@ -172,7 +174,8 @@ def _text_specimen(run: Run, device: str, seed: int) -> ModelSpecimen:
     """A few windows are enough, and differences take many forwards."""
     model, found = load_text_model(run.path, device)
     context = model.config.context
-    train_N = open_text(run.config, run.path, context).part(TRAIN)
+    shares = (run.config.validation, run.config.test)
+    train_N = open_text(run.config.data, shares, run.path, context).part(TRAIN)
     windows = Windows(len(train_N), context, min(run.config.batch, WINDOWS), run.config.seed)
     token_BS, target_BS = (
         torch.from_numpy(each).to(device) for each in at_places(train_N, windows[found.step], context)

@@ -5,8 +5,8 @@ import pytest
 from made_calls import rows
 
 from gradproof.gate import fit, readings
+from gradproof.gate.kept_logits import Readings
 from gradproof.gate.network import WEIGHT
-from gradproof.gate.readings import Readings
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
+from gradproof.diagnosis.measure import Measured, Taken, band_of, flipped, rest_of
+from gradproof.diagnosis.specimen import plain
 from gradproof.precision.band import Band, Standing, floor
 from gradproof.precision.compared import Compared, ratio
 from gradproof.precision.formats import Format
-from gradproof.precision.measure import Measured, Taken, band_of, flipped, rest_of
-from gradproof.precision.specimen import plain
 from gradproof.precision.watching import Place, Watching
 
 Category = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]

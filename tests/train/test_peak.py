@@ -6,7 +6,7 @@ import torch
 from gradproof.models import sizes
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.transformer import Transformer, TransformerConfig
-from gradproof.train.memory import peak_bytes, step_bytes
+from gradproof.train.peak import peak_bytes, step_bytes
 
 
 def test_peak_counts_what_is_held_at_once():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import Outputs
-from gradproof.precision.specimen import Prepared
+from gradproof.diagnosis.specimen import Prepared
 from gradproof.streams import seeded
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradproof.options import (
+from gradproof.commands.options import (
     INTERRUPTED,
     STOPPED,
     ConfigFile,
@@ -23,7 +23,7 @@ from gradproof.options import (
     Target,
     said,
 )
-from gradproof.terminal import check_device, check_outputs, console_for, errors, progress_of, write
+from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, progress_of, write
 
 
 class Match(StrEnum):
@@ -101,7 +101,7 @@ def ablate(
         study = start(out, given)
         with lock(study):
             record = _studied(study, ray, debug)
-        from gradproof.ablate.watch import show_study
+        from gradproof.ablate.terminal_watch import show_study
 
         show_study(record, console_for(json))
         console_for(json).print(f"report: {study.path / 'report.html'}", soft_wrap=True)
@@ -115,7 +115,7 @@ def _preview(config: Any, json: str | None) -> None:
     from tempfile import TemporaryDirectory
 
     from gradproof.ablate.plan import preview
-    from gradproof.ablate.watch import show_budgets
+    from gradproof.ablate.terminal_watch import show_budgets
 
     with TemporaryDirectory() as folder:
         found = preview(config, Path(folder))
@@ -161,8 +161,8 @@ def _studied(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
 def _planned(plan: Any, ray: bool) -> dict[str, Any]:
     from gradproof.ablate.record import record, write
     from gradproof.ablate.runs import run_all
+    from gradproof.ablate.terminal_watch import watching
     from gradproof.ablate.unit import finished
-    from gradproof.ablate.watch import watching
 
     unfinished = [unit for unit in plan.units if finished(unit) is None]
     if len(unfinished) < len(plan.units):

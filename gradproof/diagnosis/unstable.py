@@ -24,12 +24,12 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from gradproof.diagnosis.measure import UNROUNDED, Laboratory, Measured, Taken
+from gradproof.diagnosis.specimen import plain
+from gradproof.diagnosis.verdict import Category, FormatVerdict, Judged, percent, together, where_of
 from gradproof.precision.band import floor
 from gradproof.precision.formats import Format
-from gradproof.precision.measure import UNROUNDED, Laboratory, Measured, Taken
 from gradproof.precision.mode import ENTERING, PRODUCTS, Rounds
-from gradproof.precision.specimen import plain
-from gradproof.precision.verdict import Category, FormatVerdict, Judged, percent, together, where_of
 from gradproof.precision.watching import Comparison, Diverged
 from gradproof.proof.module import CannotRun
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
-from gradproof.precision.watching import Diverged, Places
+from gradproof.precision.watching import Diverged, ModulePlaces, Places
 from gradproof.proof.module import INPUT, CannotRun, Runner, draw_cotangent, first_run, judge_module, one_line
 from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
 from gradproof.proof.state import ModuleState
@@ -35,7 +35,9 @@ class Specimen(Protocol):
     notes: list[str]
     scale: float | None  # the loss scale of the run it is taken from, if it has one
     native: bool  # whether its narrow runs are simulated in tensors of the narrow dtype
-    places: Places | None
+
+    @property
+    def places(self) -> Places | None: ...
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict: ...
 
@@ -55,7 +57,7 @@ class ModuleSpecimen:
     def __init__(self, module: nn.Module, inputs: Any, name: str, seed: int, device: torch.device | None):
         self.module, self.given, self.name, self.seed, self.device = module, inputs, name, seed, device
         self.state = ModuleState(module)
-        self.places: Places | None = Places(module)
+        self.places: Places | None = ModulePlaces(module)
         self.inputs: frozenset[str] = frozenset()
         self.cotangents: Outputs = ()
         self.notes: list[str] = []

@@ -1,0 +1,89 @@
+"""`gradproof sizes`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.commands.options import Debug, Device, Json, NoSeed
+from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, in_bytes, progress_of, write
+
+
+def sizes(
+    rows: Annotated[
+        int, typer.Option(help="Rows in a batch, for the activations; tokens of a transformer.", min=1)
+    ] = 8192,
+    measure: Annotated[
+        str | None, typer.Option(metavar="SIZES", help="Take training steps of these sizes (a,b) and measure the peak.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    json: Json = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """The named sizes and the memory of a training step: weights, gradients, AdamW's moments, the activations of one
+    forward, and what the backward works in.
+
+    Examples:
+
+        gradproof sizes --rows 1024
+
+        gradproof sizes --rows 1024 --measure nano,tiny
+    """
+    with errors(debug):
+        from json import dumps
+
+        from gradproof.gate.network import GateConfig, GateNetwork
+        from gradproof.models.sizes import cost, named
+
+        check_outputs(json, None)
+        sized = {**named(), "gate": (GateNetwork, GateConfig())}
+        found = [cost(name, config, rows, device.value) for name, (_, config) in sized.items()]
+        chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
+        for name in chosen:
+            if name not in sized:
+                raise ValueError(f"there is no size {name!r} to measure; the sizes are {', '.join(sized)}")
+        check_device(device)
+        peaks = _measured({name: sized[name] for name in chosen}, rows, device) if chosen else {}
+        listed = [{**each._asdict(), "total": each.total, "measured": peaks.get(each.name)} for each in found]
+        record = {"rows": rows, "device": device.value, "sizes": listed}
+        write(record, dumps(record, indent=1), json)
+        console_for(json).print(sizes_table(listed))
+        console_for(json).print(f"MiB, fp32; activated and working: of {rows:,} rows or tokens (--rows)", style="dim")
+        for each in listed:
+            if each["measured"] is not None:
+                ratio = each["measured"] / each["total"]
+                said = f"{each['name']}: {in_bytes(each['measured'])} measured, {ratio:.3f} of what is predicted"
+                console_for(json).print(said)
+
+
+def _measured(sized: dict[str, tuple[Any, Any]], rows: int, device: Device) -> dict[str, int]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would announce itself
+    from gradproof.train.peak import step_bytes
+
+    with progress_of("measuring") as progress:
+        peaks = {}
+        for done, (name, (kind, config)) in enumerate(sized.items()):
+            progress(done, len(sized))
+            peaks[name] = step_bytes(kind, config, rows, device.value)
+    return peaks
+
+
+def sizes_table(listed: list[dict[str, Any]]) -> Any:
+    from rich.table import Table
+
+    parts = {"weights": "weights", "gradients": "grads", "moments": "moments", "activations": "activated"}
+    parts |= {"working": "working", "total": "total"}
+    table = Table("size", "parameters", *parts.values(), box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for cost in listed:
+        table.add_row(cost["name"], f"{cost['parameters']:,}", *(_in_mebibytes(cost[part]) for part in parts))
+    return table
+
+
+def _in_mebibytes(amount: int) -> str:
+    """Without the unit, so that a table with long names fits on a terminal of 80 columns."""
+    return f"{amount / 2**20:,.{0 if amount >= 100 * 2**20 else 1}f}"
