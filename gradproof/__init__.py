@@ -6,6 +6,8 @@ Importing the package loads nothing heavy: each public name is imported when it 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from gradproof.version import __version__
+
 if TYPE_CHECKING:
     from gradproof.diagnosis.diagnose import diagnose
     from gradproof.models.dense import Dense, DenseConfig
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
     from gradproof.train.adamw import AdamW
     from gradproof.train.step import StepResult, TrainStep
 
-__version__ = "0.1.0"
 __all__ = [
     "AdamW",
     "Dense",
@@ -29,6 +30,7 @@ __all__ = [
     "TrainStep",
     "Transformer",
     "TransformerConfig",
+    "__version__",
     "diagnose",
     "verify",
 ]

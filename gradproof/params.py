@@ -19,7 +19,7 @@ from torch import Tensor
 from gradproof.streams import philox
 
 ALIGNMENT = 64
-Kind = Literal["matrix", "bias", "gamma", "beta"]
+ParamKind = Literal["matrix", "bias", "gamma", "beta"]
 
 
 class Entry(NamedTuple):
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: ParamKind
 
 
 class Weights(Protocol):

@@ -38,7 +38,7 @@ SETTINGS: dict[str, tuple[float, ...]] = {
 NAMES = {"hist-gradient-boosting": "rate", "logistic-regression": "C", "mlp": "lr"}
 
 
-class Fitted(NamedTuple):
+class FittedBaseline(NamedTuple):
     """Probabilities of the held-out rows, and what it took. `curve` holds (step, validation loss, accuracy)."""
 
     validation_TC: np.ndarray
@@ -51,7 +51,9 @@ class Fitted(NamedTuple):
     curve: tuple[tuple[int, float, float], ...] = ()
 
 
-def fit(name: str, source: Source, value: float, config: TrainConfig, budget: int, progress: Progress) -> Fitted:
+def fit(
+    name: str, source: Source, value: float, config: TrainConfig, budget: int, progress: Progress
+) -> FittedBaseline:
     """The baseline at one value of its setting."""
     if name == "mlp":
         return perceptron(source, config, budget, progress)
@@ -60,7 +62,7 @@ def fit(name: str, source: Source, value: float, config: TrainConfig, budget: in
     return hist_gradient_boosting(source, value, config.seed)
 
 
-def hist_gradient_boosting(source: Source, rate: float, seed: int) -> Fitted:
+def hist_gradient_boosting(source: Source, rate: float, seed: int) -> FittedBaseline:
     """Trees on the columns themselves: names as categories, missing numbers as such. As many rounds as the validation
     rows like best."""
     from sklearn.ensemble import HistGradientBoostingClassifier
@@ -88,10 +90,10 @@ def hist_gradient_boosting(source: Source, rate: float, seed: int) -> Fitted:
     validation_TC, test_TC = (
         _spread(model.predict_proba(matrix(p)), model.classes_, source) for p in (VALIDATION, TEST)
     )
-    return Fitted(validation_TC, test_TC, seconds, steps=int(model.n_iter_))
+    return FittedBaseline(validation_TC, test_TC, seconds, steps=int(model.n_iter_))
 
 
-def logistic(source: Source, c: float) -> Fitted:
+def logistic(source: Source, c: float) -> FittedBaseline:
     """On the inputs that the models see, of at most so many rows; `c` is the inverse of the penalty."""
     encoder, classes = Encoder(source.schema), len(source.schema.classes)
     most = min(MOST_ROWS, MOST_NUMBERS // source.schema.inputs)
@@ -102,10 +104,10 @@ def logistic(source: Source, c: float) -> Fitted:
     held = (source.rows.take(source.index(part)) for part in (VALIDATION, TEST))
     validation_TC, test_TC = (np.concatenate([predict(x_TI) for x_TI in _inputs(encoder, rows)]) for rows in held)
     weights = classes * source.schema.inputs
-    return Fitted(validation_TC, test_TC, seconds, weights + classes, 6 * weights)
+    return FittedBaseline(validation_TC, test_TC, seconds, weights + classes, 6 * weights)
 
 
-def perceptron(source: Source, config: TrainConfig, budget: int, progress: Progress) -> Fitted:
+def perceptron(source: Source, config: TrainConfig, budget: int, progress: Progress) -> FittedBaseline:
     """(Linear → ReLU) × 2 → Linear as PyTorch users write it: autograd, torch's AdamW, the same batches, steps, rates
     and schedule as the families; the step with the best validation is kept."""
     torch.manual_seed(config.seed)
@@ -139,7 +141,7 @@ def perceptron(source: Source, config: TrainConfig, budget: int, progress: Progr
     best_step = next(step for step, loss, accuracy in curve if (accuracy, -loss) == best)
     count = sum(each.numel() for each in model.parameters())
     flops = 6 * sum(each.numel() for each in model.parameters() if each.dim() == 2)
-    return Fitted(validation_TC, test_TC, seconds, count, flops, config.steps, best_step, tuple(curve))
+    return FittedBaseline(validation_TC, test_TC, seconds, count, flops, config.steps, best_step, tuple(curve))
 
 
 def perceptron_width(budget: int, inputs: int, outputs: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
-from gradproof.ablate.runs import Failed, Watch
+from gradproof.ablate.runs import Failed, StudyWatch
 from gradproof.ablate.unit import Unit, work
 
 
@@ -21,7 +21,7 @@ def check_ray() -> Any:
         ) from None
 
 
-def run_on_ray(unfinished: Sequence[Unit], watch: Watch, device: str = "cpu") -> None:
+def run_on_ray(unfinished: Sequence[Unit], watch: StudyWatch, device: str = "cpu") -> None:
     """Every unit as a task of one core (or one GPU). Connects to the cluster of RAY_ADDRESS, or starts one here."""
     ray = check_ray()
     if not ray.is_initialized():

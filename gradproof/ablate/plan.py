@@ -25,7 +25,7 @@ FEWEST = 5  # rows of each class: some to train on, to choose by and to test wit
 Progress = Callable[[int, int], None]
 
 
-class Plan:
+class StudyPlan:
     """The units of a study, and what they were solved from."""
 
     def __init__(self, study: Study, progress: Progress):

@@ -24,7 +24,7 @@ class Failed(Exception):
     """A run that cannot go on, and why."""
 
 
-class Watch(Protocol):
+class StudyWatch(Protocol):
     """Who looks on at all runs."""
 
     def started(self, unit: Unit) -> None: ...
@@ -37,7 +37,7 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-def run_all(unfinished: Sequence[Unit], jobs: int, watch: Watch) -> None:
+def run_all(unfinished: Sequence[Unit], jobs: int, watch: StudyWatch) -> None:
     """Every unit, `jobs` at a time; the first that fails stops the others, each of which can go on later."""
     waiting = list(reversed(unfinished))
     if not waiting:
@@ -52,14 +52,14 @@ def run_all(unfinished: Sequence[Unit], jobs: int, watch: Watch) -> None:
                 _hear(pipe, waiting, busy, watch)
 
 
-def _next(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], watch: Watch) -> None:
+def _next(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], watch: StudyWatch) -> None:
     if waiting:
         busy[pipe] = waiting.pop()
         watch.started(busy[pipe])
         pipe.send(busy[pipe])
 
 
-def _hear(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], watch: Watch) -> None:
+def _hear(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], watch: StudyWatch) -> None:
     unit = busy[pipe]
     try:
         kind, *said = pipe.recv()

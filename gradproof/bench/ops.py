@@ -30,7 +30,7 @@ ADAMW_SIZES = {"cpu": ("nano", "tiny"), "cuda": ("nano", "tiny", "medium")}
 REFERENCE = "reference"
 
 
-class Pair(NamedTuple):
+class ForwardBackward(NamedTuple):
     """forward(h_TH, b_H, gamma_H, beta_H, activate) -> (y_TH, saved) and backward(dy_TH, saved, h_TH, b_H, gamma_H,
     beta_H, activate) -> (dh_TH, db_H, dgamma_H, dbeta_H). `autograd` ones are given tensors that require gradients."""
 
@@ -45,7 +45,7 @@ def layers(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate:
     return (F.gelu(n_TH, approximate="tanh") if activate else n_TH).to(h_TH.dtype)
 
 
-def by_autograd(function: Callable[..., Tensor]) -> Pair:
+def by_autograd(function: Callable[..., Tensor]) -> ForwardBackward:
     """A function of tensors as a contestant."""
 
     def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -55,18 +55,20 @@ def by_autograd(function: Callable[..., Tensor]) -> Pair:
     def backward(dy_TH: Tensor, saved: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
         return torch.autograd.grad(saved, inputs[:4], dy_TH)
 
-    return Pair(forward, backward, autograd=True)
+    return ForwardBackward(forward, backward, autograd=True)
 
 
-def pairs(extra: Mapping[str, Pair] | None = None) -> dict[str, Callable[[], Pair]]:
+def pairs(extra: Mapping[str, ForwardBackward] | None = None) -> dict[str, Callable[[], ForwardBackward]]:
     """The contestants for norm_gelu; what cannot even be made is known when it is asked for."""
 
-    def reference() -> Pair:
+    def reference() -> ForwardBackward:
         from gradproof.ops import norm_gelu
 
-        return Pair(norm_gelu.forward, norm_gelu.backward)
+        return ForwardBackward(norm_gelu.forward, norm_gelu.backward)
 
-    made: dict[str, Callable[[], Pair]] = {name: partial(Pair, *pair) for name, pair in (extra or {}).items()}
+    made: dict[str, Callable[[], ForwardBackward]] = {
+        name: partial(ForwardBackward, *pair) for name, pair in (extra or {}).items()
+    }
     made |= {REFERENCE: reference, "eager": lambda: by_autograd(layers)}
     return made | {"compiled": lambda: by_autograd(torch.compile(layers))}
 
@@ -77,7 +79,7 @@ def suite(
     rows: int | None = None,
     quick: bool = False,
     say: Callable[[str], object] = lambda what: None,
-    extra: Mapping[str, Pair] | None = None,
+    extra: Mapping[str, ForwardBackward] | None = None,
     updates: Mapping[str, Callable[[Any], object]] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """The record, again after each shape with one more in `rows`. `extra` are further pairs for norm_gelu, `updates`
@@ -97,7 +99,12 @@ def suite(
 
 
 def norm_gelu(
-    device: str, precision: str, rows: int, width: int, made: Mapping[str, Callable[[], Pair]], quick: bool = False
+    device: str,
+    precision: str,
+    rows: int,
+    width: int,
+    made: Mapping[str, Callable[[], ForwardBackward]],
+    quick: bool = False,
 ) -> dict[str, Any]:
     """All contestants on one shape: forward and backward together, and the forward alone."""
     dy_TH, *given = inputs(device, precision, rows, width)
@@ -133,7 +140,7 @@ def inputs(device: str, precision: str, rows: int, width: int) -> tuple[Tensor, 
     return tuple(tensor.to(device) for tensor in (dy_TH, h_TH, b_H, gamma_H, beta_H))
 
 
-def _both(pair: Pair, dy_TH: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _both(pair: ForwardBackward, dy_TH: Tensor, given: Sequence[Tensor]) -> tuple[Tensor, ...]:
     y_TH, saved = pair.forward(*given, True)
     return (y_TH, *pair.backward(dy_TH, saved, *given, True))
 

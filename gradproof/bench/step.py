@@ -39,7 +39,7 @@ QUICK_ROUNDS, QUICK_SECONDS = 5, 1.0
 OURS = "gradproof"
 
 
-class Case(NamedTuple):
+class StepCase(NamedTuple):
     """A size at a number of rows."""
 
     size: str
@@ -68,17 +68,17 @@ class Case(NamedTuple):
 
 DEFAULTS = {
     "cpu": (
-        *(Case("nano", 32), Case("nano", 256), Case("nano", 4096), Case("tiny", 64)),
-        *(Case("transformer-causal", 8), Case("transformer-seq2seq", 8), Case("transformer-gate", 32)),
+        *(StepCase("nano", 32), StepCase("nano", 256), StepCase("nano", 4096), StepCase("tiny", 64)),
+        *(StepCase("transformer-causal", 8), StepCase("transformer-seq2seq", 8), StepCase("transformer-gate", 32)),
     ),
     "cuda": (
-        Case("nano", 256),
-        Case("nano", 8192),
-        Case("tiny", 8192),
-        Case("medium", 32768),
-        Case("full", 16384),
-        Case("dense-0.7b", 8192),
-        *(Case("transformer-causal", 64), Case("transformer-seq2seq", 64), Case("transformer-gate", 256)),
+        StepCase("nano", 256),
+        StepCase("nano", 8192),
+        StepCase("tiny", 8192),
+        StepCase("medium", 32768),
+        StepCase("full", 16384),
+        StepCase("dense-0.7b", 8192),
+        *(StepCase("transformer-causal", 64), StepCase("transformer-seq2seq", 64), StepCase("transformer-gate", 256)),
     ),
 }
 # Run only where --peers names them. torch does not compile grouped_mm in float32; who captures what was compiled goes
@@ -91,7 +91,7 @@ OTHERWISE_ROWS = {"cpu": 64, "cuda": 8192}
 Batches = Sequence[tuple[Tensor, Target]]
 
 
-def cases(device: str, size: str | None, rows: int | None) -> list[Case]:
+def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
     """The defaults of a device, those of one size, or one size at one number of rows."""
     if size is None:
         if rows is not None:
@@ -100,12 +100,12 @@ def cases(device: str, size: str | None, rows: int | None) -> list[Case]:
     if size not in SIZES:
         raise ValueError(f"there is no size {size!r} to step; the sizes are {', '.join(SIZES)}")
     if rows is not None:
-        return [Case(size, rows)]
+        return [StepCase(size, rows)]
     usual = [case for case in DEFAULTS[device] if case.size == size]
-    return usual or [Case(size, OTHERWISE_ROWS[device])]
+    return usual or [StepCase(size, OTHERWISE_ROWS[device])]
 
 
-def chosen_peers(names: Sequence[str] | None, case: Case, device: str) -> dict[str, Way]:
+def chosen_peers(names: Sequence[str] | None, case: StepCase, device: str) -> dict[str, Way]:
     """The peers of a case: those named, or all but the ones that are run on request."""
     there = peers_of(case.family, device)
     if names is None:
@@ -113,7 +113,7 @@ def chosen_peers(names: Sequence[str] | None, case: Case, device: str) -> dict[s
     return {name: way for name, way in there.items() if name in names}
 
 
-def check_peers(names: Sequence[str], listed: Iterable[Case], device: str) -> None:
+def check_peers(names: Sequence[str], listed: Iterable[StepCase], device: str) -> None:
     """Refuses a name that no case of this run knows."""
     for name in names:
         if name not in NAMES:
@@ -123,7 +123,7 @@ def check_peers(names: Sequence[str], listed: Iterable[Case], device: str) -> No
             raise ValueError(f"peer {name!r} cannot be run here: {kind}")
 
 
-def useful_flops(case: Case) -> float:
+def useful_flops(case: StepCase) -> float:
     """The products of routed rows, forward and backward: 6 a weight and row; of a transformer, those of its tokens."""
     config, dense = case.config, case.family == "dense"
     if case.family == "transformer":
@@ -135,7 +135,7 @@ def useful_flops(case: Case) -> float:
 
 def suite(
     device: str,
-    listed: Sequence[Case],
+    listed: Sequence[StepCase],
     precision: str,
     peers: Sequence[str] | None = None,
     quick: bool = False,
@@ -154,7 +154,7 @@ def suite(
 
 
 def measure(
-    case: Case,
+    case: StepCase,
     device: str,
     precision: str,
     peers: dict[str, Way],
@@ -199,7 +199,7 @@ def measure(
 class Ours:
     """Our model and its step, and what they hold at their peak."""
 
-    def __init__(self, case: Case, device: str, precision: str):
+    def __init__(self, case: StepCase, device: str, precision: str):
         from gradproof.train.peak import peak_bytes
 
         self.case, self.device, self.precision = case, device, precision
@@ -249,7 +249,7 @@ class Ours:
             self.step(*batch)
 
 
-def batches(case: Case, device: str) -> Batches:
+def batches(case: StepCase, device: str) -> Batches:
     """Random rows and targets, the same for everybody."""
     config, generator = case.config, seeded("bench", "step", case.rows)
     if case.family == "transformer":
@@ -262,7 +262,7 @@ def batches(case: Case, device: str) -> Batches:
     return drawn
 
 
-def _tokens(case: Case, generator: torch.Generator, device: str) -> tuple[Tensor, Target]:
+def _tokens(case: StepCase, generator: torch.Generator, device: str) -> tuple[Tensor, Target]:
     """Sequences; those of the gate have from a quarter of their places to all of them, and a label."""
     c, B = case.config, case.rows
     x_BS = torch.randint(c.vocabulary, (B, 2, c.context)[:: 2 if c.mode != "seq2seq" else 1], generator=generator)

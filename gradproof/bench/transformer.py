@@ -51,7 +51,7 @@ class FeedForward(nn.Module):
         return x_BSD + self.down(F.gelu(self.up(self.norm(x_BSD)), approximate="tanh"))
 
 
-class Layer(nn.Module):
+class TorchLayer(nn.Module):
     def __init__(self, config: Any, cross: bool, device: str):
         super().__init__()
         self.self = Attention(config.width, config.heads, False, device)
@@ -78,7 +78,7 @@ class Eager(nn.Module):
         self.output = nn.Linear(c.width, c.outputs, device=device)
 
     def _stack(self, layers: int, cross: bool, device: str) -> nn.ModuleDict:
-        stack: dict[str, nn.Module] = {str(i): Layer(self.config, cross, device) for i in range(layers)}
+        stack: dict[str, nn.Module] = {str(i): TorchLayer(self.config, cross, device) for i in range(layers)}
         return nn.ModuleDict({**stack, "norm": nn.LayerNorm(self.config.width, EPS, device=device)})
 
     def forward(self, token: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, Case, batches
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, StepCase, batches
 from gradproof.bench.timing import interleaved
 from gradproof.kernels import registry
 from gradproof.train.adamw import AdamW
@@ -14,7 +14,7 @@ from gradproof.train.step import DTYPES, TrainStep
 
 
 def tune(
-    case: Case, device: str, precision: str, quick: bool, say: Callable[[str], object] = lambda what: None
+    case: StepCase, device: str, precision: str, quick: bool, say: Callable[[str], object] = lambda what: None
 ) -> list[dict[str, Any]]:
     """Milliseconds a step for each op and kernel, fastest first. That order is kept, and decides from now on."""
     from gradproof.models.families import family

@@ -26,7 +26,7 @@ from gradproof.commands.options import (
 from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, progress_of, write
 
 
-class Match(StrEnum):
+class MatchOption(StrEnum):
     total = "total"
     active = "active"
     flops = "flops"
@@ -38,7 +38,9 @@ def ablate(
     target: Target = None,
     ignore: Ignore = None,
     budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
-    match: Annotated[Match | None, typer.Option(help="What the others have as much of as the dense model.")] = None,
+    match: Annotated[
+        MatchOption | None, typer.Option(help="What the others have as much of as the dense model.")
+    ] = None,
     families: Annotated[
         str | None, typer.Option(metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c.")
     ] = None,
@@ -129,7 +131,7 @@ def _studied(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
     """A study that cannot start is taken back; exit code 130 where it was interrupted, 1 where a run had to stop."""
     import signal
 
-    from gradproof.ablate.plan import Plan
+    from gradproof.ablate.plan import StudyPlan
     from gradproof.ablate.runs import Failed
 
     try:
@@ -138,7 +140,7 @@ def _studied(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
 
             check_ray()
         with progress_of("reading the table") as progress:
-            plan = Plan(study, progress)
+            plan = StudyPlan(study, progress)
     except BaseException:
         study.discard()
         raise

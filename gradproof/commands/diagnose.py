@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gradproof.diagnosis.verdict import FormatVerdict
 
 
-class Policy(StrEnum):
+class CastOption(StrEnum):
     cast = "cast"
     autocast = "autocast"
 
@@ -45,7 +45,7 @@ def diagnose(
         str, typer.Option(metavar="FORMATS", help="bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or e5m7 and the like.")
     ] = "bf16,fp16,fp8_e4m3",
     policy: Annotated[
-        Policy | None, typer.Option(help="Case: how it gets there; left out, cast where the module runs so.")
+        CastOption | None, typer.Option(help="Case: how it gets there; left out, cast where the module runs so.")
     ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     fail_on: Annotated[
@@ -85,7 +85,7 @@ def diagnose(
         raise typer.Exit(EXIT["inconclusive"] if found.verdict == "inconclusive" else 0)
 
 
-def _diagnose(subject: str, precisions: list[str], policy: Policy | None, device: Device, seed: int) -> Diagnosis:
+def _diagnose(subject: str, precisions: list[str], policy: CastOption | None, device: Device, seed: int) -> Diagnosis:
     from gradproof.diagnosis.diagnose import checked_formats, diagnose, examine, settled
 
     formats, way = checked_formats(precisions), policy.value if policy else None

@@ -31,18 +31,18 @@ Out = Annotated[
 ]
 
 
-class Family(StrEnum):
+class FamilyOption(StrEnum):
     moe = "moe"
     dense = "dense"
     transformer = "transformer"
 
 
-class Encoding(StrEnum):
+class EncodingOption(StrEnum):
     onehot = "onehot"
     padic = "padic"
 
 
-class Router(StrEnum):
+class RouterOption(StrEnum):
     softmax = "softmax"
     sheaf = "sheaf"
 
@@ -50,7 +50,7 @@ class Router(StrEnum):
 def train(
     config: ConfigFile = None,
     model: Annotated[
-        Family | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")
+        FamilyOption | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")
     ] = None,
     size: Annotated[
         str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b.")
@@ -61,10 +61,10 @@ def train(
     categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
     ignore: Ignore = None,
     encoding: Annotated[
-        Encoding | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
+        EncodingOption | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
     ] = None,
     router: Annotated[
-        Router | None, typer.Option(help="moe: one linear map, or patches of the inputs that must agree.")
+        RouterOption | None, typer.Option(help="moe: one linear map, or patches of the inputs that must agree.")
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Updates at most; early stopping may end sooner.")] = None,
     batch: Annotated[int | None, typer.Option(help="Rows in an update.")] = None,

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 CHUNK = 65_536
 
-Progress = Callable[[int, int], None]
+ProgressFunction = Callable[[int, int], None]
 
 
-class Read(NamedTuple):
+class ReadTable(NamedTuple):
     """What `read` found; `notes` are sentences for the user."""
 
     schema: Schema
@@ -52,8 +52,8 @@ def read(
     ignore: Sequence[str] = (),
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
-    progress: Progress | None = None,
-) -> Read:
+    progress: ProgressFunction | None = None,
+) -> ReadTable:
     """The schema and the rows of a file, the rows written to `folder`, which must not exist yet.
 
     `split` maps outcome_R to train_R, the rows that the schema's figures are taken from. `progress` is told how many
@@ -80,10 +80,12 @@ def read(
     if dropped := survey.dropped():
         notes.insert(0, dropped)
     rows = Rows.open(folder)
-    return Read(with_knots(schema, rows, train_R), rows, notes)
+    return ReadTable(with_knots(schema, rows, train_R), rows, notes)
 
 
-def _pass(roles: Roles, number: int, rows: int, progress: Progress | None, raw: bool = False) -> Iterator[pl.DataFrame]:
+def _pass(
+    roles: Roles, number: int, rows: int, progress: ProgressFunction | None, raw: bool = False
+) -> Iterator[pl.DataFrame]:
     """The chunks of one of the three passes over a file of `rows` rows, 0 if that is not known."""
     done = number * rows
     for frame in roles.table.chunks([roles.target, *roles.metrics, *roles.features], CHUNK, raw):

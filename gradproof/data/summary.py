@@ -12,7 +12,7 @@ from gradproof.data.cells import numbers_of, text_of
 from gradproof.data.figures import Counts, Moments
 from gradproof.data.roles import Roles
 from gradproof.data.schema import Category, Metric, Number, Schema
-from gradproof.data.survey import Kind
+from gradproof.data.survey import ColumnKind
 from gradproof.data.table import changed
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ IGNORED = "is ignored, as asked"
 class Summary:
     """The second pass: the schema's figures, from the training rows."""
 
-    def __init__(self, roles: Roles, kinds: dict[str, Kind], train_R: np.ndarray):
+    def __init__(self, roles: Roles, kinds: dict[str, ColumnKind], train_R: np.ndarray):
         self.roles, self.kinds, self.train_R = roles, kinds, train_R
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
         self._names = {name: Counts() for name in roles.features if kinds[name] == "name"}

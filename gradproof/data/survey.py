@@ -21,7 +21,7 @@ CLASSES = 1000
 
 _ALMOST = 0.9  # of a column's values are numbers: that it is read as names is then worth a word
 
-Kind = Literal["number", "date", "name"]
+ColumnKind = Literal["number", "date", "name"]
 
 
 class Survey:
@@ -31,7 +31,7 @@ class Survey:
         self.roles, self.rows = roles, 0
         self.classes: tuple[str, ...] = ()
         self.outcome_R = np.empty(0, np.int64)
-        self.kinds: dict[str, Kind] = {}
+        self.kinds: dict[str, ColumnKind] = {}
         self._texts: dict[str, int] = {}  # those of the target, by their first row
         self._codes: list[np.ndarray] = []
         self._empty = list(roles.features)  # without a value so far
@@ -152,7 +152,7 @@ class _Numbers:
                 self.row, self.held = int(row_R[odd[0]]), text[odd[0]]
 
 
-def _kind(dtype: pl.DataType) -> Kind | None:
+def _kind(dtype: pl.DataType) -> ColumnKind | None:
     """What a column's type says that it holds; text says nothing."""
     import polars as pl
 

@@ -21,11 +21,19 @@ from gradproof.diagnosis.factor import Factor, factor
 from gradproof.diagnosis.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.diagnosis.specimen import ModuleSpecimen, Specimen, plain
 from gradproof.diagnosis.unstable import unstable, with_unstable
-from gradproof.diagnosis.verdict import Category, FormatVerdict, Judged, judge_format, overall, together, with_rest
+from gradproof.diagnosis.verdict import (
+    Category,
+    FormatVerdict,
+    TensorVerdict,
+    judge_format,
+    overall,
+    together,
+    with_rest,
+)
 from gradproof.precision.compared import compare
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.mode import Policy, autocasts
-from gradproof.precision.watching import Diverged
+from gradproof.precision.mode import CastPolicy, autocasts
+from gradproof.precision.watching import Unrepeatable
 from gradproof.proof.module import CannotRun, torch_device
 from gradproof.proof.state import random_state_kept
 from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
@@ -46,7 +54,7 @@ class Diagnosis:
     notes: list[str]
     seed: int
     device: str
-    wrong: list[Judged]  # in float64 already
+    wrong: list[TensorVerdict]  # in float64 already
     unclear: str = ""  # why rounding could not be judged
 
     def __bool__(self) -> bool:
@@ -113,7 +121,7 @@ def diagnose(
     *,
     reference: nn.Module | None = None,
     precisions: Sequence[str | tuple[int, int]] = PRECISIONS,
-    policy: Policy | None = None,
+    policy: CastPolicy | None = None,
     replicas: int | None = None,
     device: str | torch.device | None = None,
     seed: int = 0,
@@ -166,7 +174,7 @@ def checked_formats(precisions: Sequence[str | tuple[int, int]]) -> list[Format]
 def examine(
     specimen: Specimen,
     formats: Sequence[Format],
-    policy: Policy | None,
+    policy: CastPolicy | None,
     replicas: int | None,
     seed: int,
     progress: Callable[[str], None],
@@ -195,7 +203,7 @@ def examine(
         progress(f"{format.name}: to nearest")
         try:
             runs = lab.measure(format, policy or lab.policy(format), replicas)
-        except Diverged as reason:
+        except Unrepeatable as reason:
             unclear = f"{format.name}: {reason}"
             continue
         if runs.diverged:
@@ -237,7 +245,7 @@ def _unclear(lab: Laboratory) -> str:
 
 def _wrong(
     lab: Laboratory, verification: SubjectVerdict, trusted: Mapping[str, Tensor] | None, seed: int
-) -> dict[str, Judged]:
+) -> dict[str, TensorVerdict]:
     """The tensors whose gradient is wrong in float64 already, with the factor by which it is."""
     wrong = {}
     judged = {
@@ -256,7 +264,7 @@ def _wrong(
         else:
             found = factor(prepared or lab.specimen.reference(), lab.specimen.cotangents, name, g, seed)
         note = _in_words(found.ratio, error, found.scale)
-        wrong[name] = Judged(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
+        wrong[name] = TensorVerdict(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
     whole = math.hypot(*(float(g.norm()) for g in lab.grads.values()))
     for name, right in (trusted or {}).items():
         c = compare(lab.grads[name], right) if name in lab.grads and name not in wrong else None
@@ -265,11 +273,11 @@ def _wrong(
     return wrong
 
 
-def _beside(name: str, g: Tensor, right: Tensor) -> Judged:
+def _beside(name: str, g: Tensor, right: Tensor) -> TensorVerdict:
     """A float64 gradient beside the trusted one."""
     c = compare(g, right)
     note = _in_words(c.norm_ratio * math.copysign(1, c.dot), c.relative, c.cosine**2 > 1 - 1e-9)
-    return Judged(name, "bug", c.norm_ratio, c.cosine, c.relative, math.nan, 99.0, math.nan, note)
+    return TensorVerdict(name, "bug", c.norm_ratio, c.cosine, c.relative, math.nan, 99.0, math.nan, note)
 
 
 def _in_words(ratio: float, error: float, scale: bool) -> str:

@@ -18,9 +18,9 @@ from gradproof.precision.band import Band
 from gradproof.precision.compared import Compared, compare, ratio
 from gradproof.precision.decisions import Decision
 from gradproof.precision.formats import Format, format_named
-from gradproof.precision.mode import NARROW, Policy, Rounding, autocasts, rounding
+from gradproof.precision.mode import NARROW, CastPolicy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
-from gradproof.precision.watching import Diverged, Watching, sample
+from gradproof.precision.watching import Unrepeatable, Watching, sample
 from gradproof.proof.module import CannotRun, one_line
 
 LARGEST_SCALE = 16  # log2
@@ -48,7 +48,7 @@ class Taken:
 
 
 @dataclass
-class Parts:
+class ErrorParts:
     """Where a run's error comes from, tensor by tensor: low − ref = (low − replayed) + (replayed − ref)."""
 
     flips: float
@@ -62,7 +62,7 @@ class Measured:
     the replicas take these too."""
 
     format: Format
-    policy: Policy
+    policy: CastPolicy
     scale: float
     nearest: Taken
     replayed: Taken
@@ -73,7 +73,7 @@ class Measured:
     diverged: str  # why decisions could not be replayed
     boundless: Taken | None  # to nearest with fp32's range, where the format's own may be what is wrong
     unrounded: Taken | None  # what the module computes when it is told this dtype, all but unrounded
-    parts: dict[str, Parts] = field(default_factory=dict)
+    parts: dict[str, ErrorParts] = field(default_factory=dict)
 
 
 class Laboratory:
@@ -100,7 +100,7 @@ class Laboratory:
         with Watching(like=self.watch, routing=True):
             try:
                 _, again = prepared.run(prepared.values, self.specimen.cotangents)
-            except Diverged:
+            except Unrepeatable:
                 return False
         found = {name: grad for name, grad in again.items() if grad is not None}
         size = {name: float(g.norm()) for name, g in self.grads.items()}
@@ -109,7 +109,7 @@ class Laboratory:
             float((grad - self.grads[name]).norm()) <= 1e-6 * max(size[name], least) for name, grad in found.items()
         )
 
-    def measure(self, format: Format, policy: Policy, replicas: int | None = None) -> Measured:
+    def measure(self, format: Format, policy: CastPolicy, replicas: int | None = None) -> Measured:
         """Every run of one format."""
         scale, nearest = self._scaled(format, policy)
         replayed, diverged = self._replayed(nearest, lambda: self.take(format, policy, scale, routing=True))
@@ -143,7 +143,7 @@ class Laboratory:
             parts,
         )
 
-    def _unrounded(self, format: Format, policy: Policy, routing: bool) -> Taken | None:
+    def _unrounded(self, format: Format, policy: CastPolicy, routing: bool) -> Taken | None:
         """The module told that it runs in the format's dtype, and all but unrounded."""
         dtype = rest_of(format).dtype
         if policy == "autocast" or dtype not in NARROW or self.specimen.native:
@@ -153,7 +153,7 @@ class Laboratory:
     def _replicas(
         self,
         format: Format,
-        policy: Policy,
+        policy: CastPolicy,
         scale: float,
         routing: bool,
         unrounded: Taken | None,
@@ -175,7 +175,7 @@ class Laboratory:
         return taken
 
     def _nearest_boundless(
-        self, format: Format, policy: Policy, scale: float, routing: bool, replayed: Taken, taken: list[Taken]
+        self, format: Format, policy: CastPolicy, scale: float, routing: bool, replayed: Taken, taken: list[Taken]
     ) -> Taken | None:
         """To nearest with fp32's range, where the format's own may be what is wrong."""
         rest, same_range = rest_of(format), self.boundless(format, policy) is format
@@ -188,13 +188,13 @@ class Laboratory:
             return run
         return None
 
-    def boundless(self, format: Format, policy: Policy) -> Format:
+    def boundless(self, format: Format, policy: CastPolicy) -> Format:
         """The format with fp32's range, where it has less: what rounding alone does, without over- and underflow."""
         if format.operands or format.exponent >= 8 or policy == "autocast" or self.specimen.native:
             return format
         return format_named((8, format.mantissa))
 
-    def policy(self, format: Format) -> Policy:
+    def policy(self, format: Format) -> CastPolicy:
         """ "cast" where the module runs in the format's dtype; "autocast" where types then clash, as in modules that
         make fp32 tensors of their own, or that refuse others."""
         dtype = rest_of(format).dtype
@@ -220,14 +220,14 @@ class Laboratory:
                 taken = known.replayed if known else self.take(format, "cast", 1.0, routing=True, real=real)
                 taken.grads = {}
                 points.append((format, taken))
-            except (Diverged, CannotRun):
+            except (Unrepeatable, CannotRun):
                 continue
         return points
 
     def take(
         self,
         format: Format,
-        policy: Policy,
+        policy: CastPolicy,
         scale: float,
         *,
         routing: bool = False,
@@ -258,7 +258,7 @@ class Laboratory:
         try:
             with mode, self._attention():
                 outputs, grads = prepared.run(values, tuple(c * scale for c in specimen.cotangents))
-        except (CannotRun, Diverged):
+        except (CannotRun, Unrepeatable):
             raise
         except (Exception, SystemExit) as error:
             how = "real" if real else "simulated"
@@ -281,7 +281,7 @@ class Laboratory:
         """Fused attention draws its dropout where nobody can draw it again."""
         return sdpa_kernel(SDPBackend.MATH) if self.watch.draws else nullcontext()
 
-    def _scaled(self, format: Format, policy: Policy) -> tuple[float, Taken]:
+    def _scaled(self, format: Format, policy: CastPolicy) -> tuple[float, Taken]:
         """The loss scale and the run to nearest with it: for fp16 the run's own, or the largest power of two up to 2¹⁶
         without overflow; 1 where even that overflows."""
         if rest_of(format).exponent >= 8 or self.specimen.scale is not None:
@@ -306,10 +306,10 @@ class Laboratory:
             return run, ""
         try:
             return again(), ""
-        except Diverged as reason:
+        except Unrepeatable as reason:
             return run, str(reason)
 
-    def _real(self, format: Format, policy: Policy, scale: float) -> tuple[Taken | None, str]:
+    def _real(self, format: Format, policy: CastPolicy, scale: float) -> tuple[Taken | None, str]:
         """The run in the device's own arithmetic, or why there is none."""
         rest = rest_of(format)
         device = self.device
@@ -325,10 +325,10 @@ class Laboratory:
                 scale /= 4
                 taken = self.take(format, policy, max(scale, 1.0), real=True)
             return taken, ""
-        except (ValueError, Diverged) as error:
+        except (ValueError, Unrepeatable) as error:
             return None, str(error)
 
-    def _parts(self, run: Taken, replayed: Taken) -> dict[str, Parts]:
+    def _parts(self, run: Taken, replayed: Taken) -> dict[str, ErrorParts]:
         """Flips and arithmetic, where the two runs are not the same one."""
         if replayed is run:
             return {}
@@ -336,7 +336,7 @@ class Laboratory:
         for name, g in self.grads.items():
             low, with_replay = run.grads[name].double() / run.scale, replayed.grads[name].double() / replayed.scale
             flips, arithmetic = low - with_replay, with_replay - g
-            parts[name] = Parts(float(flips.norm()), float(arithmetic.norm()), float((flips * arithmetic).sum()))
+            parts[name] = ErrorParts(float(flips.norm()), float(arithmetic.norm()), float((flips * arithmetic).sum()))
         return parts
 
 
@@ -379,7 +379,7 @@ def rest_of(format: Format) -> Format:
     return format_named(format.rest) if format.operands else format
 
 
-def _mode(format: Format, policy: Policy, seed: int | None, native: bool, watching: dict[str, Any]) -> Rounding:
+def _mode(format: Format, policy: CastPolicy, seed: int | None, native: bool, watching: dict[str, Any]) -> Rounding:
     """The rounding mode: fp32 tensors carry the format, and code that asks is told the format's dtype; or, `native`,
     tensors of that dtype carry it themselves."""
     operands, rest = format if format.operands else None, rest_of(format)

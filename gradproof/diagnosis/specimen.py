@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
-from gradproof.precision.watching import Diverged, ModulePlaces, Places
+from gradproof.precision.watching import ModulePlaces, Places, Unrepeatable
 from gradproof.proof.module import INPUT, CannotRun, Runner, draw_cotangent, first_run, judge_module, one_line
 from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
 from gradproof.proof.state import ModuleState
 from gradproof.proof.verdict import SubjectVerdict
 
-Run = Callable[[Mapping[str, Tensor], Outputs | None], tuple[Outputs, Gradients]]
+RunFunction = Callable[[Mapping[str, Tensor], Outputs | None], tuple[Outputs, Gradients]]
 
 
 class Prepared(NamedTuple):
     """A specimen set up in one dtype: its values by name, and the run of forward and backward at them."""
 
     values: Mapping[str, Tensor]
-    run: Run
+    run: RunFunction
 
 
 class Specimen(Protocol):
@@ -88,7 +88,7 @@ class ModuleSpecimen:
             try:
                 with promoting:
                     return runner.run(values, cotangents)
-            except Diverged:
+            except Unrepeatable:
                 raise
             except (Exception, SystemExit) as error:
                 raise CannotRun(f"the module's backward raised {one_line(error)}") from error

@@ -26,11 +26,11 @@ from typing import Any
 
 from gradproof.diagnosis.measure import UNROUNDED, Laboratory, Measured, Taken
 from gradproof.diagnosis.specimen import plain
-from gradproof.diagnosis.verdict import Category, FormatVerdict, Judged, percent, together, where_of
+from gradproof.diagnosis.verdict import Category, FormatVerdict, TensorVerdict, percent, together, where_of
 from gradproof.precision.band import floor
 from gradproof.precision.formats import Format
 from gradproof.precision.mode import ENTERING, PRODUCTS, Rounds
-from gradproof.precision.watching import Comparison, Diverged
+from gradproof.precision.watching import Unrepeatable, WatchedComparison
 from gradproof.proof.module import CannotRun
 
 Key = tuple[str, str, str]  # path, phase, op
@@ -79,7 +79,7 @@ def unstable(lab: Laboratory, measured: Measured) -> Unstable | None:
     if noise < UNITS * unit or output < OUTPUT * unit or together(run) < floor(format):
         return None
     trials = Trials(lab, measured)
-    with suppress(Diverged, CannotRun):
+    with suppress(Unrepeatable, CannotRun):
         less = trials.runs(lambda key: key[2] in PRODUCTS)
         products = trials.noise(less, unit)
         if cancels := noise < OVER_PRODUCTS * products:
@@ -147,7 +147,7 @@ class Trials:
         right = self.take(UNROUNDED, compares=True).watch.comparisons
         if not right:
             return found
-        with suppress(Diverged):
+        with suppress(Unrepeatable):
             run = self.replica(compares=True, compared=right)
             differ = [int((a.result != b.result).sum()) for a, b in zip(right, run.watch.comparisons, strict=False)]
             if run.finite and 2 * together(run) < found.noise and any(differ):
@@ -155,7 +155,7 @@ class Trials:
         return found
 
 
-def _through(found: Unstable, compared: list[Comparison], differ: list[int]) -> Unstable:
+def _through(found: Unstable, compared: list[WatchedComparison], differ: list[int]) -> Unstable:
     """The same, by way of comparisons that came out otherwise."""
     found.flips, found.comparisons = sum(differ), sum(c.result.numel() for c in compared)
     worst = compared[max(range(len(differ)), key=differ.__getitem__)]
@@ -167,7 +167,7 @@ def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
     """The verdict on a format with such a part in it: a bug, or routing where comparisons flipped."""
     verdict: Category = "routing" if part.flips else "bug"
 
-    def blamed(each: list[Judged]) -> list[Judged]:
+    def blamed(each: list[TensorVerdict]) -> list[TensorVerdict]:
         return [replace(j, verdict=verdict, note=_note(j, judged, part)) if j.name in part.tensors else j for j in each]
 
     parameters, inputs = blamed(judged.parameters), blamed(judged.inputs)
@@ -186,7 +186,7 @@ def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
     )
 
 
-def _note(j: Judged, judged: FormatVerdict, part: Unstable) -> str:
+def _note(j: TensorVerdict, judged: FormatVerdict, part: Unstable) -> str:
     where = where_of(dict(path=part.path, phase=part.phase, op=part.op))
     kept = "inputs and weights" if part.cancels else "the products"
     less = f"with all but {kept} in fp32 noise is {part.noise / part.least:.0f} times less"

@@ -28,7 +28,7 @@ LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: 
 
 
 @dataclass
-class Judged:
+class TensorVerdict:
     """One tensor in one format. `noise` and `rel_error` are relative to the reference gradient."""
 
     name: str
@@ -43,7 +43,7 @@ class Judged:
 
 
 @dataclass
-class Routing:
+class RoutingVerdict:
     """The decisions of a format's run beside the reference's."""
 
     decisions: int = 0
@@ -70,9 +70,9 @@ class FormatVerdict:
     simulated_only: str
     rel_error: float
     noise: float
-    parameters: list[Judged]
-    inputs: list[Judged]
-    routing: Routing
+    parameters: list[TensorVerdict]
+    inputs: list[TensorVerdict]
+    routing: RoutingVerdict
     range: list[dict[str, Any]]
     first_divergence: dict[str, Any] | None
     critical_z: float
@@ -80,7 +80,7 @@ class FormatVerdict:
 
 
 def judge_format(
-    reference: Watching, measured: Measured, wrong: Mapping[str, Judged], inputs: frozenset[str], device: str
+    reference: Watching, measured: Measured, wrong: Mapping[str, TensorVerdict], inputs: frozenset[str], device: str
 ) -> FormatVerdict:
     """Every tensor of one format. `wrong` are those that step 1 has refuted: a bug in every format."""
     run, format = measured.real or measured.nearest, measured.format
@@ -122,7 +122,7 @@ def with_rest(judged: FormatVerdict, rest: FormatVerdict) -> FormatVerdict:
     if not known or WORST_FIRST.index(judged.verdict) <= WORST_FIRST.index(verdict):
         return judged
 
-    def inherited(each: list[Judged]) -> list[Judged]:
+    def inherited(each: list[TensorVerdict]) -> list[TensorVerdict]:
         notes = {name: f"as in {rest.format}: {j.note}" for name, j in known.items()}
         return [replace(j, verdict=verdict, note=notes[j.name]) if j.name in known else j for j in each]
 
@@ -138,14 +138,14 @@ def with_rest(judged: FormatVerdict, rest: FormatVerdict) -> FormatVerdict:
 
 
 def _judge(
-    name: str, measured: Measured, band: Band, routing: Routing, lost: list[dict[str, Any]], device: str
-) -> Judged:
+    name: str, measured: Measured, band: Band, routing: RoutingVerdict, lost: list[dict[str, Any]], device: str
+) -> TensorVerdict:
     run = (measured.real or measured.nearest).tensors[name]
     simulated = band.stands(name, measured.replayed.tensors[name])
     real = band.stands(name, measured.real_replayed.tensors[name]) if measured.real_replayed else simulated
     verdict, note = _category(name, measured, band, routing, lost, simulated, real, device)
     z = min(99.0, max(-99.0, simulated.z, real.z))
-    return Judged(
+    return TensorVerdict(
         name, verdict, run.norm_ratio, run.cosine, run.relative, ratio(band.noise(name), run.size), z, run.bias, note
     )
 
@@ -154,7 +154,7 @@ def _category(
     name: str,
     measured: Measured,
     band: Band,
-    routing: Routing,
+    routing: RoutingVerdict,
     lost: list[dict[str, Any]],
     simulated: Standing,
     real: Standing,
@@ -210,7 +210,7 @@ def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dic
 
 
 def _routed(
-    name: str, measured: Measured, band: Band, routing: Routing, overflows: dict[str, Any] | None
+    name: str, measured: Measured, band: Band, routing: RoutingVerdict, overflows: dict[str, Any] | None
 ) -> tuple[Category, str]:
     """What is within its band once the reference's decisions are replayed."""
     run, part = (measured.real or measured.nearest).tensors[name], measured.parts.get(name)
@@ -227,7 +227,7 @@ def _routed(
     return ("clean" if run.relative <= measured.format.unit else "noise"), ""
 
 
-def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Routing:
+def judge_routing(reference: Watching, run: Watching, measured: Measured) -> RoutingVerdict:
     """Flipped rows, and whether their margins in the reference are within what noise does to the scores, or they
     follow an earlier flip."""
     found = flipped(reference, run)
@@ -239,7 +239,7 @@ def judge_routing(reference: Watching, run: Watching, measured: Measured) -> Rou
     flips, arithmetic = (math.hypot(*(getattr(p, a) for p in measured.parts.values())) for a in ("flips", "arithmetic"))
     if not measured.parts:
         arithmetic = together(measured.real or measured.nearest) * size
-    return Routing(
+    return RoutingVerdict(
         decisions=rows,
         flips=len(listed),
         margin_explained=sum(f["explained"] for f in listed) / len(listed) if listed else None,
@@ -351,7 +351,9 @@ def together(run: Taken) -> float:
     return ratio(error, size)
 
 
-def _sentence(format: Format, verdict: Category, judged: Sequence[Judged], divergence: dict[str, Any] | None) -> str:
+def _sentence(
+    format: Format, verdict: Category, judged: Sequence[TensorVerdict], divergence: dict[str, Any] | None
+) -> str:
     """The worst tensor in words, how many are like it, and where it began."""
     like = sorted((j for j in judged if j.verdict == verdict), key=lambda j: -j.z if j.z == j.z else 0.0)
     if verdict == "clean":

@@ -39,7 +39,7 @@ class Call:
     history: tuple[Call, ...] = ()
 
 
-class Labelled(NamedTuple):
+class LabelledCall(NamedTuple):
     """A call that somebody judged."""
 
     call: Call
@@ -57,17 +57,17 @@ def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     return _call(found, past=True)
 
 
-def labelled(line: bytes) -> Labelled:
+def labelled(line: bytes) -> LabelledCall:
     """A call with its `label`, allow or block, and its `group`, if it has one; ValueError as for `parse`."""
     found = dict(_decoded(line))
     label, group = found.pop("label", None), found.pop("group", "")
     if label not in ("allow", "block"):
         said = repr(label[:MOST_NAME]) if isinstance(label, str) else _kind(label)
         raise ValueError(f"the label must be allow or block, not {said}")
-    return Labelled(parse(found), label, str(group))
+    return LabelledCall(parse(found), label, str(group))
 
 
-def read_labelled(path: Path) -> Iterator[Labelled]:
+def read_labelled(path: Path) -> Iterator[LabelledCall]:
     """JSON lines, each as `labelled` reads it; empty ones do not count. ValueError with the line's number."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):

@@ -10,19 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from gradproof.gate.signals import Correction
 from gradproof.gate.skeleton import CUT, Skeleton, alike, may_be_alike, parts, skeleton
 
 ALIKE = 0.6  # paraphrases are so alike, measured: file names, the order of flags, quotes (docs/gate.md)
 MOST_RIVALS = 64  # the nearest
-
-
-class Correction(NamedTuple):
-    """`allow` is what should have happened; `decision` is the one that was wrong."""
-
-    decision: str
-    text: str
-    allow: bool
-    rivals: tuple[str, ...] = ()
 
 
 def rivals(text: str, others: Iterable[str]) -> tuple[str, ...]:

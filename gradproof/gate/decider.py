@@ -67,7 +67,7 @@ class Decider:
         self._loading: threading.Thread | None = None
         self._rules, self._rules_time, self.complaint = Rules.read(store.rules), _changed(store), ""
         self._converged, self._until_look = store.journal.judged(), LOOK_AGAIN
-        self._recorder = Recorder(store)
+        self._recorder = DecisionWriter(store)
 
     def decide(self, call: Call) -> Answer:
         """Decides one call that `calls.parse` read, and records it."""
@@ -173,7 +173,7 @@ def load_serving(store: Store) -> Serving:
                 raise
 
 
-class Recorder:
+class DecisionWriter:
     """Writes decisions from a thread of its own, those of a moment in one commit."""
 
     def __init__(self, store: Store):

@@ -25,10 +25,10 @@ from gradproof.gate.starter import harmful
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
 _PASSES = (("learning", "learning"), ("off", "learning off"))
-Watch = Callable[[int, int], None]
+ProgressFunction = Callable[[int, int], None]
 
 
-class Labelled(NamedTuple):
+class LabelledSet(NamedTuple):
     """Calls with their labels. `source` is the file that a call came from."""
 
     call: list[Call]
@@ -37,11 +37,11 @@ class Labelled(NamedTuple):
     group: list[str]
     source: list[str]
 
-    def of(self, rows: np.ndarray) -> Labelled:
+    def of(self, rows: np.ndarray) -> LabelledSet:
         """Some of the rows, in that order."""
         chosen = rows.tolist()
         call, text = [self.call[i] for i in chosen], [self.text[i] for i in chosen]
-        return Labelled(
+        return LabelledSet(
             call, text, self.block_R[rows], [self.group[i] for i in chosen], [self.source[i] for i in chosen]
         )
 
@@ -49,7 +49,7 @@ class Labelled(NamedTuple):
         """The arguments of each call as they are: what the baseline reads, and what near-duplicates are found in."""
         return ["\n".join(value for _, value in calls.leaves("", call.arguments)) for call in self.call]
 
-    def require_both(self) -> Labelled:
+    def require_both(self) -> LabelledSet:
         """Itself; ValueError without calls of both labels."""
         if not self.block_R.any() or self.block_R.all():
             sources = ", ".join(dict.fromkeys(self.source)) or "no file"
@@ -57,7 +57,7 @@ class Labelled(NamedTuple):
         return self
 
 
-def read(paths: Sequence[Path]) -> Labelled:
+def read(paths: Sequence[Path]) -> LabelledSet:
     """JSON lines, each a call or {"command": …} with its `label`; `group` says what belongs together. ValueError with
     the line's number for what cannot be read."""
     call, block, group, source = [], [], [], []
@@ -67,11 +67,11 @@ def read(paths: Sequence[Path]) -> Labelled:
             block.append(found.label == "block")
             group.append(found.group if len(paths) == 1 else f"{path.stem}/{found.group}")
             source.append(path.stem)
-    return Labelled(call, [calls.text(each) for each in call], np.array(block, dtype=bool), group, source)
+    return LabelledSet(call, [calls.text(each) for each in call], np.array(block, dtype=bool), group, source)
 
 
 def by_folds(
-    data: Labelled,
+    data: LabelledSet,
     *,
     count: int = 5,
     seeds: int = 1,
@@ -80,7 +80,7 @@ def by_folds(
     recipe: Recipe | None = None,
     baseline: bool = True,
     say: Callable[[str], None] = lambda line: None,
-    watch: Watch = lambda done, total: None,
+    watch: ProgressFunction = lambda done, total: None,
 ) -> dict[str, Any]:
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
     data.require_both()
@@ -118,14 +118,14 @@ def by_folds(
 
 
 def score(
-    data: Labelled,
+    data: LabelledSet,
     rest: np.ndarray,
     test: np.ndarray,
     seed: int,
     config: GateConfig | None,
     recipe: Recipe | None,
     harm: Sequence[str],
-    watch: Watch = lambda done, total: None,
+    watch: ProgressFunction = lambda done, total: None,
 ) -> np.ndarray:
     """1 − P(allow) of the test rows, by a gate fitted to the rest and to made-up calls to block."""
     learned = data.of(rest)
@@ -143,7 +143,7 @@ def has_baseline() -> bool:
     return True
 
 
-def char_ngrams(data: Labelled, rest: np.ndarray, test: np.ndarray) -> np.ndarray:
+def char_ngrams(data: LabelledSet, rest: np.ndarray, test: np.ndarray) -> np.ndarray:
     """The decision function of a logistic regression on tf-idf of characters, 1 to 5, classes balanced."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression

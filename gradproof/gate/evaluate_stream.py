@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradproof.gate import folds, roc
-from gradproof.gate.evaluate import Labelled
+from gradproof.gate.evaluate import LabelledSet
 from gradproof.gate.fit import Recipe, fit
-from gradproof.gate.founding import Row
+from gradproof.gate.founding import FoundingRow
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.online import Online
 from gradproof.gate.starter import harmful
@@ -47,13 +47,13 @@ class Feedback:
             raise ValueError("feedback comes after 0 or more calls, for a share above 0 and at most 1 of the mistakes")
 
 
-class Parts(NamedTuple):
+class StreamParts(NamedTuple):
     """What a stream is replayed with."""
 
-    learned: Labelled
-    held: Labelled  # the learner's own held-back calls
-    old: Labelled  # to see what is forgotten
-    stream: Labelled
+    learned: LabelledSet
+    held: LabelledSet  # the learner's own held-back calls
+    old: LabelledSet  # to see what is forgotten
+    stream: LabelledSet
 
 
 class Replayed(NamedTuple):
@@ -67,8 +67,8 @@ class Replayed(NamedTuple):
 
 
 def by_stream(
-    stream: Labelled,
-    train: Labelled | None = None,
+    stream: LabelledSet,
+    train: LabelledSet | None = None,
     *,
     feedback: Feedback | None = None,
     seed: int = 0,
@@ -112,7 +112,7 @@ def by_stream(
     }
 
 
-def divided(stream: Labelled, train: Labelled | None, seed: int) -> Parts:
+def divided(stream: LabelledSet, train: LabelledSet | None, seed: int) -> StreamParts:
     """Who learns from what; groups and near-duplicates of the training calls are kept together."""
     if train is None:
         first = int(FIRST * len(stream.text))
@@ -124,15 +124,15 @@ def divided(stream: Labelled, train: Labelled | None, seed: int) -> Parts:
     if one_label:
         spare = train.of(np.flatnonzero((fold_R == 2) & (train.block_R != stream.block_R[0])))
         stream = mixed(stream, spare, seed)
-    return Parts(learned, held, old, stream.require_both())
+    return StreamParts(learned, held, old, stream.require_both())
 
 
-def mixed(stream: Labelled, ordinary: Labelled, seed: int) -> Labelled:
+def mixed(stream: LabelledSet, ordinary: LabelledSet, seed: int) -> LabelledSet:
     """The stream in its order, with others at random places."""
     generator = np.random.Generator(philox(seed, "stream"))
     chosen = generator.permutation(len(ordinary.text))[: ORDINARY * len(stream.text)]
     is_own = generator.permutation(np.arange(len(stream.text) + len(chosen)) < len(stream.text))
-    both = Labelled(
+    both = LabelledSet(
         stream.call + ordinary.call,
         stream.text + ordinary.text,
         np.concatenate((stream.block_R, ordinary.block_R)),
@@ -145,7 +145,7 @@ def mixed(stream: Labelled, ordinary: Labelled, seed: int) -> Labelled:
 
 
 def replay(
-    model: GateModel, parts: Parts, feedback: Feedback, learn: bool, seed: int, say: Callable[[str], None]
+    model: GateModel, parts: StreamParts, feedback: Feedback, learn: bool, seed: int, say: Callable[[str], None]
 ) -> Replayed:
     """One pass; with `learn` off nothing is remarked."""
     generator = np.random.Generator(philox(seed, "feedback"))
@@ -179,7 +179,7 @@ def chances(corrected: list[int], rows: int) -> dict[str, int]:
     return points
 
 
-def described(found: Replayed, parts: Parts, points: dict[str, int]) -> dict[str, Any]:
+def described(found: Replayed, parts: StreamParts, points: dict[str, int]) -> dict[str, Any]:
     """The figures of one pass; each rest is scored call by call as it was decided."""
     block_R, rest = parts.stream.block_R, min(points.values())
     return {
@@ -203,7 +203,7 @@ def described(found: Replayed, parts: Parts, points: dict[str, int]) -> dict[str
     }
 
 
-def _lost(found: dict[str, Replayed], parts: Parts) -> float | None:
+def _lost(found: dict[str, Replayed], parts: StreamParts) -> float | None:
     """Of AUC on old calls, without learning minus with it: what the first model had, and what was left."""
     before, after = (roc.auc(found[name].old_R, parts.old.block_R) for name in ("off", "learning"))
     return None if before is None or after is None else before - after
@@ -219,5 +219,8 @@ def over_time(score_R: np.ndarray, block_R: np.ndarray) -> list[dict[str, Any]]:
     return windows
 
 
-def _rows(data: Labelled) -> list[Row]:
-    return [Row(text, not block, group) for text, block, group in zip(data.text, data.block_R, data.group, strict=True)]
+def _rows(data: LabelledSet) -> list[FoundingRow]:
+    return [
+        FoundingRow(text, not block, group)
+        for text, block, group in zip(data.text, data.block_R, data.group, strict=True)
+    ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from gradproof.gate import calls, folds
 from gradproof.gate.fit import fit
-from gradproof.gate.journal import MOST_EXAMPLES, Example, Judged
+from gradproof.gate.journal import MOST_EXAMPLES, Judged, LabelledText
 from gradproof.gate.learner import Known, logits, score, settle, version_record
 from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import weights_of
@@ -22,7 +22,7 @@ from gradproof.gate.store import Settings, Store
 FOLDS = 5  # one is held back
 
 
-class Row(NamedTuple):
+class FoundingRow(NamedTuple):
     """A labelled call; `group` names what must stay together."""
 
     text: str
@@ -30,10 +30,10 @@ class Row(NamedTuple):
     group: str
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[FoundingRow]:
     """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
     found = [
-        Row(calls.text(each.call), each.label == "allow", each.group or str(number))
+        FoundingRow(calls.text(each.call), each.label == "allow", each.group or str(number))
         for number, each in enumerate(calls.read_labelled(path))
     ]
     if len({row.allow for row in found}) < 2:
@@ -41,12 +41,12 @@ def read_rows(path: Path) -> list[Row]:
     return found
 
 
-def starter_rows(seed: int = 0) -> list[Row]:
+def starter_rows(seed: int = 0) -> list[FoundingRow]:
     """The project's own."""
-    return [Row(calls.text(call), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
+    return [FoundingRow(calls.text(call), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
 
 
-def split(rows: Sequence[Row], seed: int = 0) -> tuple[list[Row], list[Row]]:
+def split(rows: Sequence[FoundingRow], seed: int = 0) -> tuple[list[FoundingRow], list[FoundingRow]]:
     """(to learn, held back): stratified, near-duplicates and groups together, as `gate evaluate` does it."""
     made = folds.make([r.text for r in rows], [r.allow for r in rows], [r.group for r in rows], FOLDS, seed)
     held = [row for row, fold in zip(rows, made.fold_R, strict=True) if fold == 0]
@@ -55,7 +55,9 @@ def split(rows: Sequence[Row], seed: int = 0) -> tuple[list[Row], list[Row]]:
     return learned, kept
 
 
-def found(store: Store, gate: GateModel, learned: Sequence[Row], held: Sequence[Row], *, people: bool = True) -> int:
+def found(
+    store: Store, gate: GateModel, learned: Sequence[FoundingRow], held: Sequence[FoundingRow], *, people: bool = True
+) -> int:
     """Puts a trained model into a store, with the calls that it will replay and be held against; returns its version.
     Labels that `people` gave count as judgements; made-up ones do not."""
     journal = store.journal
@@ -70,7 +72,7 @@ def found(store: Store, gate: GateModel, learned: Sequence[Row], held: Sequence[
     return store.versions.add(weights_of(gate), record)
 
 
-def judged_in_halves(gate: GateModel, held: Sequence[Example], z: dict[str, float], settings: Settings) -> Judged:
+def judged_in_halves(gate: GateModel, held: Sequence[LabelledText], z: dict[str, float], settings: Settings) -> Judged:
     """How the model agrees with the labels of held-back calls: each half decided by the thresholds of the other."""
     allow_T = np.array([each.target > 0.5 for each in held], dtype=bool)
     z_T = np.array([z[each.text] for each in held])
@@ -85,7 +87,7 @@ def judged_in_halves(gate: GateModel, held: Sequence[Example], z: dict[str, floa
     return judged
 
 
-def train(rows: Sequence[Row], seed: int, say: Callable[[str], None]) -> GateModel:
+def train(rows: Sequence[FoundingRow], seed: int, say: Callable[[str], None]) -> GateModel:
     """The first model."""
     texts, allow = [row.text for row in rows], [row.allow for row in rows]
     say(f"training on {len(rows):,} calls")

@@ -18,10 +18,9 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.corrections import Correction, rivals
+from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.secrets import redact
-from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
-from gradproof.gate.tokenizer import MISSING
+from gradproof.gate.signals import ECHO, MISTAKES, Correction, Signal, signal
 
 SCHEMA = 1
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
@@ -33,7 +32,7 @@ EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned"
 DATABASES = ("meta", "decisions", "signals", "pending", "judged", *EXAMPLES)
 
 
-class Example(NamedTuple):
+class LabelledText(NamedTuple):
     """What the learner reads: the text of a call, the signal about it. `key` orders and names it."""
 
     key: bytes
@@ -78,10 +77,16 @@ def new_id(now: float) -> str:
 
 
 class Journal:
-    """`Journal(folder, 256)`: MiB at most."""
+    """Of `mebibytes` at most. `rivals` finds those of other texts that a correction of one text would reach."""
 
-    def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float] = time.time):
-        self.folder, self.clock, self.mebibytes = folder, clock, mebibytes
+    def __init__(
+        self,
+        folder: Path,
+        mebibytes: int,
+        clock: Callable[[], float],
+        rivals: Callable[[str, Iterable[str]], tuple[str, ...]],
+    ):
+        self.folder, self.clock, self.mebibytes, self.rivals = folder, clock, mebibytes, rivals
         self.env = open_environment(folder, mebibytes, len(DATABASES))
         self._db = {name: self.env.open_db(name.encode()) for name in DATABASES}
 
@@ -169,16 +174,16 @@ class Journal:
         with self.env.begin() as txn:
             labelled = self._examples(txn, f"held_{other}") + self._examples(txn, f"replay_{other}")
             labelled += [each for each in self._examples(txn, "pinned") if each.signal.outcome == other]
-        return rivals(text, (each.text for each in labelled))
+        return self.rivals(text, (each.text for each in labelled))
 
     def signals(self) -> list[dict[str, Any]]:
         """All that are kept, oldest first: decision, text, kind, label, weight."""
         with self.env.begin() as txn:
             return [json.loads(value) for _, value in txn.cursor(self._db["signals"])]
 
-    def pending(self, most: int = 100_000) -> list[Example]:
+    def pending(self, most: int = 100_000) -> list[LabelledText]:
         """The signals that no model learned from yet, oldest first."""
-        found: list[Example] = []
+        found: list[LabelledText] = []
         with self.env.begin() as txn:
             for key, _ in txn.cursor(self._db["pending"]):
                 each = self._get(txn, "signals", key)
@@ -188,9 +193,9 @@ class Journal:
                     break
         return found
 
-    def said(self, after: bytes = b"") -> list[Example]:
+    def said(self, after: bytes = b"") -> list[LabelledText]:
         """What people said since a key, learned or not, oldest first."""
-        found: list[Example] = []
+        found: list[LabelledText] = []
         with self.env.begin() as txn:
             for key, value in self._backwards(txn, "signals", None):
                 if bytes(key) <= after:
@@ -198,7 +203,7 @@ class Journal:
                 found.append(_example(bytes(key), json.loads(value)))
         return [each for each in found[::-1] if each.signal.kind not in ECHO]
 
-    def learned(self, examples: Sequence[Example]) -> None:
+    def learned(self, examples: Sequence[LabelledText]) -> None:
         """These need not be kept for learning any more; one in four overrides is held back, the others replayed."""
 
         def write(txn: Any) -> None:
@@ -233,7 +238,7 @@ class Journal:
 
         self._write(write)
 
-    def examples(self, where: str) -> list[Example]:
+    def examples(self, where: str) -> list[LabelledText]:
         """`replay`, `held` or `pinned`."""
         with self.env.begin() as txn:
             return self._examples(txn, where)
@@ -247,7 +252,7 @@ class Journal:
             cursor.last()
             cursor.delete()
 
-    def _examples(self, txn: Any, where: str) -> list[Example]:
+    def _examples(self, txn: Any, where: str) -> list[LabelledText]:
         """`replay`, `held`, `pinned`, or one class of the first two: `held_allow`."""
         names = [name for name in EXAMPLES if name == where or name.startswith(f"{where}_")]
         rows = [row for name in names for row in txn.cursor(self._db[name])]
@@ -394,7 +399,7 @@ def library() -> Any:
     try:
         import lmdb
     except ImportError:
-        raise ValueError(MISSING) from None
+        raise ValueError(MISSING_EXTRA) from None
     return lmdb
 
 
@@ -419,5 +424,5 @@ def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=12).digest()
 
 
-def _example(key: bytes, record: dict[str, Any]) -> Example:
-    return Example(key, record["text"], Signal(record["kind"], record["label"], record["weight"]))
+def _example(key: bytes, record: dict[str, Any]) -> LabelledText:
+    return LabelledText(key, record["text"], Signal(record["kind"], record["label"], record["weight"]))

@@ -23,26 +23,26 @@ ENCODERS = 4  # the serving one, and a candidate all, half and a quarter of the 
 MOST = 20_000  # texts; beyond, those that the last round did not need go
 
 
-class Row(NamedTuple):
+class KeptRow(NamedTuple):
     """`fixed`: the tokens and the deeds, as a gate reads them; gram_G: the numbers of the n-grams."""
 
     fixed: list[int]
     gram_G: np.ndarray
 
 
-class Readings:
-    """`Readings().logits(gate, texts)`."""
+class KeptLogits:
+    """`KeptLogits().logits(gate, texts)`."""
 
     def __init__(self):
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, KeptRow] = {}
         self._encoders: list[tuple[Tensor, dict[str, float]]] = []  # the one used last is last
 
-    def row(self, gate: GateModel, text: str) -> Row:
+    def row(self, gate: GateModel, text: str) -> KeptRow:
         found = self._rows.get(text)
         if found is None:
             encoded, first = np.array(gate.encode(text), dtype=np.int64), gate.network.config.vocabulary
             is_gram = (encoded >= first) & (encoded < first + NUMBERS)
-            found = self._rows[text] = Row(encoded[~is_gram].tolist(), encoded[is_gram] - first)
+            found = self._rows[text] = KeptRow(encoded[~is_gram].tolist(), encoded[is_gram] - first)
         return found
 
     def grams(self, gate: GateModel, texts: Iterable[str]) -> list[np.ndarray]:

@@ -31,8 +31,8 @@ from gradproof.gate import proximal, replay, roc
 from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidation, decayed, fisher
 from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
-from gradproof.gate.journal import Example, is_held, new_id
-from gradproof.gate.kept_logits import Readings
+from gradproof.gate.journal import LabelledText, is_held, new_id
+from gradproof.gate.kept_logits import KeptLogits
 from gradproof.gate.network import DEED_WEIGHT, WEIGHT, Calibration, GateModel
 from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
@@ -115,8 +115,8 @@ class Round(NamedTuple):
 class Known(NamedTuple):
     """The calls that a candidate is held against."""
 
-    held: list[Example]
-    pinned: list[Example]
+    held: list[LabelledText]
+    pinned: list[LabelledText]
     recent: list[str]
 
     def texts(self) -> list[str]:
@@ -126,9 +126,9 @@ class Known(NamedTuple):
 class Examples(NamedTuple):
     """What there is to learn from, beside the signals of the round: replay, pinned mistakes, the gate's own echo."""
 
-    kept: list[Example]
-    pinned: list[Example]
-    echo: list[Example]
+    kept: list[LabelledText]
+    pinned: list[LabelledText]
+    echo: list[LabelledText]
 
 
 class Candidate(NamedTuple):
@@ -148,7 +148,7 @@ class Learner:
         self.store, self.seed = store, seed
         self.failed: frozenset[bytes] = frozenset()  # the signals of the last candidate that was no good
         self._deepest = ""  # the key of the last signal that the encoder learned from, in vain or not
-        self._readings = Readings()
+        self._readings = KeptLogits()
 
     def due(self) -> bool:
         """Whether enough signals wait, or one waits long enough, and they are not just those that failed."""
@@ -193,7 +193,7 @@ class Learner:
         recent = [each["text"] for each in journal.decisions(KNOWN, unremarked=True)]
         return Known(journal.examples("held"), journal.examples("pinned"), list(dict.fromkeys(recent)))
 
-    def _changes(self, waiting: Sequence[Example]) -> float:
+    def _changes(self, waiting: Sequence[LabelledText]) -> float:
         """The share of known decisions that may change: 0.1%·n², n of a review window; all before the gate decides."""
         journal = self.store.journal
         if not journal.judged().converged:
@@ -202,7 +202,9 @@ class Learner:
         keys = {each.key for each in (*waiting, *journal.said(since.encode()))}
         return CHANGES * len(keys) ** 2
 
-    def _candidates(self, serving: Serving, record: dict[str, Any], waiting: Sequence[Example]) -> Iterator[Candidate]:
+    def _candidates(
+        self, serving: Serving, record: dict[str, Any], waiting: Sequence[LabelledText]
+    ) -> Iterator[Candidate]:
         """With the encoder's steps, where enough signals have come for it; then without."""
         journal, optimizer = self.store.journal, self.store.versions.optimizer(serving.number)
         own = replay.echo(journal, self.store.settings.review_hours)
@@ -222,7 +224,7 @@ class Learner:
         yield Candidate(gate, optimizer, at)
 
     def _train(
-        self, gate: GateModel, state: bytes, new: Sequence[Example], there: Examples, number: int
+        self, gate: GateModel, state: bytes, new: Sequence[LabelledText], there: Examples, number: int
     ) -> tuple[bytes, int]:
         """Trains the encoder; returns the optimizer's state and the Fisher information to go on with, and the steps."""
         draws = np.random.Generator(philox(self.seed, "replay", number, len(new)))
@@ -245,7 +247,7 @@ class Learner:
             gate.network.params[name].copy_(value)
         return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
-    def _solve(self, gate: GateModel, number: int, said: Sequence[Example], there: Examples) -> None:
+    def _solve(self, gate: GateModel, number: int, said: Sequence[LabelledText], there: Examples) -> None:
         """The n-grams' weights, from what people said, replay, and as much of the echo as a quarter of it all."""
         said = said[-MOST_SAID:]
         mass = replay.even(there.kept) | {each.text: SAID * each.signal.weight for each in said}
@@ -269,7 +271,7 @@ class Learner:
         tensors = unpack(self.store.versions.weights(number))
         return tensors.get(ANCHOR, tensors[WEIGHT])
 
-    def _batch(self, gate: GateModel, examples: Sequence[Example]) -> Tensor:
+    def _batch(self, gate: GateModel, examples: Sequence[LabelledText]) -> Tensor:
         return gate.batch([gate.encode(each.text) for each in examples])
 
     def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int:
@@ -349,9 +351,9 @@ def version_record(gate: GateModel, policy: Policy, found: Score, store: Store, 
 
 def logits(gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
     """z of each text."""
-    return Readings().logits(gate, texts)
+    return KeptLogits().logits(gate, texts)
 
 
-def _learnable(signals: Sequence[Example]) -> list[Example]:
+def _learnable(signals: Sequence[LabelledText]) -> list[LabelledText]:
     """All but the overrides that are held back."""
     return [each for each in signals if each.signal.kind in MISTAKES or not is_held(each.text)]

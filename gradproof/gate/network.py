@@ -25,7 +25,7 @@ from gradproof.gate import deeds, tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.registry import REFERENCE, Kernels, choose
 from gradproof.models.model import MoEOutput
-from gradproof.models.transformer import Mode, Transformer, TransformerConfig
+from gradproof.models.transformer import Transformer, TransformerConfig, TransformerMode
 from gradproof.ops import hashed_ngrams
 from gradproof.ops.embedding import PADDING
 from gradproof.ops.route import Whole
@@ -64,7 +64,7 @@ class GateConfig(TransformerConfig):
     decoder_layers: int = 0
     feedforward: int = 384
     context: int = 256
-    mode: Mode = "classify"
+    mode: TransformerMode = "classify"
     buckets: int = 2**18
     deeds: int = deeds.NUMBERS
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from gradproof.gate.calls import Call
 from gradproof.gate.decider import Answer, Decider
-from gradproof.gate.founding import Row, found
+from gradproof.gate.founding import FoundingRow, found
 from gradproof.gate.learner import Learner, Round
 from gradproof.gate.network import GateModel
 from gradproof.gate.store import Settings, Store
@@ -26,7 +26,7 @@ PACE = 900.0  # seconds between two calls
 class Online:
     """`Online(model, learned, held)`: a gate that begins with a model, the calls it was trained on and others."""
 
-    def __init__(self, model: GateModel, learned: Sequence[Row], held: Sequence[Row], *, seed: int = 0):
+    def __init__(self, model: GateModel, learned: Sequence[FoundingRow], held: Sequence[FoundingRow], *, seed: int = 0):
         self._folder = tempfile.TemporaryDirectory(prefix="gradproof-gate-")
         self._now = 1.7e9
         self.store = Store.create(Path(self._folder.name) / "gate", Settings(), self._clock)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gradproof.gate.journal import Example, Journal
+from gradproof.gate.journal import Journal, LabelledText
 from gradproof.gate.signals import signal
 
 MOST_ECHO = 4  # one in so many of a batch
@@ -20,13 +20,13 @@ OFFERED = 2000  # echoes, the newest of those whose review is over
 
 
 def compose(
-    new: Sequence[Example],
-    kept: Sequence[Example],
-    pinned: Sequence[Example],
-    echo: Sequence[Example],
+    new: Sequence[LabelledText],
+    kept: Sequence[LabelledText],
+    pinned: Sequence[LabelledText],
+    echo: Sequence[LabelledText],
     size: int,
     draws: np.random.Generator,
-) -> list[Example]:
+) -> list[LabelledText]:
     """A batch of `size`; what one part lacks, another fills."""
     fresh = size // 2 if new and (kept or pinned) else size if new else 0
     rest = size - fresh
@@ -37,7 +37,7 @@ def compose(
     return [each for pool, count in parts for each in balanced(pool, count, draws)]
 
 
-def balanced(pool: Sequence[Example], count: int, draws: np.random.Generator) -> list[Example]:
+def balanced(pool: Sequence[LabelledText], count: int, draws: np.random.Generator) -> list[LabelledText]:
     """`count` drawn with replacement, both classes equally often where both are there."""
     classes = [[each for each in pool if (each.target > 0.5) == allow] for allow in (True, False)]
     classes = [members for members in classes if members]
@@ -48,7 +48,7 @@ def balanced(pool: Sequence[Example], count: int, draws: np.random.Generator) ->
     return [members[int(draws.integers(len(members)))] for members in chosen]
 
 
-def even(kept: Sequence[Example]) -> dict[str, float]:
+def even(kept: Sequence[LabelledText]) -> dict[str, float]:
     """The mass of each text: its weight, times what gives both classes the same total, that of the commoner one or
     WEIGHT."""
     total = {allow: sum(each.signal.weight for each in kept if (each.target > 0.5) == allow) for allow in (True, False)}
@@ -56,16 +56,16 @@ def even(kept: Sequence[Example]) -> dict[str, float]:
     return {each.text: each.signal.weight * most / total[each.target > 0.5] for each in kept}
 
 
-def quarter(echo: Sequence[Example], mass: Mapping[str, float]) -> list[Example]:
+def quarter(echo: Sequence[LabelledText], mass: Mapping[str, float]) -> list[LabelledText]:
     """The newest echoes of texts that have no mass yet, as many as make up at most a quarter of it all."""
     most = int(sum(mass.values()) / (MOST_ECHO - 1))
     distinct = {each.text: each for each in echo if each.text not in mass}
     return list(distinct.values())[-most:] if most else []
 
 
-def echo(journal: Journal, review_hours: float) -> list[Example]:
+def echo(journal: Journal, review_hours: float) -> list[LabelledText]:
     """The gate's own decisions that nobody remarked in the review window."""
     before = journal.clock() - 3600 * review_hours
     found = journal.decisions(OFFERED, unremarked=True, before=before)
     found = [each for each in found if each["decision"] != "ask"]
-    return [Example(each["id"].encode(), each["text"], signal(each["decision"])) for each in found]
+    return [LabelledText(each["id"].encode(), each["text"], signal(each["decision"])) for each in found]

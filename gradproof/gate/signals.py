@@ -1,4 +1,5 @@
-"""What a gate learns from: signals, each with its raw label, its target and its weight. Positive means *allow*.
+"""What a gate learns from: signals, each with its raw label, its target and its weight; and corrections. Positive means
+*allow*.
 
 target = raw label clamped to [0, 1];   weight of a mistake: 4, the same again 6, then 8
 """
@@ -10,7 +11,7 @@ from typing import Literal, NamedTuple
 Outcome = Literal["allow", "ask", "block"]
 
 
-class Kind(NamedTuple):
+class SignalKind(NamedTuple):
     """A row of the table of signals; `weights` by how often the same was said before."""
 
     label: float
@@ -19,12 +20,12 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "block": Kind(0.0, (1,), "the gate's own decision, unremarked"),
-    "allow": Kind(1.0, (1,), "the gate's own decision, unremarked"),
-    "override_block": Kind(-0.5, (2,), "a person changed the outcome to block"),
-    "override_allow": Kind(1.5, (2,), "a person changed the outcome to allow"),
-    "false_allow": Kind(-1.0, (4, 6, 8), "allowed, and it should not have been"),
-    "false_block": Kind(2.0, (4, 6, 8), "blocked, and it should not have been"),
+    "block": SignalKind(0.0, (1,), "the gate's own decision, unremarked"),
+    "allow": SignalKind(1.0, (1,), "the gate's own decision, unremarked"),
+    "override_block": SignalKind(-0.5, (2,), "a person changed the outcome to block"),
+    "override_allow": SignalKind(1.5, (2,), "a person changed the outcome to allow"),
+    "false_allow": SignalKind(-1.0, (4, 6, 8), "allowed, and it should not have been"),
+    "false_block": SignalKind(2.0, (4, 6, 8), "blocked, and it should not have been"),
 }
 ECHO = ("block", "allow")  # the gate's own decisions: no evidence of what people want
 MISTAKES = ("false_allow", "false_block")  # costly: remembered at once, and pinned
@@ -45,6 +46,15 @@ class Signal(NamedTuple):
     def outcome(self) -> Literal["allow", "block"]:
         """What it says should happen."""
         return "allow" if self.target else "block"
+
+
+class Correction(NamedTuple):
+    """`allow` is what should have happened; `decision` is the one that was wrong."""
+
+    decision: str
+    text: str
+    allow: bool
+    rivals: tuple[str, ...] = ()
 
 
 def signal(kind: str, said_before: int = 0) -> Signal:

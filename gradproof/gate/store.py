@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
+from gradproof.gate.corrections import rivals
 from gradproof.gate.journal import SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.versions import Versions
@@ -59,7 +60,7 @@ class Store:
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
         self.folder, self.clock, self.rules = folder, clock, folder / FILE
-        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock)
+        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, rivals)
         self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
 
     @classmethod

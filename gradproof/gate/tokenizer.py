@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from gradproof.gate import MISSING_EXTRA
+
 VOCABULARY = 2048
 PATH = Path(__file__).with_name("tokenizer.json")
-MISSING = "the gate needs tokenizers and lmdb: pip install 'gradproof[gate]'"
 
 
 class Tokenizer:
@@ -64,5 +65,5 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise ValueError(MISSING) from None
+        raise ValueError(MISSING_EXTRA) from None
     return tokenizers

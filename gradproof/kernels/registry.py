@@ -28,7 +28,7 @@ from gradproof.contract import Evidence, Example
 from gradproof.files import write_atomically
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.experts import Chain
-from gradproof.ops.mixture import Mixture, Parts
+from gradproof.ops.mixture import Mixture, MixtureOps
 from gradproof.ops.reading import Reader
 from gradproof.ops.route import Routing
 from gradproof.proof.admission import admit
@@ -195,9 +195,9 @@ class Kernels:
         return cls(**modules, chosen=own, workspace=workspace)
 
     @property
-    def parts(self) -> Parts:
+    def parts(self) -> MixtureOps:
         """What runs a mixture part by part."""
-        return Parts(self.route, self.dispatch, self.experts, self.combine)
+        return MixtureOps(self.route, self.dispatch, self.experts, self.combine)
 
 
 def _module(op: str, kernel: str) -> ModuleType:

@@ -178,7 +178,7 @@ def _widest(base: MoEConfig, budget: int, measure: Measure) -> MoEConfig:
 Measure = Callable[[MoEConfig], int]
 
 
-class Glued(NamedTuple):
+class GluedSaved(NamedTuple):
     """What a forward with the sheaf router keeps."""
 
     energy_T: Tensor
@@ -238,7 +238,7 @@ class MoE(Model):
         return saved.q_TE, saved.load_E
 
     def energy(self, saved: Any) -> Tensor | None:
-        return saved.energy_T if isinstance(saved, Glued) else None
+        return saved.energy_T if isinstance(saved, GluedSaved) else None
 
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: route.Whole | None = None, kernels: Kernels = REFERENCE
@@ -259,12 +259,12 @@ class MoE(Model):
         cover: Cover,
         given: tuple[Tensor | None, Mixture, route.Whole | None, Any],
         kernels: Kernels,
-    ) -> tuple[MoEOutput, Glued]:
+    ) -> tuple[MoEOutput, GluedSaved]:
         """With the sheaf router, whose energy joins the auxiliary loss."""
         (z_TE, energy_T), router = sheaf.forward(x_TI, self._sheaf(weights), cover)
         (y_TO, gates_TE, aux), rest = mixture.of_logits(x_TI, z_TE, self._experts(weights), *given, kernels.parts)
         aux = aux + self.config.gluing / rest.routed.rows * energy_T.sum()
-        return MoEOutput(y_TO, gates_TE, aux), Glued(energy_T, router, rest)
+        return MoEOutput(y_TO, gates_TE, aux), GluedSaved(energy_T, router, rest)
 
     def _denergy(self, d_aux: Tensor, energy_T: Tensor, rows: int) -> Tensor:
         """What the auxiliary loss of a batch of so many rows asks of each row's energy."""
@@ -297,7 +297,7 @@ class MoE(Model):
         kernels: Kernels = REFERENCE,
     ) -> Tensor | None:
         how, cotangents = (accumulate, want_dx, kernels.workspace), (dy[0], None, dy[1])
-        if isinstance(saved, Glued):
+        if isinstance(saved, GluedSaved):
             return self._pull_back_glued(weights, grad_P, cotangents, x_TI, saved, how, kernels)
         if self._fused(weights, kernels):
             flat = (x_TI, self.params.flat_P, self.config.mixture, grad_P)
@@ -313,7 +313,7 @@ class MoE(Model):
         grad_P: Tensor,
         cotangents: tuple[Tensor, None, Tensor],
         x_TI: Tensor,
-        saved: Glued,
+        saved: GluedSaved,
         how: tuple[bool, bool, Any],
         kernels: Kernels,
     ) -> Tensor | None:

@@ -39,7 +39,7 @@ from gradproof.ops.reading import (
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, Weights
 
-Mode = Literal["causal", "seq2seq", "classify"]
+TransformerMode = Literal["causal", "seq2seq", "classify"]
 NARROWEST, WIDE = 16, 256  # in matched sizes a width below 256 is a multiple of 16, above of 64; so are the heads
 ASPECT = 64  # width for each layer there, at least three layers
 
@@ -56,7 +56,7 @@ class TransformerConfig:
     decoder_layers: int = 6
     feedforward: int = 0
     context: int = 256
-    mode: Mode = "seq2seq"
+    mode: TransformerMode = "seq2seq"
 
     def __post_init__(self):
         if min(self.vocabulary, self.width, self.heads, self.context) < 1:
@@ -100,7 +100,7 @@ class TransformerConfig:
 
     @classmethod
     def matching(
-        cls, budget: int, vocabulary: int = 257, context: int = 256, mode: Mode = "causal"
+        cls, budget: int, vocabulary: int = 257, context: int = 256, mode: TransformerMode = "causal"
     ) -> TransformerConfig:
         """The config whose parameter count is nearest to `budget`: about 64 of width for each layer, at least three
         layers, F about 4·width, F takes the rest."""

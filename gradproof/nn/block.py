@@ -18,7 +18,7 @@ from gradproof.nn.inputs import narrow_dtype, no_autocast, rows_of
 from gradproof.ops import wide
 
 
-class Weights:
+class BlockWeights:
     """The parameters as a model's forward reads them: at least fp32, and a narrow copy of theta for products."""
 
     def __init__(self, theta_EP: Tensor, narrow_EP: Tensor | None, named: dict[str, Tensor]):
@@ -34,7 +34,7 @@ class Weights:
         return self.theta_EP, self.narrow_EP
 
 
-class Call(NamedTuple):
+class BlockCall(NamedTuple):
     """What a forward does, beside its tensors: these are the router's two, if there is one, and theta."""
 
     model: Model
@@ -43,9 +43,9 @@ class Call(NamedTuple):
     narrow: torch.dtype | None  # of products, where it is not that of the rest
     returned: torch.dtype
 
-    def weights(self, tensors: Sequence[Tensor], narrow_EP: Tensor | None) -> Weights:
+    def weights(self, tensors: Sequence[Tensor], narrow_EP: Tensor | None) -> BlockWeights:
         named: dict[str, Tensor] = dict(zip(("router.weight", "router.bias"), tensors[:-1], strict=False))
-        return Weights(tensors[-1], narrow_EP, named)
+        return BlockWeights(tensors[-1], narrow_EP, named)
 
     def gradients(self, grad_P: Tensor, count: int) -> list[Tensor]:
         """Of each tensor, taken from a buffer in the layout of the model."""
@@ -60,7 +60,7 @@ class _Block(torch.autograd.Function):
     """A model's own forward and backward, as one node of torch's graph."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, x_TI: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, call: BlockCall, x_TI: Tensor, *parameters: Tensor) -> tuple[Tensor, Tensor]:
         with no_autocast(x_TI.device.type):
             tensors = [wide(tensor) for tensor in parameters]
             narrow_EP = None if call.narrow is None else parameters[-1].to(call.narrow)
@@ -101,5 +101,5 @@ def block(kind: type[Model], config: Any, x: Tensor, c_E: Tensor | None, *parame
     autocast = narrow if torch.is_autocast_enabled(x.device.type) else None
     returned = x.dtype if kind is moe.MoE else autocast or x.dtype
     chosen = kernels.of_model(kind, config, x.device.type, narrow or theta_EP.dtype, x_TI.shape[0])
-    y_TO, aux = _Block.apply(Call(model, chosen, theta_EP.dtype, narrow, returned), x_TI, *parameters)
+    y_TO, aux = _Block.apply(BlockCall(model, chosen, theta_EP.dtype, narrow, returned), x_TI, *parameters)
     return y_TO.view(*x.shape[:-1], config.outputs), aux

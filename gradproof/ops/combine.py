@@ -12,16 +12,18 @@ from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
 from gradproof.ops import dispatch
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 
 
-def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan) -> tuple[Tensor, None]:
+def forward(rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:
     """y_TO, summed over the K choices in their order."""
     gate_TK = gates_TE.gather(1, plan.index_TK)
     return (gate_TK[..., None] * rows_NO[plan.row_TK]).sum(1), None
 
 
-def backward(dy_TO: Tensor, saved: None, rows_NO: Tensor, gates_TE: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def backward(
+    dy_TO: Tensor, saved: None, rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan
+) -> tuple[Tensor, Tensor]:
     """Returns drows_NO, dgates_TE."""
     gate_TK = gates_TE.gather(1, plan.index_TK)
     drows_TKO = gate_TK[..., None] * dy_TO[:, None]

@@ -14,7 +14,7 @@ from gradproof.contract import Contract, Example
 from gradproof.ops import route
 
 
-class Plan(NamedTuple):
+class DispatchPlan(NamedTuple):
     """Where each routed row goes. Slot t·K + k is the k-th choice of token t."""
 
     slot_N: Tensor  # the slot that stands at row n
@@ -27,26 +27,28 @@ class Plan(NamedTuple):
         return self.offset_F.tolist() if self.offset_F.numel() > 2 else [0, self.slot_N.numel()]
 
 
-def plan(index_TK: Tensor, experts: int) -> Plan:
+def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
     """Sorts the choices by expert."""
     slot_N = torch.sort(index_TK.flatten(), stable=True).indices
     row_TK = torch.empty_like(slot_N).scatter_(0, slot_N, torch.arange(slot_N.numel(), device=slot_N.device))
     offset_F = torch.nn.functional.pad(route.load(index_TK, experts).cumsum(0), (1, 0))
-    return Plan(slot_N, row_TK.view_as(index_TK), index_TK, offset_F)
+    return DispatchPlan(slot_N, row_TK.view_as(index_TK), index_TK, offset_F)
 
 
-def all_rows(rows: int, device: torch.device | str = "cpu") -> Plan:
+def all_rows(rows: int, device: torch.device | str = "cpu") -> DispatchPlan:
     """One expert that has every row, in its own place."""
     slot_N = torch.arange(rows, device=device)
-    return Plan(slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], torch.arange(2, device=device) * rows)
+    return DispatchPlan(
+        slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], torch.arange(2, device=device) * rows
+    )
 
 
-def forward(x_TI: Tensor, plan: Plan) -> tuple[Tensor, None]:
+def forward(x_TI: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:
     """rows_NI, sorted by expert."""
     return x_TI[plan.slot_N // plan.row_TK.shape[1]], None
 
 
-def backward(drows_NI: Tensor, saved: None, plan: Plan) -> Tensor:
+def backward(drows_NI: Tensor, saved: None, plan: DispatchPlan) -> Tensor:
     """Returns dx_TI, summed over the K choices in their order: no atomics, so the same bits every time."""
     return drows_NI[plan.row_TK].sum(1)
 

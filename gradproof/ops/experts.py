@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
 from gradproof.ops import dispatch, linear, norm_gelu, wide
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 from gradproof.params import Entry, offsets
 
 
@@ -101,7 +101,7 @@ class Saved(NamedTuple):
 def forward(
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     workspace: object | None = None,
@@ -122,7 +122,7 @@ def backward(
     saved: Saved,
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     out_EP: Tensor | None = None,
@@ -223,7 +223,7 @@ def draw_theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor
     return theta_EP
 
 
-def _arguments(plan: Plan, chain: Chain, generator: torch.Generator) -> dict[str, Any]:
+def _arguments(plan: DispatchPlan, chain: Chain, generator: torch.Generator) -> dict[str, Any]:
     x_NI = torch.randn(plan.slot_N.numel(), chain.widths[0], generator=generator, dtype=torch.float64)
     return dict(x=x_NI, theta=draw_theta(chain, plan.offset_F.numel() - 1, generator), plan=plan)
 

@@ -68,7 +68,7 @@ class Mixture:
         return {"router.weight": of.w_EI, "router.bias": of.b_E, **experts.by_name(of.theta_EP, self.chain)}
 
 
-class Parts(NamedTuple):
+class MixtureOps(NamedTuple):
     """The modules that the parts are run by."""
 
     route: ModuleType = route
@@ -85,7 +85,7 @@ class Mixed(NamedTuple):
 
 class Saved(NamedTuple):
     routed: route.Saved
-    plan: dispatch.Plan
+    plan: dispatch.DispatchPlan
     rows_NI: Tensor
     experts: Any
     rows_NO: Tensor
@@ -108,7 +108,7 @@ def compose(
     mixture: Mixture,
     whole: Whole | None = None,
     workspace: object | None = None,
-    parts: Parts | None = None,
+    parts: MixtureOps | None = None,
 ) -> tuple[Mixed, Saved]:
     """The forward, part by part."""
     z_TE, _ = linear.forward(x_TI, of.w_EI, of.b_E)
@@ -123,10 +123,10 @@ def of_logits(
     mixture: Mixture,
     whole: Whole | None = None,
     workspace: object | None = None,
-    parts: Parts | None = None,
+    parts: MixtureOps | None = None,
 ) -> tuple[Mixed, Saved]:
     """What follows the logits, which may be those of any router."""
-    parts = parts or Parts()
+    parts = parts or MixtureOps()
     routed, saved = parts.route.forward(z_TE, c_E, mixture.routing, whole)
     plan = parts.dispatch.plan(saved.index_TK, mixture.experts)
     rows_NI, _ = parts.dispatch.forward(x_TI, plan)
@@ -148,7 +148,7 @@ def pull_back(
     accumulate: bool = False,
     want_dx: bool = True,
     workspace: object | None = None,
-    parts: Parts | None = None,
+    parts: MixtureOps | None = None,
 ) -> Tensor | None:
     """The backward, part by part: writes the gradients to `out` or adds them, and returns dx_TI where it is wanted."""
     how = (mixture, accumulate, want_dx, workspace, parts)
@@ -169,11 +169,11 @@ def to_logits(
     accumulate: bool = False,
     want_dx: bool = True,
     workspace: object | None = None,
-    parts: Parts | None = None,
+    parts: MixtureOps | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The backward of `of_logits`: dz_TE and, where it is wanted, what the experts send to x; their own gradients are
     written to `out`, or added."""
-    parts, plan = parts or Parts(), saved.plan
+    parts, plan = parts or MixtureOps(), saved.plan
     drows_NO, dcombined_TE = parts.combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
     drows_NI, _ = parts.experts.backward(
         drows_NO,

@@ -28,8 +28,8 @@ from gradproof.precision.watching import BACKWARD, Watching, backward
 
 aten = torch.ops.aten
 Rounds = Callable[[tuple[str, str, str]], bool]  # of (path, phase, op)
-Policy = Literal["cast", "autocast"]
-Mode = Literal["nearest", "stochastic"]
+CastPolicy = Literal["cast", "autocast"]
+RoundingMode = Literal["nearest", "stochastic"]
 
 # Results that stay wide on real devices: statistics of norms, the logsumexp of fused attention.
 KEPT_WIDE: dict[Any, tuple[int, ...]] = {
@@ -403,8 +403,8 @@ class Islands(TorchFunctionMode):
 
 def rounding(
     format: str | tuple[int, int] | Format,
-    policy: Policy = "cast",
-    mode: Mode = "nearest",
+    policy: CastPolicy = "cast",
+    mode: RoundingMode = "nearest",
     seed: int = 0,
     *,
     seen: torch.dtype | None = None,

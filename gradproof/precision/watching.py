@@ -50,7 +50,7 @@ class Place(NamedTuple):
     call: int
 
 
-class Comparison(NamedTuple):
+class WatchedComparison(NamedTuple):
     """What a floating number was compared or cast to: true or false, or an integer."""
 
     path: str
@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
     result: Tensor
 
 
-class Diverged(RuntimeError):
+class Unrepeatable(RuntimeError):
     """The run decided or drew otherwise than the one that it was to repeat, so that it cannot."""
 
 
@@ -76,14 +76,14 @@ class Watching(TorchDispatchMode):
         places: Places | None = None,
         trace: bool = False,
         compares: bool = False,
-        compared: Sequence[Comparison] | None = None,
+        compared: Sequence[WatchedComparison] | None = None,
         within: Sequence[AbstractContextManager[Any]] = (),
     ):
         super().__init__()
         self.like, self.routing, self.places, self.trace, self.within = like, routing, places, trace, within
         self.compares, self.compared = compares, compared
         self.choices: list[Decision | None] = []
-        self.comparisons: list[Comparison] = []
+        self.comparisons: list[WatchedComparison] = []
         self.branches: list[bool] = []  # truth values that Python read
         self.draws: list[Tensor] = []
         self.samples: dict[Place, Tensor] = {}
@@ -193,7 +193,7 @@ class Watching(TorchDispatchMode):
         if self.like is None:
             return None
         if len(self.draws) >= len(self.like.draws) or self.like.draws[len(self.draws)].shape != out.shape:
-            raise Diverged("it draws other random numbers than in float64")
+            raise Unrepeatable("it draws other random numbers than in float64")
         return self.like.draws[len(self.draws)].to(out.device)
 
     def _choose(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -214,7 +214,7 @@ class Watching(TorchDispatchMode):
         number = len(self.choices) - 1
         before = self.like.choices[number] if number < len(self.like.choices) else None
         if before is None or before.shape != found.shape or before.op != found.op:
-            raise Diverged("it takes other decisions than in float64, so that they cannot be replayed")
+            raise Unrepeatable("it takes other decisions than in float64, so that they cannot be replayed")
         index = before.indices().to(x.device)
         if isinstance(out, Tensor):
             return index.reshape(out.shape)
@@ -230,17 +230,17 @@ class Watching(TorchDispatchMode):
         if self.routing and self.like is not None:
             number = len(self.branches) - 1
             if number >= len(self.like.branches):
-                raise Diverged("it branches more often than in float64")
+                raise Unrepeatable("it branches more often than in float64")
             return self.like.branches[number]
         return value
 
     def _compare(self, packet: Any, out: Tensor) -> Tensor:
         number = len(self.comparisons)
-        self.comparisons.append(Comparison(self.where()[0], packet.__name__, out))
+        self.comparisons.append(WatchedComparison(self.where()[0], packet.__name__, out))
         if self.compared is None:
             return out
         if number >= len(self.compared) or self.compared[number].result.shape != out.shape:
-            raise Diverged("it compares other numbers than the run that it is to repeat")
+            raise Unrepeatable("it compares other numbers than the run that it is to repeat")
         return self.compared[number].result
 
     def _take(self, packet: Any, args: Any) -> None:

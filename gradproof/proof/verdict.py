@@ -11,6 +11,7 @@ from typing import Any
 
 from gradproof.contract import Evidence, Status
 from gradproof.proof.differences import Judgement
+from gradproof.version import __version__
 
 
 @dataclass
@@ -134,8 +135,6 @@ def finite(value: Any) -> Any:
 def environment(device: str) -> dict[str, Any]:
     """What the figures depend on."""
     import torch
-
-    from gradproof import __version__
 
     return {
         **versions(),

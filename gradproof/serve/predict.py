@@ -41,7 +41,7 @@ def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]
     return records
 
 
-class Scored(NamedTuple):
+class PredictedFile(NamedTuple):
     """What `predict_file` counted; accuracy is None where no true outcome was known."""
 
     rows: int
@@ -49,7 +49,7 @@ class Scored(NamedTuple):
     accuracy: float | None
 
 
-def predict_file(predictor: Predictor, path: Path, out: Path | None) -> Scored:
+def predict_file(predictor: Predictor, path: Path, out: Path | None) -> PredictedFile:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
     `out` appears complete or not at all."""
@@ -104,8 +104,8 @@ class _Tally:
             self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
             yield as_frame(predictions, predictor.schema)
 
-    def scored(self) -> Scored:
-        return Scored(self.rows, self.known, self.right / self.known if self.known else None)
+    def scored(self) -> PredictedFile:
+        return PredictedFile(self.rows, self.known, self.right / self.known if self.known else None)
 
 
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:

@@ -27,10 +27,10 @@ class BadRecord(ValueError):
 
 def rows_of(records: list, schema: Schema) -> Rows:
     """One row a record. BadRecord on the first that does not fit the schema."""
-    return Reader(schema)(records)
+    return RecordReader(schema)(records)
 
 
-class Reader:
+class RecordReader:
     """`rows_of` for many calls: holds the slots and names of one schema.
 
     A record gives a value or null for every input column. Names may come as text, true/false or a number, dates as

@@ -25,7 +25,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.serve.batcher import INLINE, WAITING, Batcher, Busy
 from gradproof.serve.predict import as_records
-from gradproof.serve.records import BadRecord, Reader
+from gradproof.serve.records import BadRecord, RecordReader
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def app(
     service = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     service.add_middleware(Counted, meters=meters)
     # A pure ASGI endpoint: it stops reading a body that is too long, and closes the connection gently.
-    endpoint = Predict(Reader(predictor.schema), batcher, body_limit)
+    endpoint = Predict(RecordReader(predictor.schema), batcher, body_limit)
     service.router.routes.append(Route("/predict", endpoint, methods=["POST"]))
     _add_pages(service, predictor.schema, meters, run, step)
     _add_errors(service)
@@ -77,7 +77,7 @@ def app(
 class Predict:
     """POST /predict, from the bytes of a body to the bytes of the answer."""
 
-    def __init__(self, reader: Reader, batcher: Batcher, body_limit: int):
+    def __init__(self, reader: RecordReader, batcher: Batcher, body_limit: int):
         self.reader, self.batcher, self.body_limit = reader, batcher, body_limit
         self.schema = reader.schema
         self.held = 0  # bytes of bodies that are not complete

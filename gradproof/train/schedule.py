@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-Shape = Literal["constant", "warmup-cosine", "warmup-stable-decay"]
+ScheduleName = Literal["constant", "warmup-cosine", "warmup-stable-decay"]
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Schedule:
     """
 
     steps: int
-    shape: Shape = "warmup-cosine"
+    shape: ScheduleName = "warmup-cosine"
     warmup: float = 0.05
     decay: float = 0.2
     floor: float = 0.0

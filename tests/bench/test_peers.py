@@ -138,9 +138,9 @@ def test_held_bytes_are_parameters_and_moments():
 @pytest.mark.parametrize("size", TRANSFORMERS)
 def test_the_transformer_computes_the_same_and_steps_alike(size):
     """Loss and every gradient, padding and all; and the parameters after two steps."""
-    from gradproof.bench.step import Case, batches
+    from gradproof.bench.step import StepCase, batches
 
-    case = Case(size, 3)
+    case = StepCase(size, 3)
     model = gradproof.Transformer(case.config, seed=2)
     peer = Peer(TRANSFORMER["eager"], model, "cpu", "fp32")
     optimizer = gradproof.AdamW(lr=3e-4, weight_decay=0.01, decay="all")

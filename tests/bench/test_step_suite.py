@@ -81,7 +81,7 @@ def test_the_command_writes_the_record(tmp_path):
 
 
 def test_a_peer_that_fails_is_recorded():
-    case = step.Case("nano", 4)
+    case = step.StepCase("nano", 4)
     row = step.measure(case, "cpu", "fp32", {"broken": Way(Failing)}, quick=True)
     ours, broken = row["contestants"]
     assert broken == {"name": "broken", "error": "RuntimeError: no kernel image"}
@@ -93,7 +93,7 @@ def test_ours_failing_is_recorded(monkeypatch):
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(step.Ours, "_model", broken)
-    row = step.measure(step.Case("nano", 4), "cpu", "fp32", {}, quick=True)
+    row = step.measure(step.StepCase("nano", 4), "cpu", "fp32", {}, quick=True)
     assert row["contestants"] == [{"name": "gradproof", "error": "RuntimeError: out of memory"}]
     result = call("--suite", "step", "--size", "nano", "--rows", "4", "--peers", "none", "--quick")
     assert result.exit_code == 1 and "out of memory" in result.output
@@ -129,10 +129,10 @@ def test_the_fastest_is_found_by_ratio():
 
 
 def test_useful_work():
-    assert step.useful_flops(step.Case("nano", 256)) == 6 * 2 * 256 * (96 * 128 + 2 * 128**2 + 128 * 20)
+    assert step.useful_flops(step.StepCase("nano", 256)) == 6 * 2 * 256 * (96 * 128 + 2 * 128**2 + 128 * 20)
     blocks = 84 * 2 * 1024 * 4096
-    assert step.useful_flops(step.Case("dense-0.7b", 8)) == 6 * 8 * (96 * 1024 + blocks + 1024 * 20)
-    causal = step.Case("transformer-causal", 3)
+    assert step.useful_flops(step.StepCase("dense-0.7b", 8)) == 6 * 8 * (96 * 1024 + blocks + 1024 * 20)
+    causal = step.StepCase("transformer-causal", 3)
     c = causal.config
     layer = 4 * c.width**2 + 2 * c.width * c.inner
     seen = c.decoder_layers * c.width * c.context  # half of the places, twice: scores and values
@@ -142,7 +142,7 @@ def test_useful_work():
 
 def test_padding_is_of_no_use():
     """A gate's sequences are from a quarter of the context to all of it long: five eighths on average."""
-    case = step.Case("transformer-gate", 64)
+    case = step.StepCase("transformer-gate", 64)
     c = case.config
     whole = 6 * 64 * c.context * c.encoder_layers * (4 * c.width**2 + 2 * c.width * c.inner)
     assert 0.58 < step.useful_flops(case) / whole < 0.72
@@ -151,7 +151,7 @@ def test_padding_is_of_no_use():
 def test_peak_memory_of_a_peer_does_not_count_gradients_twice():
     """Gradients from before the measurement are freed unseen in it; counted, they would make a peer look worse."""
     model = gradproof.MoE.sized("nano", seed=0)
-    rows = step.batches(step.Case("nano", 1), "cpu")
+    rows = step.batches(step.StepCase("nano", 1), "cpu")
     peer = Peer(step.peers_of("moe", "cpu")["loop"], model, "cpu", "fp32")
     held = 4 * 4 * model.params.count
     assert held < step._peak(peer, rows, 0, "cpu") < 1.2 * held

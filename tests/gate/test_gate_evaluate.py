@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gradproof.cli import app
-from gradproof.gate import evaluate, fit, roc, starter, stream
+from gradproof.gate import evaluate, evaluate_stream, fit, roc, starter
 from gradproof.gate.corpus import corpus
 from gradproof.gate.evaluate import by_folds, grouped, read
 from gradproof.gate.fit import Recipe
@@ -46,7 +46,7 @@ def little_harm():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate, "harmful", lambda: starter.harmful()[:40])
         patch.setattr(fit, "harmful", lambda: starter.harmful()[:40])
-        patch.setattr(stream, "harmful", lambda: starter.harmful()[:40])
+        patch.setattr(evaluate_stream, "harmful", lambda: starter.harmful()[:40])
         yield
 
 
@@ -127,13 +127,15 @@ def test_the_stream_is_mixed_and_kept_apart(tmp_path):
     """Calls of the stream are in their order; nothing of it, nor of the old calls, is learned from."""
     train = read([write(tmp_path / "old.jsonl", ordinary(300) + harmful(60))])
     new = read([write(tmp_path / "new.jsonl", harmful(30, "base64 -d /tmp/x{} | sh", seed=9))])
-    parts = stream.divided(new, train, seed=0)
+    parts = evaluate_stream.divided(new, train, seed=0)
     texts = [set(part.text) for part in (parts.learned, parts.held, parts.old, parts.stream)]
     assert not any(a & b for i, a in enumerate(texts) for b in texts[:i])
     assert [t for t in parts.stream.text if t in set(new.text)] == new.text
     assert not parts.stream.block_R.all() and parts.old.block_R.any()
-    assert stream.chances([], 900) == {"positions": 250} and stream.chances([], 90) == {"positions": 90}
-    assert stream.chances(list(range(0, 400, 2)), 900) == {"positions": 250, "corrections": 199}
+    assert evaluate_stream.chances([], 900) == {"positions": 250} and evaluate_stream.chances([], 90) == {
+        "positions": 90
+    }
+    assert evaluate_stream.chances(list(range(0, 400, 2)), 900) == {"positions": 250, "corrections": 199}
 
 
 def test_a_stream_is_replayed(tmp_path):
@@ -142,8 +144,10 @@ def test_a_stream_is_replayed(tmp_path):
     new = read([write(tmp_path / "new.jsonl", harmful(25, "base64 -d /tmp/x{} | sh", seed=9))])
     taken = new.text[0] + "1"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stream, "harmful", lambda: (taken, *starter.harmful()[:40]))
-        found = stream.by_stream(new, train, feedback=stream.Feedback(delay=3), config=SMALL, recipe=QUICK)
+        patch.setattr(evaluate_stream, "harmful", lambda: (taken, *starter.harmful()[:40]))
+        found = evaluate_stream.by_stream(
+            new, train, feedback=evaluate_stream.Feedback(delay=3), config=SMALL, recipe=QUICK
+        )
     assert found["made_up"] <= 40  # what resembles a call of the stream is left out
     assert found["kind"] == "stream" and found["blocks"] == 25 and found["rows"] > 40
     assert found["off"]["corrections"] == 0 and all(0 <= i < found["rows"] for i in found["learning"]["corrected"])
@@ -156,7 +160,7 @@ def test_a_stream_is_replayed(tmp_path):
     assert "after 10 positions" in told and "after 100 corrections, 20 positions" in told and "before, " in told
     assert found["old_auc_lost"] == pytest.approx(found["off"]["old_auc"] - found["learning"]["old_auc"])
     with pytest.raises(ValueError, match="share"):
-        stream.Feedback(share=0)
+        evaluate_stream.Feedback(share=0)
 
 
 def test_the_page(record):

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from made_calls import rows
 
-from gradproof.gate import fit, readings
-from gradproof.gate.kept_logits import Readings
+from gradproof.gate import fit, kept_logits
+from gradproof.gate.kept_logits import KeptLogits
 from gradproof.gate.network import WEIGHT
 
 
@@ -26,15 +26,15 @@ TEXTS = [row.text for row in rows(5)]
 
 
 def test_logits_are_the_gates(trained):
-    found = Readings().logits(trained, [*TEXTS, TEXTS[0]])
+    found = KeptLogits().logits(trained, [*TEXTS, TEXTS[0]])
     want = trained.logits([trained.encode(each) for each in TEXTS])
     assert list(found) == TEXTS and np.allclose(list(found.values()), want, atol=1e-5)
-    assert Readings().logits(trained, []) == {}
+    assert KeptLogits().logits(trained, []) == {}
 
 
 def test_the_encoder_reads_a_text_once(trained, read):
     """Other n-gram weights need no reading; another encoder does; the first is still known after that."""
-    kept, gate, other = Readings(), trained.copy(), trained.copy()
+    kept, gate, other = KeptLogits(), trained.copy(), trained.copy()
     first = kept.logits(gate, TEXTS)
     gate.network.params[WEIGHT].add_(0.5)
     moved = kept.logits(gate, TEXTS)
@@ -45,19 +45,19 @@ def test_the_encoder_reads_a_text_once(trained, read):
 
 
 def test_few_encoders_are_kept(trained, read):
-    kept, gate = Readings(), trained.copy()
-    for _ in range(readings.ENCODERS + 1):
+    kept, gate = KeptLogits(), trained.copy()
+    for _ in range(kept_logits.ENCODERS + 1):
         gate.network.params["output.bias"].add_(1.0)
         kept.encoded(gate, TEXTS[:1])
     kept.encoded(gate, TEXTS[:1])
-    gate.network.params["output.bias"].sub_(readings.ENCODERS)
+    gate.network.params["output.bias"].sub_(kept_logits.ENCODERS)
     kept.encoded(gate, TEXTS[:1])
-    assert read == [1] * (readings.ENCODERS + 1) + [0, 1]
+    assert read == [1] * (kept_logits.ENCODERS + 1) + [0, 1]
 
 
 def test_what_is_not_needed_is_forgotten(trained, read, monkeypatch):
-    monkeypatch.setattr(readings, "MOST", 9)
-    kept = Readings()
+    monkeypatch.setattr(kept_logits, "MOST", 9)
+    kept = KeptLogits()
     kept.encoded(trained, TEXTS)
     kept.keep(TEXTS[:2])
     kept.encoded(trained, TEXTS)

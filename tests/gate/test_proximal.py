@@ -6,7 +6,7 @@ from made_calls import bash, rows
 
 from gradproof.gate import proximal
 from gradproof.gate.calls import text
-from gradproof.gate.kept_logits import Readings
+from gradproof.gate.kept_logits import KeptLogits
 from gradproof.gate.network import KNOWN, SCALE, WEIGHT
 from gradproof.ops import hashed_ngrams
 
@@ -20,7 +20,7 @@ def problem(trained):
     learned = rows(8)
     texts = [row.text for row in learned] + said
     label_R = torch.tensor([float(row.allow) for row in learned] + [0.0] * 3)
-    readings = Readings()
+    readings = KeptLogits()
     given = (readings.grams(gate, texts), torch.from_numpy(readings.encoded(gate, texts)).float(), label_R)
     return gate, texts, (*given, torch.tensor([1.0] * 16 + [8.0] * 3), anchor_N)
 
@@ -68,7 +68,7 @@ def test_linear_is_the_ngrams_part(trained):
 
 
 def test_ngrams_of_several_calls_become_known(trained):
-    gate, readings = trained.copy(), Readings()
+    gate, readings = trained.copy(), KeptLogits()
     gate.network.buffers[KNOWN].zero_()
     calls = [text(bash(each)) for each in ("terraform apply", "terraform destroy", "zyx")]
     proximal.get_to_know(gate.network, readings.grams(gate, calls))

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradproof.gate import replay
-from gradproof.gate.journal import Example, new_id
+from gradproof.gate.journal import LabelledText, new_id
 from gradproof.gate.signals import signal
 
 
 def pool(name, allow, block):
     kinds = ["override_allow"] * allow + ["override_block"] * block
-    return [Example(f"{name}{i}".encode(), name, signal(kind)) for i, kind in enumerate(kinds)]
+    return [LabelledText(f"{name}{i}".encode(), name, signal(kind)) for i, kind in enumerate(kinds)]
 
 
 @given(*[st.tuples(st.integers(0, 6), st.integers(0, 6)) for _ in range(4)], st.sampled_from([4, 32, 33]))
@@ -41,7 +41,7 @@ def test_classes_are_balanced():
 def test_replay_has_even_mass():
     """Three calls to allow and one to block: as much in all; the weights within a class stay."""
     kinds = dict(a="allow", b="override_allow", c="allow", d="block")
-    kept = [Example(b"", name, signal(kind)) for name, kind in kinds.items()]
+    kept = [LabelledText(b"", name, signal(kind)) for name, kind in kinds.items()]
     assert replay.even(kept) == {"a": 1.0, "b": 2.0, "c": 1.0, "d": 4.0}
     assert replay.even(kept[:1]) == {"a": 1.0}
 
@@ -49,14 +49,14 @@ def test_replay_has_even_mass():
 def test_more_calls_to_replay_do_not_count_more(monkeypatch):
     """However many are kept, a class weighs as much: what people say is not drowned."""
     monkeypatch.setattr(replay, "WEIGHT", 3.0)
-    kept = [Example(b"", f"call {i}", signal("allow" if i < 8 else "block")) for i in range(10)]
+    kept = [LabelledText(b"", f"call {i}", signal("allow" if i < 8 else "block")) for i in range(10)]
     mass = replay.even(kept)
     assert sorted(mass.values()) == [3 / 8] * 8 + [3 / 2] * 2
 
 
 def test_the_echo_is_a_quarter_at_most():
     """The newest of those that nothing else is said of."""
-    echo = [Example(b"", name, signal("allow")) for name in "abcdefc"]
+    echo = [LabelledText(b"", name, signal("allow")) for name in "abcdefc"]
     assert [each.text for each in replay.quarter(echo, {"f": 4.0, "x": 5.0})] == ["c", "d", "e"]
     assert replay.quarter(echo, {"x": 2.0}) == [] and replay.quarter([], {"x": 9.0}) == []
 

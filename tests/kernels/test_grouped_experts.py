@@ -94,7 +94,7 @@ def drawn(device, name, seed=0):
     made = experts._arguments(plan, of, seeded(seed, name))
     x_NI, theta_EP = made["x"].float().to(device), made["theta"].float().to(device)
     dy_NO = torch.randn(len(x_NI), of.widths[-1], generator=seeded(seed, name, "dy")).to(device)
-    return x_NI, theta_EP, theta_EP.to(BF16), dy_NO, dispatch.Plan(*(each.to(device) for each in plan))
+    return x_NI, theta_EP, theta_EP.to(BF16), dy_NO, dispatch.DispatchPlan(*(each.to(device) for each in plan))
 
 
 def run(module, of, x_NI, theta_EP, narrow_EP, dy_NO, plan, **options):

@@ -375,7 +375,7 @@ def test_an_unstable_sort_is_refused(planted):
         bounds = right.bounds()
         slot_N = torch.cat([right.slot_N[a:b].flip(0) for a, b in pairwise(bounds)])
         row_TK = torch.empty_like(slot_N).scatter_(0, slot_N, torch.arange(len(slot_N))).view_as(index_TK)
-        return dispatch.Plan(slot_N, row_TK, index_TK, right.offset_F)
+        return dispatch.DispatchPlan(slot_N, row_TK, index_TK, right.offset_F)
 
     judged = admission(planted("dispatch", plan=plan), SHAPE)
     assert not judged.admitted and "same_integers" in judged.reason

@@ -147,7 +147,7 @@ def drawn(device, name, dtype, seed=0):
     x_NI, theta_EP = made["x"].float().to(device), made["theta"].float().to(device)
     dy_NO = torch.randn(len(x_NI), of.widths[-1], generator=seeded(seed, name, "dy")).to(device)
     narrow_EP = None if dtype == torch.float32 else theta_EP.to(dtype)
-    return x_NI, theta_EP, narrow_EP, dy_NO, dispatch.Plan(*(each.to(device) for each in plan))
+    return x_NI, theta_EP, narrow_EP, dy_NO, dispatch.DispatchPlan(*(each.to(device) for each in plan))
 
 
 def run(module, of, x_NI, theta_EP, narrow_EP, dy_NO, plan, **options):

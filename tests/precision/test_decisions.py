@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradproof.precision import decisions, rounding
-from gradproof.precision.watching import Diverged, Watching
+from gradproof.precision.watching import Unrepeatable, Watching
 
 
 def normal(*shape, seed=0):
@@ -189,7 +189,7 @@ def test_branches_are_recorded_and_replayed():
 ])  # fmt: skip
 def test_other_decisions_cannot_be_replayed(f):
     like, _ = watched(lambda x: x.topk(3), normal(4, 5))
-    with pytest.raises(Diverged):
+    with pytest.raises(Unrepeatable):
         watched(f, normal(4, 5, seed=1), like=like, routing=True)
 
 

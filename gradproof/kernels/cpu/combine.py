@@ -8,10 +8,12 @@ from torch import Tensor
 from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.tensors import ready, take
 from gradproof.kernels.workspace import Workspace
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 
 
-def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan, workspace: Workspace | None = None) -> tuple[Tensor, None]:
+def forward(
+    rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan, workspace: Workspace | None = None
+) -> tuple[Tensor, None]:
     """y_TO, summed over the K choices in their order."""
     rows_NO, gates_TE = ready(rows_NO), ready(gates_TE)
     (T, E), K, O = gates_TE.shape, plan.row_TK.shape[1], rows_NO.shape[1]
@@ -22,7 +24,12 @@ def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan, workspace: Workspace 
 
 
 def backward(
-    dy_TO: Tensor, saved: None, rows_NO: Tensor, gates_TE: Tensor, plan: Plan, workspace: Workspace | None = None
+    dy_TO: Tensor,
+    saved: None,
+    rows_NO: Tensor,
+    gates_TE: Tensor,
+    plan: DispatchPlan,
+    workspace: Workspace | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Returns drows_NO, dgates_TE."""
     dy_TO, rows_NO, gates_TE = ready(dy_TO), ready(rows_NO), ready(gates_TE)

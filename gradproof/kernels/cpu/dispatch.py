@@ -8,10 +8,10 @@ from torch import Tensor
 from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.tensors import ready, take
 from gradproof.kernels.workspace import Workspace
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 
 
-def plan(index_TK: Tensor, experts: int) -> Plan:
+def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
     """Sorts the choices by expert, counting."""
     index_TK = index_TK.contiguous()
     N = index_TK.numel()
@@ -20,10 +20,10 @@ def plan(index_TK: Tensor, experts: int) -> Plan:
     wrong = library().dispatch_plan(index_TK.data_ptr(), N, experts, *found)
     if wrong >= 0:
         raise ValueError(f"there is no expert {int(index_TK.view(-1)[wrong])}; they are 0..{experts - 1}")
-    return Plan(slot_N, row_TK, index_TK, offset_F)
+    return DispatchPlan(slot_N, row_TK, index_TK, offset_F)
 
 
-def forward(x_TI: Tensor, plan: Plan, workspace: Workspace | None = None) -> tuple[Tensor, None]:
+def forward(x_TI: Tensor, plan: DispatchPlan, workspace: Workspace | None = None) -> tuple[Tensor, None]:
     """rows_NI, sorted by expert."""
     x_TI = ready(x_TI)
     N, K, I = plan.slot_N.numel(), plan.row_TK.shape[1], x_TI.shape[1]
@@ -33,7 +33,7 @@ def forward(x_TI: Tensor, plan: Plan, workspace: Workspace | None = None) -> tup
     return rows_NI, None
 
 
-def backward(drows_NI: Tensor, saved: None, plan: Plan, workspace: Workspace | None = None) -> Tensor:
+def backward(drows_NI: Tensor, saved: None, plan: DispatchPlan, workspace: Workspace | None = None) -> Tensor:
     """Returns dx_TI, summed over the K choices in their order."""
     drows_NI = ready(drows_NI)
     (T, K), I = plan.row_TK.shape, drows_NI.shape[1]

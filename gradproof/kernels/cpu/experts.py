@@ -12,7 +12,7 @@ from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.tensors import ready, rows_ready, take
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import experts as reference
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
 
 APART = 2**24  # floats that gradients of one expert in several threads may take; above it, threads share every product
@@ -34,7 +34,7 @@ class _Shape(NamedTuple):
 def forward(
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     workspace: Workspace | None = None,
@@ -68,7 +68,7 @@ def backward(
     saved: Any,
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     out_EP: Tensor | None = None,

@@ -24,7 +24,7 @@ class Saved(NamedTuple):
     rows: int  # of the whole batch
 
 
-class Shape(NamedTuple):
+class MixtureShape(NamedTuple):
     """A mixture as the kernels read it, and how much they keep and work in for so many rows."""
 
     numbers: Tensor
@@ -121,7 +121,7 @@ def backward(
 
 
 @lru_cache(maxsize=64)
-def shape_of(mixture: Mixture, rows: int, threads: int) -> Shape:
+def shape_of(mixture: Mixture, rows: int, threads: int) -> MixtureShape:
     """What is the same in every call."""
     if mixture.routing.k > mixture.experts:
         raise ValueError(f"k = {mixture.routing.k} experts cannot be chosen from E = {mixture.experts}")
@@ -131,4 +131,4 @@ def shape_of(mixture: Mixture, rows: int, threads: int) -> Shape:
     library().mixture_sizes(tensor.data_ptr(), rows, mixture.routing.k, threads, sizes.data_ptr())
     floats, integers, work, with_dx = ((size,) for size in sizes.tolist())
     options = (tensor.data_ptr(), *route.numbers_of(mixture.routing))
-    return Shape(tensor, options, length, floats, integers, (work, with_dx))
+    return MixtureShape(tensor, options, length, floats, integers, (work, with_dx))

@@ -25,7 +25,7 @@ from gradproof.kernels.cublas.product import product, room_like
 from gradproof.kernels.triton import norm_gelu
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import NARROW
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
 
 STEP = 64
@@ -58,7 +58,7 @@ class Saved(NamedTuple):
     stats: list[Tensor]
 
 
-def _padded(plan: Plan, rows: int) -> Padded:
+def _padded(plan: DispatchPlan, rows: int) -> Padded:
     """All of it on the device, so that it can be queued before the host knows the counts."""
     F = plan.offset_F.numel()
     if F == 2:
@@ -90,7 +90,7 @@ def _taken(y_RO: Tensor, padded: Padded) -> Tensor:
 def forward(
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     workspace: Workspace | None = None,
@@ -127,7 +127,7 @@ def backward(
     saved: Saved,
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     out_EP: Tensor | None = None,

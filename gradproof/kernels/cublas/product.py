@@ -43,7 +43,7 @@ class _Proposal(ctypes.Structure):
     )
 
 
-class Plan(NamedTuple):
+class ProductPlan(NamedTuple):
     """What cuBLAS needs to know of a product, by address."""
 
     operation: int
@@ -106,7 +106,7 @@ def _alignment(*pointers: int) -> int:
 @cache
 def _plan(
     m: int, n: int, k: int, a: _Layout, b: _Layout, leading: int, formats: tuple[int, int], alignment: int, device: int
-) -> Plan:
+) -> ProductPlan:
     """The first proposal of cuBLAS; of a large product with a narrow result, the first that has our tile."""
     lt, given, made = _library(), formats[0], formats[1]
     operation = c_void_p()
@@ -139,7 +139,7 @@ def _plan(
         ours = (i for i in range(count.value) if _tile(proposals[i]) == TILE)
         taken = next(ours, 0)
     addresses = (each.value or 0 for each in (operation, *matrices))
-    return Plan(*addresses, algorithm=ctypes.addressof(proposals[taken]), proposals=proposals)
+    return ProductPlan(*addresses, algorithm=ctypes.addressof(proposals[taken]), proposals=proposals)
 
 
 def _matrix(format: int, rows: int, columns: int, leading: int) -> c_void_p:

@@ -23,7 +23,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from gradproof.kernels.triton import norm_gelu
 from gradproof.kernels.workspace import Workspace
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
 
 WIDTH = 8  # bf16 numbers in the 16 bytes that the products' rows are aligned to
@@ -47,7 +47,7 @@ class Saved(NamedTuple):
 def forward(
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     workspace: Workspace | None = None,
@@ -75,7 +75,7 @@ def backward(
     saved: Saved,
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     out_EP: Tensor | None = None,

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradproof.kernels.triton import check, rows
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 
 WIDEST = 1024
 
@@ -28,7 +28,7 @@ def _tile(O: int, E: int) -> tuple[int, int, int]:
     return max(1, min(64, 2048 // max(block, width))), block, width
 
 
-def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan) -> tuple[Tensor, None]:
+def forward(rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:
     """y_TO, summed over the K choices in their order."""
     check(rows_NO, gates_TE)
     (T, K), O, E = plan.row_TK.shape, rows_NO.shape[1], gates_TE.shape[1]
@@ -54,7 +54,9 @@ def forward(rows_NO: Tensor, gates_TE: Tensor, plan: Plan) -> tuple[Tensor, None
     return y_TO, None
 
 
-def backward(dy_TO: Tensor, saved: None, rows_NO: Tensor, gates_TE: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+def backward(
+    dy_TO: Tensor, saved: None, rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan
+) -> tuple[Tensor, Tensor]:
     """Returns drows_NO, dgates_TE."""
     check(dy_TO, rows_NO, gates_TE)
     (T, K), (N, O), E = plan.row_TK.shape, rows_NO.shape, gates_TE.shape[1]

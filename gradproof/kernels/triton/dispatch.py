@@ -18,15 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from gradproof.kernels.triton import check, rows
-from gradproof.ops.dispatch import Plan, all_rows
+from gradproof.ops.dispatch import DispatchPlan, all_rows
 
-__all__ = ["Plan", "all_rows", "backward", "forward", "plan"]
+__all__ = ["DispatchPlan", "all_rows", "backward", "forward", "plan"]
 
 FEW = 64  # blocks whose counts each program adds up itself
 DEEP = 64  # blocks that the program between reads at a time
 
 
-def plan(index_TK: Tensor, experts: int) -> Plan:
+def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
     """Sorts the choices by expert."""
     index_TK = index_TK.contiguous()
     N, width = index_TK.numel(), triton.next_power_of_2(experts)
@@ -56,10 +56,10 @@ def plan(index_TK: Tensor, experts: int) -> Plan:
         ALONE=blocks == 1,
         num_warps=4,
     )
-    return Plan(slot_N, row_TK, index_TK, offset_F)
+    return DispatchPlan(slot_N, row_TK, index_TK, offset_F)
 
 
-def forward(x_TI: Tensor, plan: Plan, dtype: torch.dtype | None = None) -> tuple[Tensor, None]:
+def forward(x_TI: Tensor, plan: DispatchPlan, dtype: torch.dtype | None = None) -> tuple[Tensor, None]:
     """rows_NI, sorted by expert, in `dtype` where given."""
     x_TI = rows(x_TI)
     I, N = x_TI.shape[1], plan.slot_N.numel()
@@ -71,7 +71,7 @@ def forward(x_TI: Tensor, plan: Plan, dtype: torch.dtype | None = None) -> tuple
     return rows_NI, None
 
 
-def backward(drows_NI: Tensor, saved: None, plan: Plan) -> Tensor:
+def backward(drows_NI: Tensor, saved: None, plan: DispatchPlan) -> Tensor:
     """Returns dx_TI, summed over the K choices in their order."""
     check(drows_NI)
     drows_NI, (T, K) = rows(drows_NI), plan.row_TK.shape

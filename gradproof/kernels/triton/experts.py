@@ -25,7 +25,7 @@ from gradproof.kernels.triton import check
 from gradproof.kernels.triton.weights import add_up, product, weights
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import gelu, layernorm
-from gradproof.ops.dispatch import Plan
+from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
 
 WIDEST = 128
@@ -46,7 +46,7 @@ class Saved(NamedTuple):
     act_LNW: Tensor
 
 
-class Layout(NamedTuple):
+class ChainLayout(NamedTuple):
     """Where things are in a row of theta, and how rows are cut."""
 
     width: int  # W: all widths rounded up to one power of two
@@ -56,7 +56,7 @@ class Layout(NamedTuple):
     constants: dict[str, Any]
 
 
-def _layout(N: int, experts: int, theta_EP: Tensor, chain: Chain) -> Layout:
+def _layout(N: int, experts: int, theta_EP: Tensor, chain: Chain) -> ChainLayout:
     if not serves(chain):
         raise ValueError(f"widths {chain.widths}: these kernels take equal hidden widths up to {WIDEST}")
     at, layers = chain.offsets, chain.layers
@@ -81,13 +81,13 @@ def _layout(N: int, experts: int, theta_EP: Tensor, chain: Chain) -> Layout:
     )
     tile = 64 if N >= 64 * 132 else 16
     parts = max(1, min(PARTS, N // (128 * experts)))
-    return Layout(constants["W"], tile, triton.cdiv(N, tile) + experts, parts, constants)
+    return ChainLayout(constants["W"], tile, triton.cdiv(N, tile) + experts, parts, constants)
 
 
 def forward(
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     workspace: Workspace | None = None,
@@ -122,7 +122,7 @@ def backward(
     saved: Saved,
     x_NI: Tensor,
     theta_EP: Tensor,
-    plan: Plan,
+    plan: DispatchPlan,
     chain: Chain,
     narrow_EP: Tensor | None = None,
     out_EP: Tensor | None = None,
