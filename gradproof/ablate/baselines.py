@@ -30,7 +30,6 @@ ROUNDS = 200  # of boosting at most; the validation rows choose how many
 CATEGORIES = 255  # of a column at most, for scikit-learn to take them as names
 HIDDEN_LAYERS = 2
 
-Progress = Callable[[int, int], None]
 SETTINGS: dict[str, tuple[float, ...]] = {
     "hist-gradient-boosting": (0.03, 0.1, 0.3),
     "logistic-regression": (0.1, 1, 10),
@@ -52,7 +51,7 @@ class FittedBaseline(NamedTuple):
 
 
 def fit(
-    name: str, source: Source, value: float, config: TrainConfig, budget: int, progress: Progress
+    name: str, source: Source, value: float, config: TrainConfig, budget: int, progress: Callable[[int, int], None]
 ) -> FittedBaseline:
     """The baseline at one value of its setting."""
     if name == "mlp":
@@ -107,7 +106,9 @@ def logistic(source: Source, c: float) -> FittedBaseline:
     return FittedBaseline(validation_TC, test_TC, seconds, weights + classes, 6 * weights)
 
 
-def perceptron(source: Source, config: TrainConfig, budget: int, progress: Progress) -> FittedBaseline:
+def perceptron(
+    source: Source, config: TrainConfig, budget: int, progress: Callable[[int, int], None]
+) -> FittedBaseline:
     """(Linear → ReLU) × 2 → Linear as PyTorch users write it: autograd, torch's AdamW, the same batches, steps, rates
     and schedule as the families; the step with the best validation is kept."""
     torch.manual_seed(config.seed)
@@ -139,16 +140,16 @@ def perceptron(source: Source, config: TrainConfig, budget: int, progress: Progr
     test = source.rows.take(source.index(TEST))
     validation_TC, test_TC = (_probabilities(model, encoder, rows, C) for rows in (held, test))
     best_step = next(step for step, loss, accuracy in curve if (accuracy, -loss) == best)
-    count = sum(each.numel() for each in model.parameters())
-    flops = 6 * sum(each.numel() for each in model.parameters() if each.dim() == 2)
+    count = sum(parameter.numel() for parameter in model.parameters())
+    flops = 6 * sum(parameter.numel() for parameter in model.parameters() if parameter.dim() == 2)
     return FittedBaseline(validation_TC, test_TC, seconds, count, flops, config.steps, best_step, tuple(curve))
 
 
 def perceptron_width(budget: int, inputs: int, outputs: int) -> int:
     """The hidden width H whose count, H² + (I + O + 2)·H + O for two hidden layers, is nearest to the budget."""
     linear = inputs + outputs + HIDDEN_LAYERS
-    found = (-linear + (linear**2 + 4 * max(0, budget - outputs)) ** 0.5) / 2
-    return max(1, round(found))
+    width = (-linear + (linear**2 + 4 * max(0, budget - outputs)) ** 0.5) / 2
+    return max(1, round(width))
 
 
 def _width(budget: int, source: Source) -> int:

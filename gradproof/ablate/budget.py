@@ -62,8 +62,8 @@ class Solved:
         if abs(self.off) <= NEAR:
             return ""
         what = {"total": "parameters", "active": "active parameters", "flops": "FLOPs a row"}[self.match]
-        found = getattr(self, self.match)
-        return f"{self.family}: {found:,} {what} are the nearest possible to {self.target:,}, {self.off:+.1%} off"
+        count = getattr(self, self.match)
+        return f"{self.family}: {count:,} {what} are the nearest possible to {self.target:,}, {self.off:+.1%} off"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -84,7 +84,7 @@ def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, pa
         return Solved(family.name, yardstick, match, target)
     measure = {"total": MoEConfig.param_count, "active": MoEConfig.active_count, "flops": MoEConfig.flops_per_row}
     base = model_config(TrainConfig(**family.train_options()), inputs, outputs, patches)
-    fixed = {each.name: getattr(base, each.name) for each in fields(base)}
+    fixed = {field.name: getattr(base, field.name) for field in fields(base)}
     for solved_for in ("inputs", "outputs", *SHAPES["moe"]):
         del fixed[solved_for]
     return Solved(

@@ -44,8 +44,8 @@ def run_on_ray(unfinished: Sequence[Unit], watch: StudyWatch, device: str = "cpu
                 raise Failed(f"{unit.name}: {' '.join(str(cause).split())}") from None
             watch.ended(unit, result)
     finally:
-        for each in flying:
-            ray.cancel(each, force=True)
+        for reference in flying:
+            ray.cancel(reference, force=True)
         ray.shutdown()
 
 

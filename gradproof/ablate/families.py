@@ -44,6 +44,6 @@ def family(name: str, options: dict[str, Any] | None = None) -> Family:
             f"{', '.join(DEFAULT)}, moe-padic, …"
         )
     router, encoding = (routers or ["softmax"])[0], (encodings or ["onehot"])[0]
-    found = Family(name, model, router, encoding, dict(options or {}))
-    TrainConfig(model=found.model, router=found.router, encoding=found.encoding)  # type: ignore[arg-type]
-    return found
+    parsed = Family(name, model, router, encoding, dict(options or {}))
+    TrainConfig(model=parsed.model, router=parsed.router, encoding=parsed.encoding)  # type: ignore[arg-type]
+    return parsed

@@ -22,30 +22,30 @@ from gradproof.train.loop import check_options
 
 FEWEST = 5  # rows of each class: some to train on, to choose by and to test with
 
-Progress = Callable[[int, int], None]
-
 
 class StudyPlan:
     """The units of a study, and what they were solved from."""
 
-    def __init__(self, study: Study, progress: Progress):
+    def __init__(self, study: Study, progress: Callable[[int, int], None]):
         config, contestants = study.config, study.config.contestants()
-        check_extras(config)
+        check_extras()
         check_contestants(config)
         self.study, self.notes = study, []
         self.solved: dict[tuple[str, int], Solved] = {}
-        encodings = dict.fromkeys([*(each.encoding for each in contestants), *["onehot"] * bool(config.baselines)])
+        encodings = dict.fromkeys(
+            [*(contestant.encoding for contestant in contestants), *["onehot"] * bool(config.baselines)]
+        )
         seeds = config.seed_list()
         for done, seed in enumerate(seeds):
             for encoding in encodings:
                 source = self._read(encoding, seed)
-                for each in contestants:
-                    if each.encoding == encoding:
-                        self.solved[each.name, seed] = solve_for(each, config, source)
-            self.jobs = jobs(config, [self.solved[each.name, seed] for each in contestants])
+                for contestant in contestants:
+                    if contestant.encoding == encoding:
+                        self.solved[contestant.name, seed] = solve_for(contestant, config, source)
+            self.jobs = jobs(config, [self.solved[contestant.name, seed] for contestant in contestants])
             progress(done + 1, len(seeds))
-        first = [self.solved[each.name, seeds[0]] for each in contestants]
-        self.notes += [note for each in first if (note := each.note())]
+        first = [self.solved[contestant.name, seeds[0]] for contestant in contestants]
+        self.notes += [note for solved in first if (note := solved.note())]
         self.units: list[Unit] = units(study, self.solved)
 
     def _read(self, encoding: str, seed: int) -> Source:
@@ -61,21 +61,23 @@ class StudyPlan:
 def preview(config: StudyConfig, folder: Path) -> list[Solved]:
     """The first seed's configurations, without a run; the table is read into `folder`."""
     check_contestants(config)
-    found = []
-    for each in config.contestants():
-        there = folder / each.encoding
+    solved = []
+    for contestant in config.contestants():
+        there = folder / contestant.encoding
         there.mkdir(exist_ok=True)
-        found.append(solve_for(each, config, open_source(_source_options(config, each.encoding, config.seed), there)))
-    return found
+        solved.append(
+            solve_for(contestant, config, open_source(_source_options(config, contestant.encoding, config.seed), there))
+        )
+    return solved
 
 
-def solve_for(each: Family, config: StudyConfig, source: Source) -> Solved:
+def solve_for(family: Family, config: StudyConfig, source: Source) -> Solved:
     """The family's configuration for the width of the table."""
     schema = source.schema
-    return solve(each, config.budget, config.match, schema.inputs, schema.outputs, schema.patches)
+    return solve(family, config.budget, config.match, schema.inputs, schema.outputs, schema.patches)
 
 
-def check_extras(config: StudyConfig) -> None:
+def check_extras() -> None:
     """One sentence where the extra is missing."""
     try:
         import scipy.stats
@@ -87,8 +89,8 @@ def check_extras(config: StudyConfig) -> None:
 
 def check_contestants(config: StudyConfig) -> None:
     """Options that no model has, and budgets that none can have, whatever the table."""
-    for each in config.contestants():
-        check_options(fill(TrainConfig, config.train_options(each, config.seed, config.learning_rates[0])))
+    for contestant in config.contestants():
+        check_options(fill(TrainConfig, config.train_options(contestant, config.seed, config.learning_rates[0])))
 
 
 def check_rows(source: Source, data: str) -> None:
@@ -106,7 +108,7 @@ def check_rows(source: Source, data: str) -> None:
 
 def jobs(config: StudyConfig, solved: list[Solved]) -> int:
     """Runs at a time: as many as there are cores, as fit into memory, and on a GPU one."""
-    largest = max(cost(each.family, each.config, config.batch, config.device).total for each in solved)
+    largest = max(cost(model.family, model.config, config.batch, config.device).total for model in solved)
     memory = _memory(config.device)
     if largest > memory:
         raise ValueError(

@@ -20,7 +20,9 @@ Result = dict[str, Any]
 def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequence[Result], notes: list[str]) -> Result:
     """Everything that report.json holds."""
     config, contestants = study.config, study.config.contestants()
-    labels = {each.name: each.label for each in contestants} | {name: BASELINES[name] for name in config.baselines}
+    labels = {contestant.name: contestant.label for contestant in contestants} | {
+        name: BASELINES[name] for name in config.baselines
+    }
     chosen = {name: [_best(results, name, seed) for seed in config.seed_list()] for name in labels}
     share = _test_share(chosen)
     compared = comparisons(config, contestants, chosen, share)
@@ -31,7 +33,7 @@ def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequenc
             row["budget"] = solved[row["name"], config.seed].to_dict()
     return {
         "summary": summary(main, beside, labels) if main else _alone(rows),
-        "answers": [answer(each, labels) for each in compared if each.second not in BASELINES],
+        "answers": [answer(comparison, labels) for comparison in compared if comparison.second not in BASELINES],
         "study": {
             "data": config.data,
             "target": config.target,
@@ -48,9 +50,13 @@ def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequenc
             "bayes": _mean([r["bayes"] for r in chosen[rows[0]["name"]]]),
         },
         "rows": rows,
-        "comparisons": [each.to_dict() for each in compared],
+        "comparisons": [comparison.to_dict() for comparison in compared],
         "curves": [_curve(name, labels[name], chosen[name]) for name in labels if chosen[name][0]["curve"]],
-        "experts": [_experts(each, chosen[each.name]) for each in contestants if chosen[each.name][0]["experts"]],
+        "experts": [
+            _experts(contestant, chosen[contestant.name])
+            for contestant in contestants
+            if chosen[contestant.name][0]["experts"]
+        ],
         "notes": notes,
         "config": config.to_dict(),
         "runs": list(results),
@@ -62,8 +68,8 @@ def comparisons(
 ) -> list[Comparison]:
     """The questions of a study, the main one first: each MoE against each dense model, then the other pairs of
     families, then the first family against each baseline. Holm's correction is over all of them."""
-    moe = [each.name for each in contestants if each.model == "moe"]
-    dense = [each.name for each in contestants if each.model == "dense"]
+    moe = [contestant.name for contestant in contestants if contestant.model == "moe"]
+    dense = [contestant.name for contestant in contestants if contestant.model == "dense"]
     names = [*moe, *dense]
     pairs = [(a, b) for a in moe for b in dense]
     pairs += [(b, a) for i, a in enumerate(names) for b in names[i + 1 :] if (a, b) not in pairs]
@@ -77,15 +83,19 @@ def comparisons(
 
 def _best(results: Sequence[Result], name: str, seed: int) -> Result:
     """The setting that the validation rows chose: the highest accuracy, then the lowest loss."""
-    mine = [each for each in results if (each["contestant"], each["seed"]) == (name, seed) and "diverged" not in each]
+    mine = [
+        result
+        for result in results
+        if (result["contestant"], result["seed"]) == (name, seed) and "diverged" not in result
+    ]
     if not mine:
         raise Failed(f"{name} diverged at every learning rate of seed {seed}; give lower learning_rates, another --out")
-    return max(mine, key=lambda each: (each["validation"]["accuracy"], -each["validation"]["log_loss"]))
+    return max(mine, key=lambda result: (result["validation"]["accuracy"], -result["validation"]["log_loss"]))
 
 
 def _test_share(chosen: Mapping[str, list[Result]]) -> float:
     """n_test/n_train, the same for everybody up to a row."""
-    return _mean([each["test_rows"] / each["train_rows"] for each in next(iter(chosen.values()))]) or 0.0
+    return _mean([result["test_rows"] / result["train_rows"] for result in next(iter(chosen.values()))]) or 0.0
 
 
 def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], share: float) -> Result:
@@ -93,15 +103,15 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
         "name": name,
         "label": label,
         "kind": "baseline" if name in BASELINES else "family",
-        "accuracy": estimate([each["test"]["accuracy"] for each in mine], share).to_dict(),
-        "log_loss": estimate([each["test"]["log_loss"] for each in mine], share).to_dict(),
+        "accuracy": estimate([result["test"]["accuracy"] for result in mine], share).to_dict(),
+        "log_loss": estimate([result["test"]["log_loss"] for result in mine], share).to_dict(),
         "total": mine[0]["total"],
         "active": mine[0]["active"],
         "flops": mine[0]["flops"],
-        "seconds": _mean([each["seconds"] for each in mine]),
-        "search_seconds": sum(each["seconds"] for each in results if each["contestant"] == name) / len(mine),
-        "settings": [each["setting"] for each in mine],
-        "scores": [each["test"]["accuracy"] for each in mine],
+        "seconds": _mean([result["seconds"] for result in mine]),
+        "search_seconds": sum(result["seconds"] for result in results if result["contestant"] == name) / len(mine),
+        "settings": [result["setting"] for result in mine],
+        "scores": [result["test"]["accuracy"] for result in mine],
         "budget": None,
     }
 
@@ -109,23 +119,23 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
 def _curve(name: str, label: str, mine: list[Result]) -> Result:
     """The validation accuracy over the steps: mean, lowest and highest of the seeds."""
     steps = [point[0] for point in mine[0]["curve"]]
-    accuracy_SP = np.array([[point[2] for point in each["curve"]] for each in mine])
+    accuracy_SP = np.array([[point[2] for point in result["curve"]] for result in mine])
     spread = {"mean": accuracy_SP.mean(0), "low": accuracy_SP.min(0), "high": accuracy_SP.max(0)}
     return {"name": name, "label": label, "steps": steps, **{key: value.tolist() for key, value in spread.items()}}
 
 
-def _experts(each: Family, mine: list[Result]) -> Result:
+def _experts(contestant: Family, mine: list[Result]) -> Result:
     """The first seed's experts as they are, as numbers of experts mean something else at every seed; and over the
     seeds what can be averaged."""
-    found = [result["experts"] for result in mine]
-    regimes = [next((g["information"] for g in e["groupings"] if g["name"] == "hidden regime"), None) for e in found]
-    energies = [e["energy"] for e in found if e["energy"]]
+    experts = [result["experts"] for result in mine]
+    regimes = [next((g["information"] for g in e["groupings"] if g["name"] == "hidden regime"), None) for e in experts]
+    energies = [e["energy"] for e in experts if e["energy"]]
     return {
-        "name": each.name,
-        "label": each.label,
+        "name": contestant.name,
+        "label": contestant.label,
         "seed": mine[0]["seed"],
-        **found[0],
-        "router_entropies": [e["router_entropy"] for e in found],
+        **experts[0],
+        "router_entropies": [e["router_entropy"] for e in experts],
         "regime_informations": None if None in regimes else regimes,
         "energy_aucs": [e["auc"] for e in energies] if energies else None,
     }
@@ -140,10 +150,10 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return None if any(value is None for value in values) else float(np.mean([v for v in values if v is not None]))
 
 
-def write(study: Study, found: Result) -> None:
+def write(study: Study, report: Result) -> None:
     """report.json first, then the page."""
     from gradproof.files import write_atomically
     from gradproof.report.page import render
 
-    write_atomically(study.path / "report.json", json.dumps(found, indent=1) + "\n")
-    write_atomically(study.path / "report.html", render("ablate.html", found))
+    write_atomically(study.path / "report.json", json.dumps(report, indent=1) + "\n")
+    write_atomically(study.path / "report.html", render("ablate.html", report))

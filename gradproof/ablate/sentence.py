@@ -7,16 +7,16 @@ from collections.abc import Mapping, Sequence
 from gradproof.ablate.statistics import Comparison, Estimate
 
 
-def answer(found: Comparison, labels: Mapping[str, str], on: str = "on this table") -> str:
+def answer(comparison: Comparison, labels: Mapping[str, str], on: str = "on this table") -> str:
     """One comparison: `first` helps, hurts, or there is no evidence. Without a test, only the difference."""
-    first, second = labels[found.first], labels[found.second]
-    figures = f"{points(found.difference.mean)} against {second}{interval(found.difference)}"
-    if found.p_holm is None:
+    first, second = labels[comparison.first], labels[comparison.second]
+    figures = f"{points(comparison.difference.mean)} against {second}{interval(comparison.difference)}"
+    if comparison.p_holm is None:
         return f"{first} {on}: {figures}; one seed tells nothing about chance"
-    if found.significant and found.difference.mean > 0:
-        return f"{first} helps {on}: {figures}{_chance(found)}"
-    hurts = "it hurts, " if found.significant else ""
-    return f"No evidence that {first} helps {on}: {hurts}{figures}{_chance(found)}"
+    if comparison.significant and comparison.difference.mean > 0:
+        return f"{first} helps {on}: {figures}{_chance(comparison)}"
+    hurts = "it hurts, " if comparison.significant else ""
+    return f"No evidence that {first} helps {on}: {hurts}{figures}{_chance(comparison)}"
 
 
 def summary(
@@ -37,20 +37,20 @@ def points(difference: float) -> str:
     return f"{_signed(difference)} points"
 
 
-def interval(found: Estimate) -> str:
-    if found.low is None or found.high is None:
+def interval(estimate: Estimate) -> str:
+    if estimate.low is None or estimate.high is None:
         return ""
-    return f", 95% interval {_signed(found.low)} to {_signed(found.high)}"
+    return f", 95% interval {_signed(estimate.low)} to {_signed(estimate.high)}"
 
 
-def _apart(found: Comparison) -> str:
+def _apart(comparison: Comparison) -> str:
     """How far apart, and whether that may be chance."""
-    apart = f"{abs(100 * found.difference.mean):.1f} points"
-    return apart if found.significant or found.p_holm is None else f"{apart} (within chance)"
+    apart = f"{abs(100 * comparison.difference.mean):.1f} points"
+    return apart if comparison.significant or comparison.p_holm is None else f"{apart} (within chance)"
 
 
-def _chance(found: Comparison) -> str:
-    p = found.p_holm or 0.0
+def _chance(comparison: Comparison) -> str:
+    p = comparison.p_holm or 0.0
     return f" (p {'< 0.001' if p < 0.001 else f'= {p:.2g}'} after Holm's correction)"
 
 

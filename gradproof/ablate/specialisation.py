@@ -23,7 +23,7 @@ BINS = 10
 
 def specialisation(trainer: Trainer, index_T: np.ndarray) -> dict[str, Any] | None:
     """The record for the trainer's model; None for one without experts."""
-    if getattr(trainer.model.config, "experts", 1) < 2:
+    if trainer.model.experts < 2:
         return None
     gates_TE, entropy_T, energy_T, right_T = _routed(trainer, index_T)
     share_TE = gates_TE / np.maximum(gates_TE.sum(1, keepdims=True), np.finfo(np.float64).tiny)
@@ -39,7 +39,7 @@ def specialisation(trainer: Trainer, index_T: np.ndarray) -> dict[str, Any] | No
         slots = [*category.values, *["other"] * category.other, *["missing"] * category.missing, "none"]
         code_T = np.where(rows.codes_RC[:, c] < 0, len(slots) - 1, rows.codes_RC[:, c])
         columns.append(grouping(category.name, slots, code_T, share_TE, first_T))
-    columns.sort(key=lambda each: -each["information"])
+    columns.sort(key=lambda column: -column["information"])
     return {
         "experts": gates_TE.shape[1],
         "load": share_TE.mean(0).tolist(),
@@ -107,5 +107,5 @@ def _routed(trainer: Trainer, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarr
         right_T = output.logits_TO[:, :C].argmax(1).cpu() == torch.from_numpy(np.asarray(chunk.outcome_R))
         energy_T = model.energy(saved)
         parts.append((output.gates_TE.double(), entropy_T, right_T, *([] if energy_T is None else [energy_T.double()])))
-    gates_TE, entropy_T, right_T, *energy = (torch.cat(each).cpu().numpy() for each in zip(*parts, strict=True))
+    gates_TE, entropy_T, right_T, *energy = (torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True))
     return gates_TE, entropy_T, energy[0] if energy else None, right_T

@@ -72,12 +72,12 @@ def compare(
     if len(a) != len(b):
         raise ValueError(f"{first} has {len(a)} scores and {second} {len(b)}; a paired test needs the same seeds")
     d_S = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    found = estimate(d_S.tolist(), test_share)
+    difference = estimate(d_S.tolist(), test_share)
     errors = 1 - float(np.mean(b))
-    fewer = found.mean / errors if errors > 0 else None
-    if found.deviation is None or not tested:
-        return Comparison(first, second, found, None, fewer, None)
-    return Comparison(first, second, found, _effect(found), fewer, p_value(d_S.tolist(), test_share))
+    fewer = difference.mean / errors if errors > 0 else None
+    if difference.deviation is None or not tested:
+        return Comparison(first, second, difference, None, fewer, None)
+    return Comparison(first, second, difference, _effect(difference), fewer, p_value(d_S.tolist(), test_share))
 
 
 def p_value(differences: Sequence[float], test_share: float) -> float:
@@ -95,11 +95,11 @@ def p_value(differences: Sequence[float], test_share: float) -> float:
 def holm(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """With `p_holm`: the i-th smallest of m p-values times m − i + 1, and never below the one before."""
     tested = sorted((i for i, c in enumerate(comparisons) if c.p is not None), key=lambda i: comparisons[i].p or 0.0)
-    found, floor = list(comparisons), 0.0
+    corrected, floor = list(comparisons), 0.0
     for rank, i in enumerate(tested):
         floor = max(floor, min(1.0, (comparisons[i].p or 0.0) * (len(tested) - rank)))
-        found[i] = comparisons[i]._replace(p_holm=floor)
-    return found
+        corrected[i] = comparisons[i]._replace(p_holm=floor)
+    return corrected
 
 
 def _effect(difference: Estimate) -> float | None:

@@ -69,13 +69,13 @@ class StudyConfig:
         for names in (self.families, self.baselines, self.learning_rates):
             if len(set(names)) < len(names):
                 raise ValueError(f"{', '.join(map(str, names))}: one of them is there twice")
-        if not all(isinstance(each, dict) for each in self.options.values()):
+        if not all(isinstance(table, dict) for table in self.options.values()):
             raise ValueError("options holds a table for each family: options.moe.experts = 8")
         if unknown := [name for name in self.options if name not in self.families]:
             raise ValueError(f"options are given for {unknown[0]!r}, which is none of {', '.join(self.families)}")
-        for each in self.contestants():
+        for contestant in self.contestants():
             for lr in self.learning_rates:
-                fill(TrainConfig, self.train_options(each, self.seed, lr))
+                fill(TrainConfig, self.train_options(contestant, self.seed, lr))
 
     def contestants(self) -> list[Family]:
         """The families, in the order given."""
@@ -84,12 +84,19 @@ class StudyConfig:
     def seed_list(self) -> list[int]:
         return list(range(self.seed, self.seed + self.seeds))
 
-    def train_options(self, each: Family, seed: int, lr: float) -> dict[str, Any]:
+    def train_options(self, contestant: Family, seed: int, lr: float) -> dict[str, Any]:
         """The options of one run, but for the shape of its model. Every run takes all of its steps: the best
         checkpoint is kept, but nobody is stopped early."""
         shared = ("data", "target", "metrics", "categorical", "ignore", "validation", "test", "steps", "batch")
         given = {name: getattr(self, name) for name in (*shared, "device", "precision")}
-        return {**given, **each.train_options(), "size": str(self.budget), "seed": seed, "lr": lr, "patience": None}
+        return {
+            **given,
+            **contestant.train_options(),
+            "size": str(self.budget),
+            "seed": seed,
+            "lr": lr,
+            "patience": None,
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -127,7 +134,7 @@ def start(out: Path | None, given: Mapping[str, Any]) -> Study:
     path = out or _folder(config)
     if (path / "study.json").is_file():
         return _again(path, given)
-    existing = next(each for each in (path, *path.absolute().parents) if each.exists())
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise ValueError(f"--out {path}: {existing} is a file; a study is a folder")
     if existing == path and any(path.iterdir()):

@@ -11,7 +11,7 @@ from typing import Any
 from gradproof.ablate.unit import Unit
 
 
-class StudyWatch:
+class TerminalStudyWatch:
     """`bar` is None where there is no terminal."""
 
     def __init__(self, bar: Any, done: int, total: int):
@@ -30,30 +30,30 @@ class StudyWatch:
 
     def ended(self, unit: Unit, result: dict[str, Any]) -> None:
         self.done += 1
-        found = "diverged" if "diverged" in result else f"validation {result['validation']['accuracy']:.2%}"
-        figures = f"{found} in {result['seconds']:.1f} s"
+        outcome = "diverged" if "diverged" in result else f"validation {result['validation']['accuracy']:.2%}"
+        figures = f"{outcome} in {result['seconds']:.1f} s"
         if self.bar is None:
             print(f"[{self.done} of {self.total}] {unit.name}: {figures}", file=sys.stderr, flush=True)
             return
         self.bar.remove_task(self.tasks.pop(unit.name))
-        each = (time.monotonic() - self.begun) / (self.done - self.before)
-        left = each * (self.total - self.done)
+        seconds_per_run = (time.monotonic() - self.begun) / (self.done - self.before)
+        left = seconds_per_run * (self.total - self.done)
         last = f"about {left / 60:.0f} min left" if left >= 90 else f"about {left:.0f} s left"
         self.bar.update(self.whole, completed=self.done, figures=f"{self.done} of {self.total}, {last}")
 
 
 @contextmanager
-def watching(done: int, total: int) -> Iterator[StudyWatch]:
+def watching(done: int, total: int) -> Iterator[TerminalStudyWatch]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield StudyWatch(None, done, total)
+        yield TerminalStudyWatch(None, done, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TaskProgressColumn())
     with Progress(*columns, TextColumn("{task.fields[figures]}"), console=console, transient=True) as bar:
-        yield StudyWatch(bar, done, total)
+        yield TerminalStudyWatch(bar, done, total)
 
 
 def show_study(record: dict[str, Any], console: Any) -> None:
@@ -64,19 +64,19 @@ def show_study(record: dict[str, Any], console: Any) -> None:
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for row in record["rows"]:
-        found = row["accuracy"]
-        span = "" if found["low"] is None else f"{100 * found['low']:.1f} to {100 * found['high']:.1f}"
+        accuracy = row["accuracy"]
+        span = "" if accuracy["low"] is None else f"{100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}"
         counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("total", "active")]
         flops = "" if row["flops"] is None else f"{row['flops'] / 1e6:,.3g}"
-        table.add_row(row["label"], f"{100 * found['mean']:.2f}", span, *counts, flops, f"{row['seconds']:.1f}")
+        table.add_row(row["label"], f"{100 * accuracy['mean']:.2f}", span, *counts, flops, f"{row['seconds']:.1f}")
     bayes = record["study"]["bayes"]
     if bayes is not None:
         table.add_row("best possible", f"{100 * bayes:.2f}")
     console.print(table)
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
-    for each in record["answers"][1:]:
-        console.print(f"{each}.", soft_wrap=True, markup=False)
+    for answer in record["answers"][1:]:
+        console.print(f"{answer}.", soft_wrap=True, markup=False)
     console.print(record["summary"], soft_wrap=True, markup=False, style="bold")
 
 
@@ -87,11 +87,11 @@ def show_budgets(listed: Sequence[dict[str, Any]], console: Any) -> None:
     table = Table("family", "parameters", "active", "MFLOP/row", "off", "shape", box=None, pad_edge=False)
     for column in table.columns[1:5]:
         column.justify = "right"
-    for each in listed:
-        counts = [f"{each[name]:,}" for name in ("total", "active")]
-        shape = ", ".join(f"{name} {value}" for name, value in each["shape"].items())
-        table.add_row(each["family"], *counts, f"{each['flops'] / 1e6:,.3g}", f"{each['off']:+.2%}", shape)
+    for solved in listed:
+        counts = [f"{solved[name]:,}" for name in ("total", "active")]
+        shape = ", ".join(f"{name} {value}" for name, value in solved["shape"].items())
+        table.add_row(solved["family"], *counts, f"{solved['flops'] / 1e6:,.3g}", f"{solved['off']:+.2%}", shape)
     console.print(table)
-    for each in listed:
-        if each["note"]:
-            console.print(f"  {each['note']}", style="dim", markup=False)
+    for solved in listed:
+        if solved["note"]:
+            console.print(f"  {solved['note']}", style="dim", markup=False)

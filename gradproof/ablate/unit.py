@@ -15,8 +15,6 @@ from typing import Any
 from gradproof.ablate.study import BASELINES, Study
 from gradproof.files import write_atomically
 
-Progress = Callable[[int, int], None]
-
 
 @dataclass(frozen=True)
 class Unit:
@@ -41,13 +39,13 @@ class Unit:
 def finished(unit: Unit) -> dict[str, Any] | None:
     """The result of a unit that needs nothing more."""
     try:
-        found = json.loads((Path(unit.folder) / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((Path(unit.folder) / "result.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) else None
+    return result if isinstance(result, dict) else None
 
 
-def work(unit: Unit, progress: Progress) -> dict[str, Any]:
+def work(unit: Unit, progress: Callable[[int, int], None]) -> dict[str, Any]:
     """Does what is left of the unit, and returns its result, which is on disk by then."""
     import torch
 
@@ -67,7 +65,7 @@ class _Watch:
 
     unit = "rows"
 
-    def __init__(self, progress: Progress):
+    def __init__(self, progress: Callable[[int, int], None]):
         self.progress = progress
 
     def say(self, sentence: str) -> None:
@@ -94,7 +92,7 @@ def _share_table(data: Path, folder: Path) -> None:
         os.link(file, place)
 
 
-def _trained(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
+def _trained(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     from gradproof.ablate.specialisation import specialisation
     from gradproof.data.split import TEST, TRAIN
     from gradproof.train.loop import Diverged, Trainer, prove
@@ -129,7 +127,7 @@ def _trained(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
         }
 
 
-def _fitted(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
+def _fitted(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     import numpy as np
 
     from gradproof.ablate.baselines import fit
@@ -141,7 +139,7 @@ def _fitted(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
     config = resolve(unit.given)
     _share_table(Path(unit.data), folder)
     source = open_source(config.source, folder)
-    found = fit(unit.contestant, source, unit.value, config, unit.budget, progress)
+    fitted = fit(unit.contestant, source, unit.value, config, unit.budget, progress)
 
     def scored(probability_TC: np.ndarray, part: int) -> dict[str, Any]:
         outcome_T = np.asarray(source.rows.outcome_R[source.index(part)])
@@ -149,18 +147,18 @@ def _fitted(unit: Unit, folder: Path, progress: Progress) -> dict[str, Any]:
         return {"rows": len(outcome_T), "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T)}
 
     return {
-        "validation": scored(found.validation_TC, VALIDATION),
-        "test": scored(found.test_TC, TEST),
+        "validation": scored(fitted.validation_TC, VALIDATION),
+        "test": scored(fitted.test_TC, TEST),
         "train_rows": len(source.index(TRAIN)),
         "test_rows": len(source.index(TEST)),
-        "seconds": found.seconds,
-        "steps": found.steps,
-        "best_step": found.best_step,
-        "total": found.parameters,
-        "active": found.parameters,
-        "flops": found.flops,
+        "seconds": fitted.seconds,
+        "steps": fitted.steps,
+        "best_step": fitted.best_step,
+        "total": fitted.parameters,
+        "active": fitted.parameters,
+        "flops": fitted.flops,
         "bayes": _bayes(source, source.index(TEST)),
-        "curve": [list(point) for point in found.curve],
+        "curve": [list(point) for point in fitted.curve],
         "experts": None,
     }
 
@@ -175,25 +173,27 @@ def units(study: Study, solved: dict[tuple[str, int], Any]) -> list[Unit]:
     family and seed."""
     from gradproof.ablate.baselines import NAMES, SETTINGS
 
-    config, found = study.config, []
+    config, planned = study.config, []
     for seed in config.seed_list():
-        for each in config.contestants():
-            shape = solved[each.name, seed]
+        for contestant in config.contestants():
+            shape = solved[contestant.name, seed]
             for lr in config.learning_rates:
-                given = config.train_options(each, seed, lr)
-                given["model_options"] = {**each.options, **shape.shape}
+                given = config.train_options(contestant, seed, lr)
+                given["model_options"] = {**contestant.options, **shape.shape}
                 figures = {
                     name: value for name, value in shape.to_dict().items() if name in ("total", "active", "flops")
                 }
-                found.append(_unit(study, each.name, seed, f"lr-{lr:g}", lr, each.encoding, given, figures))
+                planned.append(
+                    _unit(study, contestant.name, seed, f"lr-{lr:g}", lr, contestant.encoding, given, figures)
+                )
         plain = config.contestants()[0]
         for name in config.baselines:
             for value in SETTINGS.get(name, config.learning_rates):
                 rate = value if name == "mlp" else config.learning_rates[0]
                 given = config.train_options(plain, seed, rate)
                 given |= {"model": "moe", "router": "softmax", "encoding": "onehot", "model_options": {}}
-                found.append(_unit(study, name, seed, f"{NAMES[name]}-{value:g}", value, "onehot", given, {}))
-    return found
+                planned.append(_unit(study, name, seed, f"{NAMES[name]}-{value:g}", value, "onehot", given, {}))
+    return planned
 
 
 def _unit(

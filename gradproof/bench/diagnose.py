@@ -47,7 +47,7 @@ def overheads(device: str, rows: int) -> list[dict[str, Any]]:
     listed = []
     given = [torch.randn(shape, device=device) for shape in ((rows, 128), (128, 128), (128,))]
     for name, call in CALLS.items():
-        found: dict[str, list[float]] = {way: [] for way in WAYS}
+        microseconds: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(REPEATS):
             for way, context in WAYS.items():
                 with context():
@@ -58,8 +58,8 @@ def overheads(device: str, rows: int) -> list[dict[str, Any]]:
                     for _ in range(INNER):
                         call(*inside)
                     _wait(device)
-                    found[way].append((time.perf_counter() - started) / INNER * 1e6)
-        listed.append({"op": name, **{way: statistics.median(times) for way, times in found.items()}})
+                    microseconds[way].append((time.perf_counter() - started) / INNER * 1e6)
+        listed.append({"op": name, **{way: statistics.median(times) for way, times in microseconds.items()}})
     return listed
 
 
@@ -77,12 +77,12 @@ def nano(device: str, rows: int) -> dict[str, Any]:
     started = time.perf_counter()
     with settled():
         specimen = ModelSpecimen(model, Loss("cross_entropy"), x_TI, target_T, name="nano")
-        found = examine(specimen, checked_formats(PRECISIONS), "cast", 8, 0, lambda what: None)
+        diagnosis = examine(specimen, checked_formats(PRECISIONS), "cast", 8, 0, lambda what: None)
     return {
         "rows": rows,
         "replicas": 8,
         "formats": len(PRECISIONS),
-        "verdict": found.verdict,
+        "verdict": diagnosis.verdict,
         "seconds": _since(started),
     }
 
@@ -110,12 +110,12 @@ class Large(nn.Module):
 
 def large(device: str) -> dict[str, Any]:
     """Seconds and peak bytes of diagnosing `Large` on 512 tokens, beside those of a plain float64 step."""
-    found = {}
+    costs = {}
     for what in ("step", "diagnose"):
         command = [sys.executable, "-m", "gradproof.bench.diagnose", what, device]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        found[what] = json.loads(done.stdout.splitlines()[-1])
-    return {**found, "memory_ratio": found["diagnose"]["bytes"] / found["step"]["bytes"]}
+        costs[what] = json.loads(done.stdout.splitlines()[-1])
+    return {**costs, "memory_ratio": costs["diagnose"]["bytes"] / costs["step"]["bytes"]}
 
 
 def _alone(what: str, device: str) -> dict[str, Any]:
@@ -131,8 +131,12 @@ def _alone(what: str, device: str) -> dict[str, Any]:
         module.double()(tokens).square().mean().backward()
         _wait(device)
     else:
-        found = diagnose(module, (tokens,), device=device, progress=lambda stage: print(stage, file=sys.stderr))
-        record |= {"verdict": found.verdict, "summary": found.summary, "replicas": found.precisions[0].replicas}
+        diagnosis = diagnose(module, (tokens,), device=device, progress=lambda stage: print(stage, file=sys.stderr))
+        record |= {
+            "verdict": diagnosis.verdict,
+            "summary": diagnosis.summary,
+            "replicas": diagnosis.precisions[0].replicas,
+        }
     return {**record, "seconds": _since(started), "bytes": _peak(device) - before}
 
 

@@ -89,9 +89,9 @@ def latency(folder: Path, decisions: int, *, learning: bool = False) -> dict[str
     decider.close()
     store.close()
     p50, p90, p99 = (float(np.percentile(times, q)) for q in (50, 90, 99))
-    found = {"decisions": len(times), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max(times)}
+    wall = {"decisions": len(times), "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max(times)}
     cpu = {"cpu_p50_ms": float(np.percentile(own, 50)), "cpu_p99_ms": float(np.percentile(own, 99))}
-    return found | cpu | {"swaps": swapped}
+    return wall | cpu | {"swaps": swapped}
 
 
 def killed(
@@ -104,7 +104,7 @@ def killed(
         acks = _until_killed(folder, draws, longest, start)
         acknowledged += len(acks)
         store = Store(folder)
-        known = {each["decision"] for each in store.journal.signals()}
+        known = {entry["decision"] for entry in store.journal.signals()}
         lost += sum(id not in known for id in acks)
         serving = load_serving(store)
         assert 0.0 <= serving.probability("Bash\ncommand: ls") <= 1.0

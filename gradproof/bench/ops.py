@@ -122,8 +122,8 @@ def norm_gelu(
         except Exception as error:
             failed[name] = first_line(error)
     moved = 5 * rows * width * dy_TH.element_size()  # h in, y out; dy and h in, dh out
-    found, forward = _turns(whole, device, quick), _turns(alone, device, quick)
-    entries = _entries(found, moved, [name for name in made if name in found])
+    timings, forward = _turns(whole, device, quick), _turns(alone, device, quick)
+    entries = _entries(timings, moved, [name for name in made if name in timings])
     for entry in entries:
         entry["forward_ms"] = forward[entry["name"]].ms
     entries += [{"name": name, "error": error} for name, error in failed.items()]
@@ -166,8 +166,8 @@ def adamw(
             failed[name] = first_line(error)
     contestants["torch, each parameter"] = _torch_adamw([(params[name], params.grads[name]) for name in params])
     contestants["torch, one buffer"] = _torch_adamw([(params.flat_P, params.grad_P)])
-    found = _turns(contestants, device, quick)
-    entries = _entries(found, 28 * params.count, list(contestants))  # p, g, m, v in; p, m, v out
+    timings = _turns(contestants, device, quick)
+    entries = _entries(timings, 28 * params.count, list(contestants))  # p, g, m, v in; p, m, v out
     entries += [{"name": name, "error": error} for name, error in failed.items()]
     del contestants, model, params
     free(device)
@@ -187,12 +187,12 @@ def _turns(contestants: Mapping[str, Callable[[], object]], device: str, quick: 
     return interleaved(contestants, device, rounds, seconds)
 
 
-def _entries(found: Mapping[str, Timing], moved: int, order: Sequence[str]) -> list[dict[str, Any]]:
+def _entries(timings: Mapping[str, Timing], moved: int, order: Sequence[str]) -> list[dict[str, Any]]:
     """`moved` is the least that must go through memory."""
     entries = []
     for name in order:
-        timing = found[name]
+        timing = timings[name]
         entry = {"name": name, "ms": timing.ms, "quartiles": list(timing.quartiles)}
-        entry |= {"ratio": timing.ms / found[order[0]].ms, "gb_per_s": moved / (timing.ms * 1e-3) / 1e9}
+        entry |= {"ratio": timing.ms / timings[order[0]].ms, "gb_per_s": moved / (timing.ms * 1e-3) / 1e9}
         entries.append(entry)
     return entries

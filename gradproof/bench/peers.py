@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gradproof.bench.transformer import Eager
+from gradproof.ops.layernorm import EPS
+from gradproof.train.loss import Target
+from gradproof.train.step import DTYPES
 
-EPS = 1e-5
 RATE, DECAY = 3e-4, 0.01
 SETTLING = 3  # steps before the figures of a peer mean anything; as many as a capture asks for
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Compiled = Literal["default", "reduce-overhead"]
-Target = Tensor | tuple[Tensor, ...]
 
 
 class OurModel(Protocol):
@@ -297,7 +297,7 @@ class Peer:
 
     def capture(self, stream: torch.cuda.Stream, x_TI: Tensor, target_T: Target) -> Tensor:
         """Records one step, gradients included, and replays it."""
-        self.given = [each.clone() for each in (x_TI, *tensors(target_T))]
+        self.given = [tensor.clone() for tensor in (x_TI, *tensors(target_T))]
         own = tuple(self.given[1:]) if isinstance(target_T, tuple) else self.given[1]
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
@@ -338,20 +338,20 @@ def named(module: nn.Module, grads: bool = False) -> dict[str, Tensor]:
     if isinstance(module, Sequential):
         return dict(_chain("", module.layers, part))
     assert isinstance(module, (Loop, Stacked))
-    found = {"router.weight": part(module.router.weight), "router.bias": part(module.router.bias)}
+    parts = {"router.weight": part(module.router.weight), "router.bias": part(module.router.bias)}
     if isinstance(module, Loop):
         for e, expert in enumerate(module.experts):
-            found |= dict(_chain(f"experts.{e}.", expert, part))
-        return found
+            parts |= dict(_chain(f"experts.{e}.", expert, part))
+        return parts
     last = len(module.gammas)
     kinds = {"linear.{}.weight": module.weights, "linear.{}.bias": module.biases}
     kinds |= {"norm.{}.weight": module.gammas, "norm.{}.bias": module.betas}
     for pattern, layers in kinds.items():
         for i, stacked in enumerate(layers):
-            for e, each in enumerate(part(stacked)):
-                used = each[: module.outputs] if i == last else each
-                found[f"experts.{e}.{pattern.format(i)}"] = used
-    return found
+            for e, tensor in enumerate(part(stacked)):
+                used = tensor[: module.outputs] if i == last else tensor
+                parts[f"experts.{e}.{pattern.format(i)}"] = used
+    return parts
 
 
 def _chain(prefix: str, layers: nn.Module, part: Any) -> Iterable[tuple[str, Tensor]]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle, pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Target, Way, dense_widths, expert_widths, peers_of
+from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Way, dense_widths, expert_widths, peers_of
 from gradproof.bench.timing import Timing, interleaved, product_peak, summary, wait
 from gradproof.bench.transformer import useful_flops as transformer_flops
 from gradproof.heap import give_back
 from gradproof.streams import seeded
+from gradproof.train.loss import Target
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, would announce itself
 
@@ -88,7 +89,7 @@ ON_REQUEST = {
     "cuda": ("dense-all-compiled-captured", "grouped_mm-compiled-captured", "compiled-captured"),
 }
 OTHERWISE_ROWS = {"cpu": 64, "cuda": 8192}
-Batches = Sequence[tuple[Tensor, Target]]
+StepBatches = Sequence[tuple[Tensor, Target]]
 
 
 def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
@@ -113,14 +114,15 @@ def chosen_peers(names: Sequence[str] | None, case: StepCase, device: str) -> di
     return {name: way for name, way in there.items() if name in names}
 
 
-def check_peers(names: Sequence[str], listed: Iterable[StepCase], device: str) -> None:
+def check_peers(names: Sequence[str], listed: Sequence[StepCase], device: str) -> None:
     """Refuses a name that no case of this run knows."""
     for name in names:
         if name not in NAMES:
             raise ValueError(f"there is no peer {name!r}; the peers are {', '.join(NAMES)}")
         if not any(name in peers_of(case.family, device) for case in listed):
-            kind = "a CUDA graph needs --device cuda" if name.endswith("captured") else "no size of this run has it"
-            raise ValueError(f"peer {name!r} cannot be run here: {kind}")
+            on_a_gpu = any(name in peers_of(case.family, "cuda") for case in listed)
+            reason = "a CUDA graph needs --device cuda" if on_a_gpu else "no size of this run has it"
+            raise ValueError(f"peer {name!r} cannot be run here: {reason}")
 
 
 def useful_flops(case: StepCase) -> float:
@@ -174,26 +176,26 @@ def measure(
     if ours.kernels:
         row["kernels"] = ours.kernels
     work = useful_flops(case)
-    found: list[dict[str, Any]] = []
+    peer_entries: list[dict[str, Any]] = []
     blocks: list[float] = []
     for name, way in peers.items():
         say(f"{case}: {name}")
         try:
             entry, own = _against(name, way, ours, device, precision, quick)
-            found.append(entry)
+            peer_entries.append(entry)
             blocks += own
         except Exception as error:
-            found.append({"name": name, "error": first_line(error)})
+            peer_entries.append({"name": name, "error": first_line(error)})
         free(device)
     if not blocks:  # no peer, or none that ran
         blocks += _turns({OURS: ours.run}, device, quick)[OURS].blocks
-    entries = [{"name": OURS, **_figures(summary(blocks)), "ratio": 1.0, "peak_bytes": ours.peak_bytes}, *found]
+    entries = [{"name": OURS, **_figures(summary(blocks)), "ratio": 1.0, "peak_bytes": ours.peak_bytes}, *peer_entries]
     for entry in entries:
         if "ms" in entry:
             entry["useful_tflops"] = work / (entry["ms"] * 1e-3) / 1e12
             entry["share_of_peak"] = entry["useful_tflops"] / peak_tflops if peak_tflops else None
             entry["memory_ratio"] = entry["peak_bytes"] / ours.peak_bytes
-    return {**row, "contestants": entries, **_best(found)}
+    return {**row, "contestants": entries, **_best(peer_entries)}
 
 
 class Ours:
@@ -249,7 +251,7 @@ class Ours:
             self.step(*batch)
 
 
-def batches(case: StepCase, device: str) -> Batches:
+def batches(case: StepCase, device: str) -> StepBatches:
     """Random rows and targets, the same for everybody."""
     config, generator = case.config, seeded("bench", "step", case.rows)
     if case.family == "transformer":
@@ -283,10 +285,10 @@ def _against(
     peer = Peer(way, ours.model, device, precision)
     most = _peak(peer, ours.batches, before, device)
     turn = cycle(ours.batches)
-    found = _turns({OURS: ours.run, name: lambda: peer(*next(turn))}, device, quick)
-    entry = {"name": name, "graphs": peer.graphs, **_figures(found[name])}
-    entry |= {"ratio": found[name].ms / found[OURS].ms, "ours_ms": found[OURS].ms, "peak_bytes": most}
-    return entry, found[OURS].blocks
+    timings = _turns({OURS: ours.run, name: lambda: peer(*next(turn))}, device, quick)
+    entry = {"name": name, "graphs": peer.graphs, **_figures(timings[name])}
+    entry |= {"ratio": timings[name].ms / timings[OURS].ms, "ours_ms": timings[OURS].ms, "peak_bytes": most}
+    return entry, timings[OURS].blocks
 
 
 def _forget(device: str, way: Way) -> None:
@@ -302,7 +304,7 @@ def _forget(device: str, way: Way) -> None:
         torch.cuda.empty_cache()
 
 
-def _peak(peer: Peer, rows: Batches, before: int, device: str) -> int:
+def _peak(peer: Peer, rows: StepBatches, before: int, device: str) -> int:
     """The most that a peer holds in a step, all by itself: parameters, gradients, moments, activations, graphs."""
     from gradproof.train.peak import peak_bytes
 
@@ -330,9 +332,9 @@ def _figures(timing: Timing) -> dict[str, Any]:
     return {"ms": timing.ms, "quartiles": list(timing.quartiles)}
 
 
-def _best(found: list[dict[str, Any]]) -> dict[str, Any]:
+def _best(peer_entries: list[dict[str, Any]]) -> dict[str, Any]:
     """The fastest peers, by the ratio to ours in their own turns."""
-    ran = [entry for entry in found if "ratio" in entry]
+    ran = [entry for entry in peer_entries if "ratio" in entry]
 
     def fastest(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
         best = min(entries, key=lambda entry: entry["ratio"], default=None)

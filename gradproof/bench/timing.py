@@ -55,8 +55,8 @@ def product_peak(device: str, dtype: torch.dtype | None = None) -> float:
     side, usual = PRODUCTS[device]
     a, b = (torch.randn(side, side, device=device).to(dtype or usual) for _ in range(2))
     out = torch.empty_like(a)
-    found = interleaved({"product": lambda: torch.mm(a, b, out=out)}, device, rounds=15, seconds=3.0)
-    return 2 * side**3 / (found["product"].ms * 1e-3) / 1e12
+    timings = interleaved({"product": lambda: torch.mm(a, b, out=out)}, device, rounds=15, seconds=3.0)
+    return 2 * side**3 / (timings["product"].ms * 1e-3) / 1e12
 
 
 def wait(device: str) -> None:

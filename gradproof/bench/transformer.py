@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-EPS = 1e-5
+from gradproof.ops.layernorm import EPS
 
 
 class Attention(nn.Module):

@@ -30,7 +30,7 @@ def tune(
         return lambda: step(x_TI, target)
 
     usual = dict(registry.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
-    found = []
+    orders = []
     for op in (*shape.ops, *shape.fused):
         registry.tune(op, shape, [])
         admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
@@ -43,5 +43,5 @@ def tune(
         order = sorted(times, key=lambda kernel: times[kernel].ms)
         registry.tune(op, shape, order)
         usual[op] = order[0]
-        found.append({"op": op, "order": [{"kernel": kernel, "ms": times[kernel].ms} for kernel in order]})
-    return found
+        orders.append({"op": op, "order": [{"kernel": kernel, "ms": times[kernel].ms} for kernel in order]})
+    return orders

@@ -20,7 +20,7 @@ from gradproof.commands.options import (
     Device,
     Ignore,
     Json,
-    Target,
+    TargetColumn,
     said,
 )
 from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, progress_of, write
@@ -35,7 +35,7 @@ class MatchOption(StrEnum):
 def ablate(
     config: ConfigFile = None,
     data: Data = None,
-    target: Target = None,
+    target: TargetColumn = None,
     ignore: Ignore = None,
     budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
     match: Annotated[
@@ -89,7 +89,7 @@ def ablate(
         lists = dict(families=families, ignore=ignore)
         given = read_config(config) if config else {}
         given |= said(**flags, jobs=jobs, device=device, seed=seed)
-        given |= {name: [each.strip() for each in value.split(",")] for name, value in said(**lists).items()}
+        given |= {name: [word.strip() for word in value.split(",")] for name, value in said(**lists).items()}
         known = out is not None and (out / "study.json").is_file()
         if not known:
             wanted = fill(StudyConfig, given)
@@ -120,8 +120,8 @@ def _preview(config: Any, json: str | None) -> None:
     from gradproof.ablate.terminal_watch import show_budgets
 
     with TemporaryDirectory() as folder:
-        found = preview(config, Path(folder))
-    listed = [{"family": s.family, **s.to_dict(), "shape": s.shape, "note": s.note()} for s in found]
+        solved = preview(config, Path(folder))
+    listed = [{"family": s.family, **s.to_dict(), "shape": s.shape, "note": s.note()} for s in solved]
     show_budgets(listed, console_for(json))
     record = {"budget": config.budget, "match": config.match, "families": listed}
     write(record, dumps(record, indent=1), json)
@@ -177,6 +177,6 @@ def _planned(plan: Any, ray: bool) -> dict[str, Any]:
         else:
             run_all(unfinished, plan.jobs, watch)
     results = [result for unit in plan.units if (result := finished(unit)) is not None]
-    found = record(plan.study, plan.solved, results, plan.notes)
-    write(plan.study, found)
-    return found
+    study_record = record(plan.study, plan.solved, results, plan.notes)
+    write(plan.study, study_record)
+    return study_record

@@ -85,8 +85,8 @@ def bench(
             from gradproof.bench import ops
 
             with stages() as say:
-                found = ops.suite(device.value, _precision(device, precision), rows, quick, say)
-                _show_rows(found, show_op, json)
+                records = ops.suite(device.value, _precision(device, precision), rows, quick, say)
+                _show_rows(records, show_op, json)
         elif suite == "gate":
             _bench_gate(quick, json)
         else:
@@ -119,8 +119,8 @@ def _tune(
     listed: list[dict[str, Any]] = []
     with stages() as say:
         for case in cases(device.value, size, rows):
-            found = tune.tune(case, device.value, _precision(device, precision), quick, say)
-            listed.append({"size": case.size, "rows": case.rows, "ops": found})
+            tuned = tune.tune(case, device.value, _precision(device, precision), quick, say)
+            listed.append({"size": case.size, "rows": case.rows, "ops": tuned})
     show_tuned(listed, console_for(json))
     record = {"suite": "tune", "device": device.value, "rows": listed}
     write(record, dumps(record, indent=1), json)
@@ -141,18 +141,18 @@ def _bench_step(
     names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
     step.check_peers(names or [], listed, device.value)
     with stages() as say:
-        found = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
-        record = _show_rows(found, show_step, json)
+        records = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
+        record = _show_rows(records, show_step, json)
     if any("error" in row["contestants"][0] for row in record["rows"]):
         raise typer.Exit(STOPPED)
 
 
-def _show_rows(found: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
+def _show_rows(records: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
     """Shows the newest row of each record, and writes the file anew: who is cut off keeps what was measured."""
     from json import dumps
 
     record: dict[str, Any] = {}
-    for record in found:
+    for record in records:
         show(record["rows"][-1], console_for(json))
         if json != "-":
             write(record, dumps(record, indent=1), json)
@@ -195,15 +195,15 @@ def show_diagnose_bench(record: dict[str, Any], console: Any) -> None:
     table = Table("op", *ways, "overhead", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for each in record["overheads"]:
-        added = f"{each['nearest'] - each['plain']:.0f} µs"
-        table.add_row(each["op"], *(f"{each[way]:.0f}" for way in ways), added)
+    for overhead in record["overheads"]:
+        added = f"{overhead['nearest'] - overhead['plain']:.0f} µs"
+        table.add_row(overhead["op"], *(f"{overhead[way]:.0f}" for way in ways), added)
     console.print(table)
     console.print(f"microseconds a call on [{record['rows']}, 128], medians, interleaved", style="dim")
-    found = record["nano"]
+    nano = record["nano"]
     console.print(
-        f"nano, {found['rows']} rows, {found['formats']} formats, {found['replicas']} replicas each: "
-        f"{found['verdict']} in {found['seconds']:.1f} s",
+        f"nano, {nano['rows']} rows, {nano['formats']} formats, {nano['replicas']} replicas each: "
+        f"{nano['verdict']} in {nano['seconds']:.1f} s",
         soft_wrap=True,
     )
 
@@ -234,7 +234,7 @@ def show_step(row: dict[str, Any], console: Any) -> None:
         table.add_row(
             entry["name"],
             in_ms(entry["ms"]),
-            "–".join(in_ms(each) for each in entry["quartiles"]),
+            "–".join(in_ms(quartile) for quartile in entry["quartiles"]),
             f"{entry['ratio']:.2f}x",
             "" if share is None else f"{share:.1%}",
             in_bytes(entry["peak_bytes"]),
@@ -264,7 +264,7 @@ def show_op(row: dict[str, Any], console: Any) -> None:
         column.justify = "right"
     for entry in sorted((e for e in row["contestants"] if "ms" in e), key=lambda e: e["ms"]):
         forward = in_ms(entry["forward_ms"]) if "forward_ms" in entry else ""
-        quartiles = "–".join(in_ms(each) for each in entry["quartiles"])
+        quartiles = "–".join(in_ms(quartile) for quartile in entry["quartiles"])
         figures = (in_ms(entry["ms"]), quartiles, forward, f"{entry['ratio']:.2f}x", f"{entry['gb_per_s']:.3g}")
         table.add_row(entry["name"], *figures)
     console.print(table)
@@ -277,10 +277,10 @@ def show_tuned(listed: list[dict[str, Any]], console: Any) -> None:
     """A table for each size."""
     from rich.table import Table
 
-    for each in listed:
-        console.print(f"\n{each['size']}, {each['rows']:,} rows")
+    for case in listed:
+        console.print(f"\n{case['size']}, {case['rows']:,} rows")
         table = Table("op", "kernel", "ms a step", box=None, pad_edge=False)
-        for op in each["ops"]:
+        for op in case["ops"]:
             for i, timed in enumerate(op["order"]):
                 table.add_row("" if i else op["op"], timed["kernel"], f"{timed['ms']:.3f}")
         console.print(table)
@@ -290,11 +290,11 @@ def show_tuned(listed: list[dict[str, Any]], console: Any) -> None:
 def show_gate(record: dict[str, Any], console: Any) -> None:
     """A decision's time alone and beside the learner, and what kills cost."""
     for name, what in (("alone", "alone"), ("learning", "while the learner trains")):
-        found = record[name]
+        timed = record[name]
         console.print(
-            f"decision, {record['tokens']} tokens, {what}: median {found['p50_ms']:.2f} ms, 99th percentile"
-            f" {found['p99_ms']:.2f} ms (of the thread's own work {found['cpu_p50_ms']:.2f} and"
-            f" {found['cpu_p99_ms']:.2f} ms; {found['decisions']:,} decisions, {found['swaps']} new versions taken)"
+            f"decision, {record['tokens']} tokens, {what}: median {timed['p50_ms']:.2f} ms, 99th percentile"
+            f" {timed['p99_ms']:.2f} ms (of the thread's own work {timed['cpu_p50_ms']:.2f} and"
+            f" {timed['cpu_p99_ms']:.2f} ms; {timed['decisions']:,} decisions, {timed['swaps']} new versions taken)"
         )
     kills = record["kills"]
     console.print(

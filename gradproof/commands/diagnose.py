@@ -77,12 +77,12 @@ def diagnose(
         words = ("bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive")
         if not chosen <= set(words):
             raise ValueError(f"--fail-on {min(chosen - set(words))!r}: a verdict is one of {', '.join(words)}")
-        found = _diagnose(subject, [name.strip() for name in precisions.split(",")], policy, device, seed)
-        show_diagnosis(found, console_for(json))
-        write(found.to_dict(), found.to_json(), json, html, "diagnose.html")
-        if chosen & {found.verdict, *(p.verdict for p in found.precisions)}:
+        diagnosis = _diagnose(subject, [name.strip() for name in precisions.split(",")], policy, device, seed)
+        show_diagnosis(diagnosis, console_for(json))
+        write(diagnosis.to_dict(), diagnosis.to_json(), json, html, "diagnose.html")
+        if chosen & {diagnosis.verdict, *(p.verdict for p in diagnosis.precisions)}:
             raise typer.Exit(EXIT["refuted"])
-        raise typer.Exit(EXIT["inconclusive"] if found.verdict == "inconclusive" else 0)
+        raise typer.Exit(EXIT["inconclusive"] if diagnosis.verdict == "inconclusive" else 0)
 
 
 def _diagnose(subject: str, precisions: list[str], policy: CastOption | None, device: Device, seed: int) -> Diagnosis:

@@ -26,13 +26,15 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
-Folder = Annotated[Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")]
+StoreFolder = Annotated[
+    Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")
+]
 HERE = Path(".gate")
 
 
 @app.command()
 def init(
-    store: Folder = HERE,
+    store: StoreFolder = HERE,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -77,7 +79,7 @@ def decide(
     call: Annotated[
         str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
     ] = None,
-    store: Folder = HERE,
+    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -113,7 +115,7 @@ def feedback(
         str,
         typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
     ],
-    store: Folder = HERE,
+    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -138,7 +140,7 @@ def feedback(
 
 @app.command()
 def learn(
-    store: Folder = HERE,
+    store: StoreFolder = HERE,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
     ] = False,
@@ -176,7 +178,7 @@ def learn(
 
 
 @app.command()
-def status(store: Folder = HERE, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
+def status(store: StoreFolder = HERE, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
 
     Example:
@@ -197,7 +199,7 @@ def rollback(
     version: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
     ] = None,
-    store: Folder = HERE,
+    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -329,7 +331,7 @@ def _init(folder: Path, data: Path | None, given: dict[str, Any], seed: int, say
         rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
         learned, held = founding.split(rows, seed)
         trained = founding.train(learned, seed, say), learned, held
-    with _opened(lambda each: Store.create(each, settings), folder) as store:
+    with _opened(lambda path: Store.create(path, settings), folder) as store:
         if trained is not None:
             founding.found(store, *trained, people=data is not None)
         return status_of(store)

@@ -39,7 +39,7 @@ Data = Annotated[
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
-Target = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
+TargetColumn = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
 Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
 
 

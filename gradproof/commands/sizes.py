@@ -40,22 +40,25 @@ def sizes(
 
         check_outputs(json, None)
         sized = {**named(), "gate": (GateNetwork, GateConfig())}
-        found = [cost(name, config, rows, device.value) for name, (_, config) in sized.items()]
+        costs = [cost(name, config, rows, device.value) for name, (_, config) in sized.items()]
         chosen = [name.strip() for name in measure.split(",")] if measure is not None else []
         for name in chosen:
             if name not in sized:
                 raise ValueError(f"there is no size {name!r} to measure; the sizes are {', '.join(sized)}")
         check_device(device)
         peaks = _measured({name: sized[name] for name in chosen}, rows, device) if chosen else {}
-        listed = [{**each._asdict(), "total": each.total, "measured": peaks.get(each.name)} for each in found]
+        listed = [
+            {**size_cost._asdict(), "total": size_cost.total, "measured": peaks.get(size_cost.name)}
+            for size_cost in costs
+        ]
         record = {"rows": rows, "device": device.value, "sizes": listed}
         write(record, dumps(record, indent=1), json)
         console_for(json).print(sizes_table(listed))
         console_for(json).print(f"MiB, fp32; activated and working: of {rows:,} rows or tokens (--rows)", style="dim")
-        for each in listed:
-            if each["measured"] is not None:
-                ratio = each["measured"] / each["total"]
-                said = f"{each['name']}: {in_bytes(each['measured'])} measured, {ratio:.3f} of what is predicted"
+        for size in listed:
+            if size["measured"] is not None:
+                ratio = size["measured"] / size["total"]
+                said = f"{size['name']}: {in_bytes(size['measured'])} measured, {ratio:.3f} of what is predicted"
                 console_for(json).print(said)
 
 

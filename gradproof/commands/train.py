@@ -21,7 +21,7 @@ from gradproof.commands.options import (
     Ignore,
     Json,
     Precision,
-    Target,
+    TargetColumn,
     said,
 )
 from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, sentence, write
@@ -56,7 +56,7 @@ def train(
         str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b.")
     ] = None,
     data: Data = None,
-    target: Target = None,
+    target: TargetColumn = None,
     metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
     categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
     ignore: Ignore = None,
@@ -106,7 +106,7 @@ def train(
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
         given |= said(**flags, encoding=encoding, router=router, device=device, precision=precision)
-        given |= {name: [each.strip() for each in value.split(",")] for name, value in said(**lists).items()}
+        given |= {name: [column.strip() for column in value.split(",")] for name, value in said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
             named = [*resolved.metrics, *resolved.categorical, *resolved.ignore]

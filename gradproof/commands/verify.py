@@ -102,14 +102,14 @@ def _kernels(device: Device) -> list[dict[str, Any]]:
     sized = ((mixture, 256, ()), (transformer, 16, ()), (gate, 1, ("reading",)))  # of a gate, what others do not have
     dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
     with progress_of("admitting kernels") as progress:
-        found: dict[tuple[str, ...], dict[str, Any]] = {}
+        surveyed: dict[tuple[str, ...], dict[str, Any]] = {}
         for done, dtype in enumerate(dtypes):
             progress(done, len(dtypes))
             for model, rows, own in sized:
                 shape = replace(model.shape(rows, dtype), device=device.value)
                 shape = replace(shape, ops=(), fused=own) if own else shape
-                found |= {(each["op"], each["kernel"], each["dtype"]): each for each in survey(shape)}
-    return list(found.values())
+                surveyed |= {(variant["op"], variant["kernel"], variant["dtype"]): variant for variant in survey(shape)}
+    return list(surveyed.values())
 
 
 def _verify_own(
@@ -157,11 +157,11 @@ def _verify_own(
         return Report(subjects, device=device.value, kernels=None if ops or models else _kernels(device))
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS, *OF_GATE) if mutant.subject in chosen]
     with progress_of("planting mutants") as progress:
-        found = []
+        verdicts = []
         for verdict in run(planted, suspect):
-            found.append(verdict)
-            progress(len(found), len(planted))
-    return Report(subjects, found, device.value)
+            verdicts.append(verdict)
+            progress(len(verdicts), len(planted))
+    return Report(subjects, verdicts, device.value)
 
 
 def show_report(report: Report, console: Any, by_tensor: bool) -> None:
@@ -186,10 +186,10 @@ def _kernel_table(kernels: list[dict[str, Any]]) -> Any:
 
     table = Table("kernel", "of", "dtype", "", "claims", "", box=None, pad_edge=False, title_justify="left")
     colours = {"admitted": "green", "refused": "red", "missing": "dim"}
-    for each in kernels:
-        status = f"[{colours[each['status']]}]{each['status']}[/]"
-        claims = str(each["claims"] or "")
-        table.add_row(each["kernel"], each["op"], each["dtype"], status, claims, escape(each["reason"]))
+    for variant in kernels:
+        status = f"[{colours[variant['status']]}]{variant['status']}[/]"
+        claims = str(variant["claims"] or "")
+        table.add_row(variant["kernel"], variant["op"], variant["dtype"], status, claims, escape(variant["reason"]))
     return table
 
 

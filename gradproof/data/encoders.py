@@ -49,7 +49,7 @@ class Encoder:
         u_TP = (v_TN[:, self.piece_P] - self.start_P) / (self.stop_P - self.start_P)
         flags = v_TN[:, self.flagged].isnan()
         numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), *self._digits(v_TN), flags)
-        return torch.cat([onehot[:, :-1], *(each.to(self.dtype) for each in numbers)], 1)
+        return torch.cat([onehot[:, :-1], *(columns.to(self.dtype) for columns in numbers)], 1)
 
     def _digits(self, v_TN: Tensor) -> tuple[Tensor, ...]:
         """The p-adic columns: of every number that has them, then the second ones of those that have two. What is no

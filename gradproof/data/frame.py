@@ -57,8 +57,8 @@ def _codes(category: Category, frame: pl.DataFrame) -> np.ndarray:
 
     slots = category.slots()
     text = frame.select(text_of(category.name, frame.schema[category.name])).to_series()
-    found = {value: slots.get(name_of(value), category.unseen) for value in text.drop_nulls().unique()}
-    return text.replace_strict(found, default=slots.get(None, -1), return_dtype=pl.Int32).to_numpy()
+    codes = {value: slots.get(name_of(value), category.unseen) for value in text.drop_nulls().unique()}
+    return text.replace_strict(codes, default=slots.get(None, -1), return_dtype=pl.Int32).to_numpy()
 
 
 def _outcome(schema: Schema, frame: pl.DataFrame) -> np.ndarray:
@@ -68,8 +68,8 @@ def _outcome(schema: Schema, frame: pl.DataFrame) -> np.ndarray:
         return np.full(frame.height, -1, np.int64)
     text = frame.select(text_of(schema.target, frame.schema[schema.target])).to_series()
     slot = class_slot(schema.classes)
-    found = {name: slot(name) for name in text.drop_nulls().unique()}
-    return text.replace_strict(found, default=-1, return_dtype=pl.Int64).to_numpy(writable=True)
+    slots = {name: slot(name) for name in text.drop_nulls().unique()}
+    return text.replace_strict(slots, default=-1, return_dtype=pl.Int64).to_numpy(writable=True)
 
 
 def class_slot(classes: Sequence[str]) -> Callable[[str], int]:

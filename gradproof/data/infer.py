@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 CHUNK = 65_536
 
-ProgressFunction = Callable[[int, int], None]
-
 
 class ReadTable(NamedTuple):
     """What `read` found; `notes` are sentences for the user."""
@@ -52,7 +50,7 @@ def read(
     ignore: Sequence[str] = (),
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
-    progress: ProgressFunction | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> ReadTable:
     """The schema and the rows of a file, the rows written to `folder`, which must not exist yet.
 
@@ -84,7 +82,7 @@ def read(
 
 
 def _pass(
-    roles: Roles, number: int, rows: int, progress: ProgressFunction | None, raw: bool = False
+    roles: Roles, number: int, rows: int, progress: Callable[[int, int], None] | None, raw: bool = False
 ) -> Iterator[pl.DataFrame]:
     """The chunks of one of the three passes over a file of `rows` rows, 0 if that is not known."""
     done = number * rows

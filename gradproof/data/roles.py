@@ -16,7 +16,7 @@ def check_columns(columns: Sequence[str], target: str, named: Sequence[str] = ()
             continue
         lowered = {column.lower(): column for column in columns}
         if close := get_close_matches(name.lower(), lowered, cutoff=0.5):
-            hint = f"did you mean {' or '.join(repr(lowered[each]) for each in close)}?"
+            hint = f"did you mean {' or '.join(repr(lowered[match]) for match in close)}?"
         else:
             hint = f"its columns are {', '.join(columns[:12])}{', …' if len(columns) > 12 else ''}"
         raise ValueError(f"the table has no column {name!r}; {hint}")

@@ -130,8 +130,8 @@ class Schema:
     def patches(self) -> tuple[int, ...]:
         """The blocks that a sheaf router reads; neighbouring columns share one where there would be more than 32."""
         names, last = self.blocks[:-1], self.blocks[-1:]
-        each = max(1, -(-len(names) // (PATCHES - 1)))
-        return (*(sum(names[i : i + each]) for i in range(0, len(names), each)), *last)
+        per_patch = max(1, -(-len(names) // (PATCHES - 1)))
+        return (*(sum(names[i : i + per_patch]) for i in range(0, len(names), per_patch)), *last)
 
     @property
     def outputs(self) -> int:
@@ -147,8 +147,8 @@ class Schema:
         return cls(
             record["target"],
             tuple(record["classes"]),
-            tuple(Category(**{**each, "values": tuple(each["values"])}) for each in record["categories"]),
-            tuple(Number(**{**each, "knots": tuple(each["knots"])}) for each in record["numbers"]),
-            tuple(Metric(**each) for each in record["metrics"]),
+            tuple(Category(**{**category, "values": tuple(category["values"])}) for category in record["categories"]),
+            tuple(Number(**{**number, "knots": tuple(number["knots"])}) for number in record["numbers"]),
+            tuple(Metric(**metric) for metric in record["metrics"]),
             dict(record["left_out"]),
         )

@@ -262,7 +262,7 @@ def _regrouped(frames: Iterable[pl.DataFrame], rows: int) -> Iterator[pl.DataFra
     held: list[pl.DataFrame] = []
     for frame in frames:
         held.append(frame)
-        if sum(each.height for each in held) < rows:
+        if sum(block.height for block in held) < rows:
             continue
         whole, start = pl.concat(held), 0
         for start in range(0, whole.height - rows + 1, rows):

@@ -18,8 +18,8 @@ from gradproof.files import sync
 from gradproof.streams import philox
 
 START = 256
+PADDING = -1  # as ops/embedding.py has it, which would load torch
 VOCABULARY = 257
-PADDING = -1
 COPY = "text.bin"
 
 

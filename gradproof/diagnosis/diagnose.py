@@ -22,7 +22,7 @@ from gradproof.diagnosis.measure import Laboratory, Measured, Taken, rest_of
 from gradproof.diagnosis.specimen import ModuleSpecimen, Specimen, plain
 from gradproof.diagnosis.unstable import unstable, with_unstable
 from gradproof.diagnosis.verdict import (
-    Category,
+    Finding,
     FormatVerdict,
     TensorVerdict,
     judge_format,
@@ -34,7 +34,7 @@ from gradproof.precision.compared import compare
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import CastPolicy, autocasts
 from gradproof.precision.watching import Unrepeatable
-from gradproof.proof.module import CannotRun, torch_device
+from gradproof.proof.module import IN_FLOAT64, CannotRun, torch_device
 from gradproof.proof.state import random_state_kept
 from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
 
@@ -68,10 +68,10 @@ class Diagnosis:
         return max(alike, key=lambda p: (not p.simulated_only, far[p.format]), default=None)
 
     @property
-    def verdict(self) -> Category:
-        found = "bug" if self.wrong else overall([p.verdict for p in self.precisions])
+    def verdict(self) -> Finding:
+        category = "bug" if self.wrong else overall([p.verdict for p in self.precisions])
         unsure = self.unclear or self.verification.status == "inconclusive"
-        return "inconclusive" if unsure and found in ("noise", "clean", "inconclusive") else found
+        return "inconclusive" if unsure and category in ("noise", "clean", "inconclusive") else category
 
     @property
     def summary(self) -> str:
@@ -139,12 +139,12 @@ def diagnose(
     if not isinstance(module, nn.Module):
         raise CannotRun(f"diagnose judges a torch.nn.Module, not a {type(module).__name__}")
     formats = checked_formats(precisions)
-    found, seed = torch_device(device), seed % 2**31
+    parsed_device, seed = torch_device(device), seed % 2**31
     label = name or type(module).__name__
     with settled():
-        specimen = ModuleSpecimen(module, inputs, label, seed, found)
+        specimen = ModuleSpecimen(module, inputs, label, seed, parsed_device)
         try:
-            trusted = None if reference is None else _trusted(reference, specimen, inputs, seed, found)
+            trusted = None if reference is None else _trusted(reference, specimen, inputs, seed, parsed_device)
             return examine(specimen, formats, policy, replicas, seed, progress, trusted)
         finally:
             specimen.close()
@@ -165,7 +165,7 @@ def settled() -> Iterator[None]:
 
 def checked_formats(precisions: Sequence[str | tuple[int, int]]) -> list[Format]:
     """The formats by name, each once; a sentence for one that is none."""
-    formats = list(dict.fromkeys(format_named(each) for each in precisions))
+    formats = list(dict.fromkeys(format_named(precision) for precision in precisions))
     if not formats:
         raise ValueError("give at least one precision, e.g. bf16,fp16")
     return formats
@@ -190,14 +190,14 @@ def examine(
     tensors = len(lab.grads) + len(lab.unused)
     quick = lab.seconds / 3 * (40 + 6 * tensors) > VERIFY_SECONDS
     verification = specimen.verify(quick, lambda done, total: progress(f"is the math right? {done} of {total} tensors"))
-    notes = [*specimen.notes, *(n for n in verification.notes if not n.startswith("judged in float64"))]
+    notes = [*specimen.notes, *(n for n in verification.notes if not n.startswith(IN_FLOAT64))]
     if quick:
         notes.append("step 1 was the joint screen alone: each tensor by name would take minutes")
     wrong = _wrong(lab, verification, trusted, seed)
     unclear = _unclear(lab)
     # A format of operands is judged beside that of all the rest.
     rests = [format_named(format.rest) for format in formats if format.operands]
-    found: dict[str, FormatVerdict] = {}
+    verdicts: dict[str, FormatVerdict] = {}
     measured: dict[str, Measured] = {}
     for format in () if unclear else dict.fromkeys((*rests, *formats)):
         progress(f"{format.name}: to nearest")
@@ -211,9 +211,9 @@ def examine(
         judged = judge_format(lab.watch, runs, wrong, specimen.inputs, lab.device.type)
         if judged.verdict == "noise" and (part := unstable(lab, runs)):
             judged = with_unstable(judged, part)
-        found[format.name] = with_rest(judged, found[format.rest]) if format.rest in found else judged
+        verdicts[format.name] = with_rest(judged, verdicts[format.rest]) if format.rest in verdicts else judged
         measured[format.name] = runs
-    precisions = [found[format.name] for format in formats if format.name in found]
+    precisions = [verdicts[format.name] for format in formats if format.name in verdicts]
     sweep = lab.sweep(measured) if precisions else []
     return Diagnosis(
         specimen.name,
@@ -257,14 +257,14 @@ def _wrong(
     for name in refuted:
         g, error = lab.grads.get(name), judged[name].error
         if g is None:  # none at all, where there should be one
-            found = Factor(0.0, False)
+            wrong_by = Factor(0.0, False)
         elif trusted is not None and name in trusted:
             wrong[name] = _beside(name, g, trusted[name])
             continue
         else:
-            found = factor(prepared or lab.specimen.reference(), lab.specimen.cotangents, name, g, seed)
-        note = _in_words(found.ratio, error, found.scale)
-        wrong[name] = TensorVerdict(name, "bug", found.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
+            wrong_by = factor(prepared or lab.specimen.reference(), lab.specimen.cotangents, name, g, seed)
+        note = _in_words(wrong_by.ratio, error, wrong_by.scale)
+        wrong[name] = TensorVerdict(name, "bug", wrong_by.ratio, math.nan, error, math.nan, 99.0, math.nan, note)
     whole = math.hypot(*(float(g.norm()) for g in lab.grads.values()))
     for name, right in (trusted or {}).items():
         c = compare(lab.grads[name], right) if name in lab.grads and name not in wrong else None

@@ -102,11 +102,11 @@ class Laboratory:
                 _, again = prepared.run(prepared.values, self.specimen.cotangents)
             except Unrepeatable:
                 return False
-        found = {name: grad for name, grad in again.items() if grad is not None}
+        grads = {name: grad for name, grad in again.items() if grad is not None}
         size = {name: float(g.norm()) for name, g in self.grads.items()}
         least = 1e-3 * math.hypot(*size.values())  # what cancels to less is rounding, in an order that may change
-        return found.keys() == self.grads.keys() and all(
-            float((grad - self.grads[name]).norm()) <= 1e-6 * max(size[name], least) for name, grad in found.items()
+        return grads.keys() == self.grads.keys() and all(
+            float((grad - self.grads[name]).norm()) <= 1e-6 * max(size[name], least) for name, grad in grads.items()
         )
 
     def measure(self, format: Format, policy: CastPolicy, replicas: int | None = None) -> Measured:
@@ -265,17 +265,17 @@ class Laboratory:
             raise CannotRun(f"in {format.name} ({how}) it raised {one_line(error)}") from error
         seconds = time.perf_counter() - started
         # What the reference has a gradient for and this run has not, is a gradient of zero.
-        found = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
+        low_grads = {n: torch.zeros_like(g) if (low := grads.get(n)) is None else low for n, g in self.grads.items()}
         finite = all(bool(y.isfinite().all()) for y in outputs)
         near = beside.grads if beside else {}
-        tensors = {name: compare(low, self.grads[name], scale, near.get(name)) for name, low in found.items()}
-        return Taken(tensors, mode, self._output_error(outputs), finite, scale, seconds, found)
+        tensors = {name: compare(low, self.grads[name], scale, near.get(name)) for name, low in low_grads.items()}
+        return Taken(tensors, mode, self._output_error(outputs), finite, scale, seconds, low_grads)
 
     def _output_error(self, outputs: Sequence[Tensor]) -> float:
-        found = _sampled(outputs)
-        if found.shape != self.output.shape:
+        output = _sampled(outputs)
+        if output.shape != self.output.shape:
             return math.inf
-        return ratio(float((found - self.output).norm()), float(self.output.norm()))
+        return ratio(float((output - self.output).norm()), float(self.output.norm()))
 
     def _attention(self) -> AbstractContextManager[Any]:
         """Fused attention draws its dropout where nobody can draw it again."""

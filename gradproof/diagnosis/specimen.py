@@ -11,7 +11,16 @@ from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
 from gradproof.precision.watching import ModulePlaces, Places, Unrepeatable
-from gradproof.proof.module import INPUT, CannotRun, Runner, draw_cotangent, first_run, judge_module, one_line
+from gradproof.proof.module import (
+    IN_FLOAT64,
+    INPUT,
+    CannotRun,
+    Runner,
+    draw_cotangent,
+    first_run,
+    judge_module,
+    one_line,
+)
 from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
 from gradproof.proof.state import ModuleState
 from gradproof.proof.verdict import SubjectVerdict
@@ -76,7 +85,7 @@ class ModuleSpecimen:
     def reference(self) -> Prepared:
         usual = torch.get_default_dtype()
         runner, trial, _, notes, _ = first_run(self.module, self.given, self.state, self.device, self.seed, EVERY_FLOAT)
-        self.notes = [note.replace("judged", "the reference runs") for note in notes if note != "judged in float64"]
+        self.notes = [note.replace("judged", "the reference runs") for note in notes if note != IN_FLOAT64]
         self.inputs, self.cotangents = frozenset(runner.inputs), (draw_cotangent(trial, self.seed),)
         self.chosen = runner.chosen
         default = torch.get_default_dtype()

@@ -26,7 +26,7 @@ from typing import Any
 
 from gradproof.diagnosis.measure import UNROUNDED, Laboratory, Measured, Taken
 from gradproof.diagnosis.specimen import plain
-from gradproof.diagnosis.verdict import Category, FormatVerdict, TensorVerdict, percent, together, where_of
+from gradproof.diagnosis.verdict import Finding, FormatVerdict, TensorVerdict, percent, together, where_of
 from gradproof.precision.band import floor
 from gradproof.precision.formats import Format
 from gradproof.precision.mode import ENTERING, PRODUCTS, Rounds
@@ -142,33 +142,35 @@ class Trials:
         """The noise of rounding these alone; a run that is not finite has more than any other."""
         return self.noise(self.runs(keys.__contains__, 1), 0.0)
 
-    def decided(self, found: Unstable) -> Unstable:
+    def decided(self, part: Unstable) -> Unstable:
         """Blames comparisons instead, where the noise is gone once they come out as without rounding."""
         right = self.take(UNROUNDED, compares=True).watch.comparisons
         if not right:
-            return found
+            return part
         with suppress(Unrepeatable):
             run = self.replica(compares=True, compared=right)
             differ = [int((a.result != b.result).sum()) for a, b in zip(right, run.watch.comparisons, strict=False)]
-            if run.finite and 2 * together(run) < found.noise and any(differ):
-                return _through(found, right, differ)
-        return found
+            if run.finite and 2 * together(run) < part.noise and any(differ):
+                return _through(part, right, differ)
+        return part
 
 
-def _through(found: Unstable, compared: list[WatchedComparison], differ: list[int]) -> Unstable:
+def _through(part: Unstable, compared: list[WatchedComparison], differ: list[int]) -> Unstable:
     """The same, by way of comparisons that came out otherwise."""
-    found.flips, found.comparisons = sum(differ), sum(c.result.numel() for c in compared)
+    part.flips, part.comparisons = sum(differ), sum(c.result.numel() for c in compared)
     worst = compared[max(range(len(differ)), key=differ.__getitem__)]
-    found.path, found.op = worst.path, worst.op
-    return found
+    part.path, part.op = worst.path, worst.op
+    return part
 
 
 def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
     """The verdict on a format with such a part in it: a bug, or routing where comparisons flipped."""
-    verdict: Category = "routing" if part.flips else "bug"
+    verdict: Finding = "routing" if part.flips else "bug"
 
-    def blamed(each: list[TensorVerdict]) -> list[TensorVerdict]:
-        return [replace(j, verdict=verdict, note=_note(j, judged, part)) if j.name in part.tensors else j for j in each]
+    def blamed(verdicts: list[TensorVerdict]) -> list[TensorVerdict]:
+        return [
+            replace(j, verdict=verdict, note=_note(j, judged, part)) if j.name in part.tensors else j for j in verdicts
+        ]
 
     parameters, inputs = blamed(judged.parameters), blamed(judged.inputs)
     like = [j for j in (*parameters, *inputs) if j.verdict == verdict]

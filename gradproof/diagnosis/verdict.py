@@ -21,8 +21,8 @@ from gradproof.precision.compared import Compared, ratio
 from gradproof.precision.formats import Format
 from gradproof.precision.watching import Place, Watching
 
-Category = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]
-WORST_FIRST: tuple[Category, ...] = ("bug", "overflow", "underflow", "routing", "inconclusive", "noise", "clean")
+Finding = Literal["bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive"]
+WORST_FIRST: tuple[Finding, ...] = ("bug", "overflow", "underflow", "routing", "inconclusive", "noise", "clean")
 FLIPS = 0.5  # times the error of arithmetic, from where on flips are what a tensor's error is put down to
 LOST = 0.5  # of a gradient, vanished in the format's range and not outside it: underflow whatever the noise
 
@@ -32,7 +32,7 @@ class TensorVerdict:
     """One tensor in one format. `noise` and `rel_error` are relative to the reference gradient."""
 
     name: str
-    verdict: Category
+    verdict: Finding
     norm_ratio: float
     cosine: float
     rel_error: float
@@ -61,7 +61,7 @@ class FormatVerdict:
     """One format: the worst of its tensors, and what explains it."""
 
     format: str
-    verdict: Category
+    verdict: Finding
     summary: str
     unit: float
     policy: str
@@ -97,7 +97,7 @@ def judge_format(
     return FormatVerdict(
         format=format.name,
         verdict=worst,
-        summary=_sentence(format, worst, list(judged.values()), divergence),
+        summary=_sentence(worst, list(judged.values()), divergence),
         unit=format.unit,
         policy=measured.policy,
         scale=measured.scale,
@@ -122,9 +122,9 @@ def with_rest(judged: FormatVerdict, rest: FormatVerdict) -> FormatVerdict:
     if not known or WORST_FIRST.index(judged.verdict) <= WORST_FIRST.index(verdict):
         return judged
 
-    def inherited(each: list[TensorVerdict]) -> list[TensorVerdict]:
+    def inherited(verdicts: list[TensorVerdict]) -> list[TensorVerdict]:
         notes = {name: f"as in {rest.format}: {j.note}" for name, j in known.items()}
-        return [replace(j, verdict=verdict, note=notes[j.name]) if j.name in known else j for j in each]
+        return [replace(j, verdict=verdict, note=notes[j.name]) if j.name in known else j for j in verdicts]
 
     return replace(
         judged,
@@ -159,7 +159,7 @@ def _category(
     simulated: Standing,
     real: Standing,
     device: str,
-) -> tuple[Category, str]:
+) -> tuple[Finding, str]:
     """The verdict on one tensor and the sentence for it."""
     format, narrow = measured.format, rest_of(measured.format).exponent < 8
     near, run = measured.nearest.tensors[name], (measured.real or measured.nearest).tensors[name]
@@ -196,10 +196,10 @@ def _category(
             f"the {device} run in {format.name} is off by {percent(run.relative)}, {real.excess:.0f} times what "
             f"rounding to {format.name} does: not rounding"
         )
-    return _routed(name, measured, band, routing, overflows)
+    return _routed(name, measured, routing, overflows)
 
 
-def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dict[str, Any]]) -> tuple[Category, str]:
+def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dict[str, Any]]) -> tuple[Finding, str]:
     """What a format's range does to a gradient that is finite outside of it."""
     if overflows or not any(place["underflow"] and place["phase"] == "forward" for place in lost):
         return "overflow", f"not finite: {_overflowed(format, overflows)}"
@@ -210,8 +210,8 @@ def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dic
 
 
 def _routed(
-    name: str, measured: Measured, band: Band, routing: RoutingVerdict, overflows: dict[str, Any] | None
-) -> tuple[Category, str]:
+    name: str, measured: Measured, routing: RoutingVerdict, overflows: dict[str, Any] | None
+) -> tuple[Finding, str]:
     """What is within its band once the reference's decisions are replayed."""
     run, part = (measured.real or measured.nearest).tensors[name], measured.parts.get(name)
     if part and part.flips > FLIPS * part.arithmetic:
@@ -230,11 +230,13 @@ def _routed(
 def judge_routing(reference: Watching, run: Watching, measured: Measured) -> RoutingVerdict:
     """Flipped rows, and whether their margins in the reference are within what noise does to the scores, or they
     follow an earlier flip."""
-    found = flipped(reference, run)
+    flipped_rows = flipped(reference, run)
     # Python reads many truth values, and much is sorted, where nothing is decided: these count where they flipped.
     chosen = {number for number, d in enumerate(reference.choices) if d is not None and d.index_RK is not None}
-    rows = sum(d.rows for d in reference.decisions) + sum(len(rows) for number, rows in found if number not in chosen)
-    listed = [flip for number, rows_F in found for flip in _flips(reference, measured, number, rows_F.tolist())]
+    rows = sum(d.rows for d in reference.decisions) + sum(
+        len(rows) for number, rows in flipped_rows if number not in chosen
+    )
+    listed = [flip for number, rows_F in flipped_rows for flip in _flips(reference, measured, number, rows_F.tolist())]
     size = math.hypot(*(c.size for c in measured.nearest.tensors.values()))
     flips, arithmetic = (math.hypot(*(getattr(p, a) for p in measured.parts.values())) for a in ("flips", "arithmetic"))
     if not measured.parts:
@@ -297,7 +299,7 @@ def _margins(reference: Watching, measured: Measured, most: int = 400) -> list[d
     return listed[: 2 * most]
 
 
-def first_divergence(reference: Watching, measured: Measured, verdict: Category) -> dict[str, Any] | None:
+def first_divergence(reference: Watching, measured: Measured, verdict: Finding) -> dict[str, Any] | None:
     """The first op whose result leaves its band of noise, in the run that left it; the first to overflow, where one
     did."""
     if verdict == "overflow":
@@ -305,9 +307,9 @@ def first_divergence(reference: Watching, measured: Measured, verdict: Category)
         if place:
             return dict(format=measured.format.name, run="simulated", error=None, noise=None, **place)
     for label, run in (("simulated", measured.replayed), ("real", measured.real_replayed)):
-        found = _leaves_band(reference, run, measured) if run is not None else None
-        if found:
-            place, error, noise = found
+        divergence = _leaves_band(reference, run, measured) if run is not None else None
+        if divergence:
+            place, error, noise = divergence
             return dict(format=measured.format.name, run=label, error=error, noise=noise, **place._asdict())
     return None
 
@@ -340,7 +342,7 @@ def _range(watch: Watching) -> list[dict[str, Any]]:
     ]
 
 
-def overall(verdicts: Sequence[Category]) -> Category:
+def overall(verdicts: Sequence[Finding]) -> Finding:
     """The worst."""
     return min(verdicts, key=WORST_FIRST.index) if verdicts else "inconclusive"
 
@@ -351,9 +353,7 @@ def together(run: Taken) -> float:
     return ratio(error, size)
 
 
-def _sentence(
-    format: Format, verdict: Category, judged: Sequence[TensorVerdict], divergence: dict[str, Any] | None
-) -> str:
+def _sentence(verdict: Finding, judged: Sequence[TensorVerdict], divergence: dict[str, Any] | None) -> str:
     """The worst tensor in words, how many are like it, and where it began."""
     like = sorted((j for j in judged if j.verdict == verdict), key=lambda j: -j.z if j.z == j.z else 0.0)
     if verdict == "clean":

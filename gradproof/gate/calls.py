@@ -52,19 +52,19 @@ def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     is a Bash command."""
     if not isinstance(call, str | bytes | Mapping):
         raise ValueError(f"a call is JSON or a dict with tool and arguments, not {type(call).__name__}")
-    found = call if isinstance(call, Mapping) else _decoded(call)
-    _check(found)
-    return _call(found, past=True)
+    fields = call if isinstance(call, Mapping) else _decoded(call)
+    _check(fields)
+    return _call(fields, past=True)
 
 
 def labelled(line: bytes) -> LabelledCall:
     """A call with its `label`, allow or block, and its `group`, if it has one; ValueError as for `parse`."""
-    found = dict(_decoded(line))
-    label, group = found.pop("label", None), found.pop("group", "")
+    fields = dict(_decoded(line))
+    label, group = fields.pop("label", None), fields.pop("group", "")
     if label not in ("allow", "block"):
         said = repr(label[:MOST_NAME]) if isinstance(label, str) else _kind(label)
         raise ValueError(f"the label must be allow or block, not {said}")
-    return LabelledCall(parse(found), label, str(group))
+    return LabelledCall(parse(fields), label, str(group))
 
 
 def read_labelled(path: Path) -> Iterator[LabelledCall]:
@@ -99,23 +99,23 @@ def _decoded(call: str | bytes) -> Mapping[str, Any]:
     except UnicodeDecodeError as error:
         raise ValueError(f"the call is not valid UTF-8: byte {error.start} cannot be read") from None
     try:
-        found = json.loads(whole, object_pairs_hook=_once, parse_int=_integer, parse_constant=_no_constant)
+        decoded = json.loads(whole, object_pairs_hook=_once, parse_int=_integer, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"the call is not valid JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"a call is a JSON object with tool and arguments, not {_kind(found)}")
-    return found
+    if not isinstance(decoded, dict):
+        raise ValueError(f"a call is a JSON object with tool and arguments, not {_kind(decoded)}")
+    return decoded
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Two readers of a repeated key may see two different calls, so there is none."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
         raise ValueError(f"the call has the key {twice[:MOST_NAME]!r} twice")
-    return found
+    return fields
 
 
 def _integer(digits: str) -> int:
@@ -158,14 +158,14 @@ def _checked_length(value: str) -> int:
         raise ValueError("the call holds half a surrogate pair, which is not valid UTF-8") from None
 
 
-def _call(found: Mapping[str, Any], past: bool) -> Call:
-    if "tool" not in found and "command" in found:
-        command = found["command"]
+def _call(fields: Mapping[str, Any], past: bool) -> Call:
+    if "tool" not in fields and "command" in fields:
+        command = fields["command"]
         if not isinstance(command, str):
             raise ValueError(f"the call's command must be text, not {_kind(command)}")
-        found = {**found, "tool": "Bash", "arguments": {"command": command}}
-    tool, arguments = found.get("tool"), found.get("arguments", {})
-    cwd, history = found.get("cwd") or "", found.get("history") or ()
+        fields = {**fields, "tool": "Bash", "arguments": {"command": command}}
+    tool, arguments = fields.get("tool"), fields.get("arguments", {})
+    cwd, history = fields.get("cwd") or "", fields.get("history") or ()
     if not isinstance(tool, str) or not tool or len(tool) > MOST_NAME:
         raise ValueError(f"the call's tool must be a name of 1 to {MOST_NAME} characters, not {_kind(tool)}")
     if not isinstance(arguments, Mapping):
@@ -174,26 +174,26 @@ def _call(found: Mapping[str, Any], past: bool) -> Call:
         raise ValueError(f"the call's cwd must be text, not {_kind(cwd)}")
     if not isinstance(history, list | tuple):
         raise ValueError(f"the call's history must be a list of calls, not {_kind(history)}")
-    return Call(tool, dict(arguments), cwd, tuple(_past(each) for each in history[-PAST:]) if past else ())
+    return Call(tool, dict(arguments), cwd, tuple(_past(earlier) for earlier in history[-PAST:]) if past else ())
 
 
-def _past(each: Any) -> Call:
+def _past(earlier: Any) -> Call:
     """An earlier call: an object, or a Bash command as text."""
-    if isinstance(each, str):
-        return Call("Bash", {"command": each})
-    if isinstance(each, Mapping):
-        return _call(each, past=False)
-    raise ValueError(f"the call's history holds calls or commands, not {_kind(each)}")
+    if isinstance(earlier, str):
+        return Call("Bash", {"command": earlier})
+    if isinstance(earlier, Mapping):
+        return _call(earlier, past=False)
+    raise ValueError(f"the call's history holds calls or commands, not {_kind(earlier)}")
 
 
 def _arguments(call: Call, head: int, tail: int) -> list[str]:
-    found = []
+    written = []
     for name, value in leaves("", call.arguments):
-        if len(found) == MOST_ARGUMENTS:
-            found.append("…")
+        if len(written) == MOST_ARGUMENTS:
+            written.append("…")
             break
-        found.append(f"{_name(name)}: {_kept(value, head, tail, name)}")
-    return found
+        written.append(f"{_name(name)}: {_kept(value, head, tail, name)}")
+    return written
 
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:

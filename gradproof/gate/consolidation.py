@@ -15,7 +15,10 @@ from torch import Tensor
 
 from gradproof.kernels.registry import Kernels
 from gradproof.models.model import Model
+from gradproof.train.parts import Backed, Parts
 from gradproof.train.step import TrainStep
+from gradproof.train.step_plan import MicroBatch, StepPlan
+from gradproof.train.training import Training
 
 DECAY = 0.9  # ρ
 STRENGTH = 0.01
@@ -32,9 +35,6 @@ class Consolidation:
         """λ."""
         mean = float(self.fisher_P.mean())
         return self.strength / mean if mean > 0 else 0.0
-
-    def penalty(self, flat_P: Tensor) -> Tensor:
-        return self.rate * (self.fisher_P * (flat_P - self.anchor_P).square()).sum()
 
     def add_gradient(self, grad_P: Tensor, flat_P: Tensor, scale: Tensor | float = 1.0) -> None:
         """grad_P += scale·2λF(θ − θ*)."""
@@ -57,13 +57,25 @@ def decayed(old_P: Tensor | None, new_P: Tensor) -> Tensor:
     return new_P if old_P is None else DECAY * old_P + (1 - DECAY) * new_P
 
 
+class ConsolidatedParts(Parts):
+    """A step by parts, with the penalty's gradient in it."""
+
+    def __init__(self, training: Training, kernels: Kernels, consolidation: Consolidation):
+        super().__init__(training, kernels)
+        self.consolidation = consolidation
+
+    def gradients(self, batches: Sequence[MicroBatch]) -> Backed:
+        backed, params = super().gradients(batches), self.training.model.params
+        self.consolidation.add_gradient(params.grad_P, params.flat_P, self.training.scale)
+        return backed
+
+
 class ConsolidatedStep(TrainStep):
-    """A training step with the penalty's gradient in it."""
+    """A training step that holds what `consolidation` says."""
 
     consolidation: Consolidation | None = None
 
-    def _update(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
-        if self.consolidation is not None:
-            params = self.model.params
-            self.consolidation.add_gradient(params.grad_P, params.flat_P, self.scale)
-        return super()._update(loss, load_E, kernels)
+    def plan(self, batches: Sequence[MicroBatch]) -> StepPlan:
+        if self.consolidation is None:
+            return super().plan(batches)
+        return ConsolidatedParts(self.training, self.kernels, self.consolidation)

@@ -21,7 +21,7 @@ def rivals(text: str, others: Iterable[str]) -> tuple[str, ...]:
     """Those of the texts that people labelled the other way which a correction of `text` would reach."""
     own = skeleton(text)
     possible = (other for other in others if other != text and may_be_alike(own, other))
-    near = {other: max(alike(own, each) for each in (skeleton(other), *parts(other))) for other in possible}
+    near = {other: max(alike(own, part) for part in (skeleton(other), *parts(other))) for other in possible}
     ordered = sorted((other for other, s in near.items() if s >= ALIKE), key=lambda other: -near[other])
     return tuple(ordered[:MOST_RIVALS])
 
@@ -42,7 +42,7 @@ class Corrections:
 
     def add(self, correction: Correction) -> None:
         own = skeleton(correction.text)
-        near = [each for rival in correction.rivals for each in (skeleton(rival), *parts(rival))]
+        near = [part for rival in correction.rivals for part in (skeleton(rival), *parts(rival))]
         known = _Known(own, near, correction)
         self._by_hard.setdefault(own.hard, []).append(known)
 
@@ -51,14 +51,14 @@ class Corrections:
         kept, nobody compared."""
         if not self._by_hard:
             return None
-        best, found = ALIKE, None
+        best, nearest = ALIKE, None
         for i, own in enumerate((skeleton(text), *parts(text))):
             for known in self._by_hard.get(own.hard, ()):
                 if known.correction.allow and (i > 0 or CUT in own.hard[2]):
                     continue
                 s = 1.0 if known.correction.text == text else alike(own, known.own)
                 # One command of a line must be nearer than what speaks for the whole of it.
-                nearer = s > best or (s == best and (i == 0 or found is None))
+                nearer = s > best or (s == best and (i == 0 or nearest is None))
                 if nearer and not any(alike(own, rival) > s for rival in known.rivals):
-                    best, found = s, known.correction
-        return found
+                    best, nearest = s, known.correction
+        return nearest

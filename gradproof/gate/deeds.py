@@ -29,12 +29,12 @@ def deeds(text: str) -> np.ndarray:
     """deed_H, ascending: each number once; of a text as `calls.text` writes it. Where a call stands and what came
     before it are no deeds of its own."""
     tool, *lines = text.split("\n")
-    found: set[str] = set()
+    done: set[str] = set()
     for line in lines:
         name, colon, value = line.partition(": ")
         if colon and name[0] not in "@<":
-            found.update(_done(value.replace("↵", " ; "), None if name in SHELL else f"{tool} {name}"))
-    return np.array(sorted({crc32(deed.encode()) % NUMBERS for deed in found}), dtype=np.int64)
+            done.update(_done(value.replace("↵", " ; "), None if name in SHELL else f"{tool} {name}"))
+    return np.array(sorted({crc32(deed.encode()) % NUMBERS for deed in done}), dtype=np.int64)
 
 
 def _done(line: str, program: str | None) -> Iterator[str]:

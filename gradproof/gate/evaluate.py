@@ -25,7 +25,6 @@ from gradproof.gate.starter import harmful
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
 _PASSES = (("learning", "learning"), ("off", "learning off"))
-ProgressFunction = Callable[[int, int], None]
 
 
 class LabelledSet(NamedTuple):
@@ -62,12 +61,12 @@ def read(paths: Sequence[Path]) -> LabelledSet:
     the line's number for what cannot be read."""
     call, block, group, source = [], [], [], []
     for path in paths:
-        for found in calls.read_labelled(path):
-            call.append(found.call)
-            block.append(found.label == "block")
-            group.append(found.group if len(paths) == 1 else f"{path.stem}/{found.group}")
+        for labelled in calls.read_labelled(path):
+            call.append(labelled.call)
+            block.append(labelled.label == "block")
+            group.append(labelled.group if len(paths) == 1 else f"{path.stem}/{labelled.group}")
             source.append(path.stem)
-    return LabelledSet(call, [calls.text(each) for each in call], np.array(block, dtype=bool), group, source)
+    return LabelledSet(call, [calls.text(tool_call) for tool_call in call], np.array(block, dtype=bool), group, source)
 
 
 def by_folds(
@@ -80,24 +79,24 @@ def by_folds(
     recipe: Recipe | None = None,
     baseline: bool = True,
     say: Callable[[str], None] = lambda line: None,
-    watch: ProgressFunction = lambda done, total: None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
     data.require_both()
     started, ours, theirs, rows = time.perf_counter(), [], [], []
     harm = folds.unlike(harmful(), data.of(np.flatnonzero(data.block_R)).text)
     by_row: tuple[str, ...] = ()
-    for each in range(seed, seed + seeds):
-        made = folds.make(data.values(), data.block_R, data.group, count, each, data.source)
+    for run_seed in range(seed, seed + seeds):
+        made = folds.make(data.values(), data.block_R, data.group, count, run_seed, data.source)
         by_row = made.by_row
         for fold in range(count):
             test, rest = np.flatnonzero(made.fold_R == fold), np.flatnonzero(made.fold_R != fold)
-            ours.append(Scored(score(data, rest, test, each, config, recipe, harm, watch), data.block_R[test]))
+            ours.append(Scored(score(data, rest, test, run_seed, config, recipe, harm, watch), data.block_R[test]))
             rows.append(test)
             if baseline:
                 theirs.append(Scored(char_ngrams(data, rest, test), data.block_R[test]))
-            found = roc.figures(ours[-1:])
-            say(f"seed {each}, fold {fold}: AUC {_shown(found['auc'])}, recall at 1% {_shown(found['recall_at_1pct'])}")
+            own = roc.figures(ours[-1:])
+            say(f"seed {run_seed}, fold {fold}: AUC {_shown(own['auc'])}, recall at 1% {_shown(own['recall_at_1pct'])}")
     return {
         "kind": "folds",
         **roc.figures(ours),
@@ -110,7 +109,7 @@ def by_folds(
         "split": _told(by_row, data.source, count),
         "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
         "sources": grouped(ours, [[data.source[i] for i in test] for test in rows], seeds),
-        "by_fold": [roc.figures([each]) for each in ours],
+        "by_fold": [roc.figures([scored]) for scored in ours],
         "roc": roc.curve(*_pooled(ours)),
         "baseline": compared(ours, theirs) if theirs else {"name": "logistic regression", "note": MISSING},
         "seconds": time.perf_counter() - started,
@@ -125,7 +124,7 @@ def score(
     config: GateConfig | None,
     recipe: Recipe | None,
     harm: Sequence[str],
-    watch: ProgressFunction = lambda done, total: None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
     """1 − P(allow) of the test rows, by a gate fitted to the rest and to made-up calls to block."""
     learned = data.of(rest)
@@ -170,8 +169,8 @@ def compared(ours: Sequence[Scored], theirs: Sequence[Scored]) -> dict[str, Any]
 def grouped(scored: Sequence[Scored], names: Sequence[Sequence[str]], seeds: int = 1) -> dict[str, dict[str, Any]]:
     """By name, the largest first: rows; AUC and recall at 1% of the name's own calls to block against all calls to
     allow of the fold; the share of its calls to allow that is blocked there. Means over the folds."""
-    found: dict[str, dict[str, list[float]]] = {}
-    rows = Counter(name for each in names for name in each)
+    by_name: dict[str, dict[str, list[float]]] = {}
+    rows = Counter(name for own in names for name in own)
     for fold, own in zip(scored, names, strict=True):
         allowed = np.sort(fold.score_R[~fold.block_R])
         if not len(allowed):
@@ -179,7 +178,7 @@ def grouped(scored: Sequence[Scored], names: Sequence[Sequence[str]], seeds: int
         at = roc.threshold(allowed, 0.01)
         for name, members in _members(own).items():
             score_R, block_R = fold.score_R[members], fold.block_R[members]
-            into = found.setdefault(name, {"auc": [], "recall_at_1pct": [], "false_blocks_at_1pct": []})
+            into = by_name.setdefault(name, {"auc": [], "recall_at_1pct": [], "false_blocks_at_1pct": []})
             if block_R.any():
                 below = [np.searchsorted(allowed, score_R[block_R], side).mean() for side in ("left", "right")]
                 into["auc"].append(sum(below) / (2 * len(allowed)))
@@ -187,18 +186,18 @@ def grouped(scored: Sequence[Scored], names: Sequence[Sequence[str]], seeds: int
             if not block_R.all():
                 into["false_blocks_at_1pct"].append((score_R[~block_R] > at).mean())
     means = {
-        name: {key: float(np.mean(values)) if values else None for key, values in each.items()}
-        for name, each in found.items()
+        name: {key: float(np.mean(values)) if values else None for key, values in figures.items()}
+        for name, figures in by_name.items()
     }
     return {name: {"rows": count // seeds, **means[name]} for name, count in rows.most_common() if name in means}
 
 
 def _members(names: Sequence[str]) -> dict[str, list[int]]:
     """The rows of each name."""
-    found: dict[str, list[int]] = {}
+    members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
-        found.setdefault(name, []).append(i)
-    return found
+        members.setdefault(name, []).append(i)
+    return members
 
 
 def _pooled(scored: Sequence[Scored]) -> tuple[np.ndarray, np.ndarray]:
@@ -225,47 +224,47 @@ def lines(record: dict[str, Any]) -> list[str]:
     """The record for a terminal."""
     if record["kind"] == "stream":
         return _stream_lines(record)
-    found = [f"{record['rows']:,} calls, {record['blocks']:,} to block; {record['split']}"]
+    told = [f"{record['rows']:,} calls, {record['blocks']:,} to block; {record['split']}"]
     rows = [("the gate", record), ("logistic regression", record["baseline"])]
-    for name, each in rows:
-        if each.get("auc") is not None:
-            found.append(f"{name + ':':21}{_figures(each)}")
+    for name, figures in rows:
+        if figures.get("auc") is not None:
+            told.append(f"{name + ':':21}{_figures(figures)}")
     for name, by in record["baseline"].get("ours_minus_theirs", {}).items():
-        found.append(f"  {name}: {by['difference']:+.4f}, 95% from {by['low']:+.4f} to {by['high']:+.4f}")
+        told.append(f"  {name}: {by['difference']:+.4f}, 95% from {by['low']:+.4f} to {by['high']:+.4f}")
     if len(record["sources"]) > 1:
-        found += [f"  {name}: {_source(each)}" for name, each in record["sources"].items()]
-    return [*found, f"{record['seconds']:.0f} s"]
+        told += [f"  {name}: {_source(figures)}" for name, figures in record["sources"].items()]
+    return [*told, f"{record['seconds']:.0f} s"]
 
 
 def _stream_lines(record: dict[str, Any]) -> list[str]:
-    found = [f"{record['rows']:,} calls, {record['blocks']:,} to block, after {record['trained_on']:,} to train on"]
+    told = [f"{record['rows']:,} calls, {record['blocks']:,} to block, after {record['trained_on']:,} to train on"]
     for point, at in record["points"].items():
         rest = record["learning"]["rest"][point]
         after = f"after {at} positions" if point == "positions" else f"after 100 corrections, {at} positions"
         said = f"{rest['corrections_before']} corrections; {rest['rows']:,} calls, {rest['blocks']:,} to block"
-        found.append(f"the rest, {after} ({said}):")
-        found += [f"  {name + ':':14}{_figures(record[key]['rest'][point])}" for key, name in _PASSES]
+        told.append(f"the rest, {after} ({said}):")
+        told += [f"  {name + ':':14}{_figures(record[key]['rest'][point])}" for key, name in _PASSES]
     if "corrections" not in record["points"]:
-        found.append("fewer than 100 corrections: no rest after those")
+        told.append("fewer than 100 corrections: no rest after those")
     lost = record["old_auc_lost"]
-    found.append(
+    told.append(
         f"AUC on {record['old_rows']:,} old held-out calls: {_shown(record['off']['old_auc'])} before,"
         f" {_shown(record['learning']['old_auc'])} after" + ("" if lost is None else f"; lost {lost:+.4f}")
     )
     one = record["learning"]
-    found.append(f"{one['corrections']} corrections, {one['rounds']} rounds, {one['versions']} new versions")
-    return [*found, f"{record['seconds']:.0f} s"]
+    told.append(f"{one['corrections']} corrections, {one['rounds']} rounds, {one['versions']} new versions")
+    return [*told, f"{record['seconds']:.0f} s"]
 
 
-def _figures(each: dict[str, Any]) -> str:
-    one, tenth = _shown(each["recall_at_1pct"]), _shown(each["recall_at_0_1pct"])
-    return f"AUC {_shown(each['auc'])}, recall {one} at 1% and {tenth} at 0.1% of allowed calls blocked"
+def _figures(figures: dict[str, Any]) -> str:
+    one, tenth = _shown(figures["recall_at_1pct"]), _shown(figures["recall_at_0_1pct"])
+    return f"AUC {_shown(figures['auc'])}, recall {one} at 1% and {tenth} at 0.1% of allowed calls blocked"
 
 
-def _source(each: dict[str, Any]) -> str:
-    if each["auc"] is None:
-        return f"{each['rows']:,} rows, {each['false_blocks_at_1pct']:.2%} blocked at 1%"
-    return f"{each['rows']:,} rows, AUC {_shown(each['auc'])}, recall {_shown(each['recall_at_1pct'])} at 1%"
+def _source(figures: dict[str, Any]) -> str:
+    if figures["auc"] is None:
+        return f"{figures['rows']:,} rows, {figures['false_blocks_at_1pct']:.2%} blocked at 1%"
+    return f"{figures['rows']:,} rows, AUC {_shown(figures['auc'])}, recall {_shown(figures['recall_at_1pct'])} at 1%"
 
 
 def _shown(value: float | None) -> str:

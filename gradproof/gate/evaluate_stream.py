@@ -83,13 +83,13 @@ def by_stream(
     blocked = [text for part in parts for text, block in zip(part.text, part.block_R, strict=True) if block]
     harm = folds.unlike(harmful(), blocked)
     model = fit(parts.learned.text, ~parts.learned.block_R, seed=seed, config=config, recipe=recipe, harm=harm).model
-    found = {}
+    passes = {}
     for name, learn in (("learning", True), ("off", False)):
         say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
-        found[name] = replay(model, parts, feedback or Feedback(), learn, seed, say)
-    points = chances(found["learning"].corrected, len(parts.stream.text))
+        passes[name] = replay(model, parts, feedback or Feedback(), learn, seed, say)
+    points = chances(passes["learning"].corrected, len(parts.stream.text))
     block_R = parts.stream.block_R
-    whole = roc.figures([roc.Scored(found["learning"].score_R, block_R)])
+    whole = roc.figures([roc.Scored(passes["learning"].score_R, block_R)])
     return {
         "kind": "stream",
         **whole,
@@ -101,12 +101,12 @@ def by_stream(
         "groups": {
             name: {"rows": int(own.sum()), "auc": None, "recall_at_1pct": None}
             for name in dict.fromkeys(parts.stream.source)
-            for own in [np.array([each == name for each in parts.stream.source])]
+            for own in [np.array([source == name for source in parts.stream.source])]
         },
         "points": points,
         "rest_begins": min(points.values()),
-        **{name: described(each, parts, points) for name, each in found.items()},
-        "old_auc_lost": _lost(found, parts),
+        **{name: described(replayed, parts, points) for name, replayed in passes.items()},
+        "old_auc_lost": _lost(passes, parts),
         "seed": seed,
         "seconds": time.perf_counter() - started,
     }
@@ -179,33 +179,33 @@ def chances(corrected: list[int], rows: int) -> dict[str, int]:
     return points
 
 
-def described(found: Replayed, parts: StreamParts, points: dict[str, int]) -> dict[str, Any]:
+def described(replayed: Replayed, parts: StreamParts, points: dict[str, int]) -> dict[str, Any]:
     """The figures of one pass; each rest is scored call by call as it was decided."""
     block_R, rest = parts.stream.block_R, min(points.values())
     return {
-        "whole": roc.figures([roc.Scored(found.score_R, block_R)]),
+        "whole": roc.figures([roc.Scored(replayed.score_R, block_R)]),
         "rest": {
             name: {
-                **roc.figures([roc.Scored(found.score_R[at:], block_R[at:])]),
+                **roc.figures([roc.Scored(replayed.score_R[at:], block_R[at:])]),
                 "rows": len(block_R) - at,
                 "blocks": int(block_R[at:].sum()),
-                "corrections_before": sum(i < at for i in found.corrected),
+                "corrections_before": sum(i < at for i in replayed.corrected),
             }
             for name, at in points.items()
         },
-        "old_auc": roc.auc(found.old_R, parts.old.block_R),
-        "corrections": len(found.corrected),
-        "rounds": found.rounds,
-        "versions": found.versions,
-        "corrected": found.corrected,
-        "over_time": over_time(found.score_R, block_R),
-        "roc": roc.curve(found.score_R[rest:], block_R[rest:]),
+        "old_auc": roc.auc(replayed.old_R, parts.old.block_R),
+        "corrections": len(replayed.corrected),
+        "rounds": replayed.rounds,
+        "versions": replayed.versions,
+        "corrected": replayed.corrected,
+        "over_time": over_time(replayed.score_R, block_R),
+        "roc": roc.curve(replayed.score_R[rest:], block_R[rest:]),
     }
 
 
-def _lost(found: dict[str, Replayed], parts: StreamParts) -> float | None:
+def _lost(passes: dict[str, Replayed], parts: StreamParts) -> float | None:
     """Of AUC on old calls, without learning minus with it: what the first model had, and what was left."""
-    before, after = (roc.auc(found[name].old_R, parts.old.block_R) for name in ("off", "learning"))
+    before, after = (roc.auc(passes[name].old_R, parts.old.block_R) for name in ("off", "learning"))
     return None if before is None or after is None else before - after
 
 

@@ -136,9 +136,9 @@ def train_encoder(
         if done in looks:
             latest_P = params.flat_P.clone()
             params.flat_P.copy_(mean_P)
-            found = auc(-logits(model, [tokens[i] for i in held]), ~allow_R[held])
-            if found is not None and found >= best:
-                best, best_P = found, mean_P.clone()
+            held_auc = auc(-logits(model, [tokens[i] for i in held]), ~allow_R[held])
+            if held_auc is not None and held_auc >= best:
+                best, best_P = held_auc, mean_P.clone()
             params.flat_P.copy_(latest_P)
         watch(done, recipe.steps)
     params.flat_P.copy_(best_P)
@@ -159,7 +159,7 @@ def batches(
     ]
     left = recipe.steps
     while left > 0:
-        parts = [sorted(next(each).tolist(), key=lambda i: len(tokens[i])) for each in drawn]
+        parts = [sorted(next(endless).tolist(), key=lambda i: len(tokens[i])) for endless in drawn]
         split = [np.array_split(np.array(part), ahead) for part in parts]
         for i in generator.permutation(ahead)[:left]:
             yield np.concatenate([part[i] for part in split])
@@ -265,9 +265,9 @@ def best_part(first_V: np.ndarray, second_V: np.ndarray, allow_V: np.ndarray, sh
     best, chosen = -1.0, 0.0
     for share in shares:
         r = part(first_V, second_V, share)
-        found = auc(-(first_V + r * second_V), ~allow_V)
-        if found is not None and found > best + CLEARLY:
-            best, chosen = found, r
+        held_auc = auc(-(first_V + r * second_V), ~allow_V)
+        if held_auc is not None and held_auc > best + CLEARLY:
+            best, chosen = held_auc, r
     return chosen
 
 

@@ -56,7 +56,7 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
 def unlike(made: Sequence[str], texts: Sequence[str]) -> list[str]:
     """What was made up, less whatever half resembles one of the texts: much further apart than near-duplicates."""
     taken = [_shingles(normalised(text)) for text in dict.fromkeys(texts)]
-    return [each for each in made if not _resembles(_shingles(normalised(each)), taken)]
+    return [made_up for made_up in made if not _resembles(_shingles(normalised(made_up)), taken)]
 
 
 def _resembles(own: frozenset[str], taken: Sequence[frozenset[str]]) -> bool:
@@ -137,8 +137,8 @@ def _signatures(shingles: Sequence[frozenset[str]]) -> np.ndarray:
     multiply_H, add_H = np.random.Generator(philox("minhash")).integers(1, 2**63, (2, H), dtype=np.uint64)
     hashed: dict[str, int] = {}
     signature_UH = np.empty((len(shingles), H), dtype=np.uint32)
-    for u, each in enumerate(shingles):
-        own_Z = np.array([_hash(shingle, hashed) for shingle in each], dtype=np.uint64)
+    for u, own in enumerate(shingles):
+        own_Z = np.array([_hash(shingle, hashed) for shingle in own], dtype=np.uint64)
         mixed_ZH = (own_Z[:, None] * (multiply_H | np.uint64(1)) + add_H) >> np.uint64(32)
         signature_UH[u] = mixed_ZH.min(0)
     return signature_UH

@@ -32,13 +32,13 @@ class FoundingRow(NamedTuple):
 
 def read_rows(path: Path) -> list[FoundingRow]:
     """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
-    found = [
-        FoundingRow(calls.text(each.call), each.label == "allow", each.group or str(number))
-        for number, each in enumerate(calls.read_labelled(path))
+    rows = [
+        FoundingRow(calls.text(labelled.call), labelled.label == "allow", labelled.group or str(number))
+        for number, labelled in enumerate(calls.read_labelled(path))
     ]
-    if len({row.allow for row in found}) < 2:
-        raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(found)} rows")
-    return found
+    if len({row.allow for row in rows}) < 2:
+        raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(rows)} rows")
+    return rows
 
 
 def starter_rows(seed: int = 0) -> list[FoundingRow]:
@@ -74,8 +74,8 @@ def found(
 
 def judged_in_halves(gate: GateModel, held: Sequence[LabelledText], z: dict[str, float], settings: Settings) -> Judged:
     """How the model agrees with the labels of held-back calls: each half decided by the thresholds of the other."""
-    allow_T = np.array([each.target > 0.5 for each in held], dtype=bool)
-    z_T = np.array([z[each.text] for each in held])
+    allow_T = np.array([example.target > 0.5 for example in held], dtype=bool)
+    z_T = np.array([z[example.text] for example in held])
     judged = Judged()
     for half in (0, 1):
         own_T = np.arange(len(held)) % 2 == half

@@ -96,11 +96,11 @@ class Journal:
         """Writes decisions: id, text, decision, model (its own probability), lean, rule, version, …"""
 
         def write(txn: Any) -> None:
-            for each in decisions:
-                self._put(txn, "decisions", each["id"].encode(), each)
-                if each.get("rule"):
-                    allow = each["decision"] == "allow"
-                    self._judge(txn, each["id"].encode(), allow, allow == each["lean"])
+            for decision in decisions:
+                self._put(txn, "decisions", decision["id"].encode(), decision)
+                if decision.get("rule"):
+                    allow = decision["decision"] == "allow"
+                    self._judge(txn, decision["id"].encode(), allow, allow == decision["lean"])
 
         self._write(write)
 
@@ -109,9 +109,9 @@ class Journal:
         key, waited = id.encode("utf-8", "replace")[:64] or b"-", 0.0
         while True:
             with self.env.begin() as txn:
-                found = self._get(txn, "decisions", key)
-            if found is not None:
-                return found
+                record = self._get(txn, "decisions", key)
+            if record is not None:
+                return record
             if waited >= COMMITS or not _just_made(id, self.clock()):
                 raise ValueError(f"there is no decision {id[:40]!r} in this store; `gate decide` prints the id")
             time.sleep(0.02)
@@ -119,16 +119,16 @@ class Journal:
 
     def decisions(self, newest: int, unremarked: bool = False, before: float | None = None) -> list[dict[str, Any]]:
         """The newest, oldest of them first; those that nobody remarked; those decided before a time."""
-        found = []
+        chosen = []
         with self.env.begin() as txn:
             end = None if before is None else new_id(before)[:12].encode()
             for _, value in self._backwards(txn, "decisions", end):
-                each = json.loads(value)
-                if not (unremarked and (each.get("remarked") or each["rule"])):
-                    found.append(each)
-                if len(found) == newest:
+                decision = json.loads(value)
+                if not (unremarked and (decision.get("remarked") or decision["rule"])):
+                    chosen.append(decision)
+                if len(chosen) == newest:
                     break
-        return found[::-1]
+        return chosen[::-1]
 
     # signals
 
@@ -173,8 +173,8 @@ class Journal:
         other = "block" if outcome == "allow" else "allow"
         with self.env.begin() as txn:
             labelled = self._examples(txn, f"held_{other}") + self._examples(txn, f"replay_{other}")
-            labelled += [each for each in self._examples(txn, "pinned") if each.signal.outcome == other]
-        return self.rivals(text, (each.text for each in labelled))
+            labelled += [example for example in self._examples(txn, "pinned") if example.signal.outcome == other]
+        return self.rivals(text, (example.text for example in labelled))
 
     def signals(self) -> list[dict[str, Any]]:
         """All that are kept, oldest first: decision, text, kind, label, weight."""
@@ -183,35 +183,35 @@ class Journal:
 
     def pending(self, most: int = 100_000) -> list[LabelledText]:
         """The signals that no model learned from yet, oldest first."""
-        found: list[LabelledText] = []
+        waiting: list[LabelledText] = []
         with self.env.begin() as txn:
             for key, _ in txn.cursor(self._db["pending"]):
-                each = self._get(txn, "signals", key)
-                if each is not None:
-                    found.append(_example(key, each))
-                if len(found) == most:
+                record = self._get(txn, "signals", key)
+                if record is not None:
+                    waiting.append(_example(key, record))
+                if len(waiting) == most:
                     break
-        return found
+        return waiting
 
     def said(self, after: bytes = b"") -> list[LabelledText]:
         """What people said since a key, learned or not, oldest first."""
-        found: list[LabelledText] = []
+        newest_first: list[LabelledText] = []
         with self.env.begin() as txn:
             for key, value in self._backwards(txn, "signals", None):
                 if bytes(key) <= after:
                     break
-                found.append(_example(bytes(key), json.loads(value)))
-        return [each for each in found[::-1] if each.signal.kind not in ECHO]
+                newest_first.append(_example(bytes(key), json.loads(value)))
+        return [example for example in newest_first[::-1] if example.signal.kind not in ECHO]
 
     def learned(self, examples: Sequence[LabelledText]) -> None:
         """These need not be kept for learning any more; one in four overrides is held back, the others replayed."""
 
         def write(txn: Any) -> None:
-            for each in examples:
-                txn.delete(each.key, db=self._db["pending"])
-                if each.signal.kind not in MISTAKES:
-                    where = "held" if is_held(each.text) else "replay"
-                    self._add(txn, where, each.text, each.signal)
+            for example in examples:
+                txn.delete(example.key, db=self._db["pending"])
+                if example.signal.kind not in MISTAKES:
+                    where = "held" if is_held(example.text) else "replay"
+                    self._add(txn, where, example.text, example.signal)
 
         self._write(write)
 
@@ -222,9 +222,10 @@ class Journal:
 
     def corrections(self) -> list[Correction]:
         with self.env.begin() as txn:
-            found = [json.loads(value) for _, value in txn.cursor(self._db["pinned"])]
+            pinned = [json.loads(value) for _, value in txn.cursor(self._db["pinned"])]
         return [
-            Correction(each["decision"], each["text"], each["label"] > 0.5, tuple(each["rivals"])) for each in found
+            Correction(record["decision"], record["text"], record["label"] > 0.5, tuple(record["rivals"]))
+            for record in pinned
         ]
 
     # examples
@@ -271,13 +272,13 @@ class Journal:
 
     def errors(self, newest: int = 2000) -> list[float]:
         """1 for each judged decision in which the model was wrong, 0 otherwise; oldest first."""
-        found = []
+        wrong = []
         with self.env.begin() as txn:
             for _, value in self._backwards(txn, "judged", None):
-                found.append(float(value[1:2] == b"0"))
-                if len(found) == newest:
+                wrong.append(float(value[1:2] == b"0"))
+                if len(wrong) == newest:
                     break
-        return found[::-1]
+        return wrong[::-1]
 
     def _judged(self, txn: Any) -> Judged:
         return Judged(**(self._get(txn, "meta", b"judged") or {}))
@@ -371,8 +372,8 @@ class Journal:
         )
 
     def _get(self, txn: Any, name: str, key: bytes) -> dict[str, Any] | None:
-        found = txn.get(key, db=self._db[name])
-        return None if found is None else json.loads(found)
+        stored = txn.get(key, db=self._db[name])
+        return None if stored is None else json.loads(stored)
 
     def _backwards(self, txn: Any, name: str, end: bytes | None) -> Iterator[tuple[bytes, bytes]]:
         """From the newest, or from the newest before `end`."""

@@ -38,12 +38,12 @@ class KeptLogits:
         self._encoders: list[tuple[Tensor, dict[str, float]]] = []  # the one used last is last
 
     def row(self, gate: GateModel, text: str) -> KeptRow:
-        found = self._rows.get(text)
-        if found is None:
+        row = self._rows.get(text)
+        if row is None:
             encoded, first = np.array(gate.encode(text), dtype=np.int64), gate.network.config.vocabulary
             is_gram = (encoded >= first) & (encoded < first + NUMBERS)
-            found = self._rows[text] = KeptRow(encoded[~is_gram].tolist(), encoded[is_gram] - first)
-        return found
+            row = self._rows[text] = KeptRow(encoded[~is_gram].tolist(), encoded[is_gram] - first)
+        return row
 
     def grams(self, gate: GateModel, texts: Iterable[str]) -> list[np.ndarray]:
         return [self.row(gate, text).gram_G for text in texts]

@@ -67,8 +67,8 @@ class Best(NamedTuple):
     error: float = 1.0
     auc: float = 0.0
 
-    def including(self, found: Score) -> Best:
-        return Best(min(self.error, found.error), max(self.auc, found.auc))
+    def including(self, score: Score) -> Best:
+        return Best(min(self.error, score.error), max(self.auc, score.auc))
 
 
 class Score(NamedTuple):
@@ -89,7 +89,7 @@ class Score(NamedTuple):
         best = best or Best()
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
         # Thresholds are chosen anew: where one moves, many calls change sides at once, and not independently.
-        chance = max(BY_CHANCE * math.sqrt(sum(each**2 for each in differ)), self.noise)
+        chance = max(BY_CHANCE * math.sqrt(sum(difference**2 for difference in differ)), self.noise)
         # The best of many is partly luck: what two standard errors of a difference explain is no loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > min(than.error + chance, best.error + lost) + 1e-12:
@@ -120,7 +120,7 @@ class Known(NamedTuple):
     recent: list[str]
 
     def texts(self) -> list[str]:
-        return [each.text for each in (*self.held, *self.pinned)] + self.recent
+        return [example.text for example in (*self.held, *self.pinned)] + self.recent
 
 
 class Examples(NamedTuple):
@@ -153,7 +153,7 @@ class Learner:
     def due(self) -> bool:
         """Whether enough signals wait, or one waits long enough, and they are not just those that failed."""
         waiting = self.store.journal.pending()
-        new = [each for each in waiting if each.key not in self.failed]
+        new = [example for example in waiting if example.key not in self.failed]
         if not new:
             return False
         oldest = int(new[0].key[:12], 16) / 1000
@@ -185,12 +185,12 @@ class Learner:
                     self.store.journal.learned(waiting)
                     self.failed = frozenset()
                     return Round(len(waiting), steps, version, way, before, after, time.perf_counter() - started)
-        self.failed = frozenset(each.key for each in waiting)
+        self.failed = frozenset(example.key for example in waiting)
         return Round(len(waiting), steps, None, 0.0, before, after, time.perf_counter() - started)
 
     def _known(self) -> Known:
         journal = self.store.journal
-        recent = [each["text"] for each in journal.decisions(KNOWN, unremarked=True)]
+        recent = [decision["text"] for decision in journal.decisions(KNOWN, unremarked=True)]
         return Known(journal.examples("held"), journal.examples("pinned"), list(dict.fromkeys(recent)))
 
     def _changes(self, waiting: Sequence[LabelledText]) -> float:
@@ -199,7 +199,7 @@ class Learner:
         if not journal.judged().converged:
             return 1.0
         since = new_id(journal.clock() - 3600 * self.store.settings.review_hours)[:12]
-        keys = {each.key for each in (*waiting, *journal.said(since.encode()))}
+        keys = {example.key for example in (*waiting, *journal.said(since.encode()))}
         return CHANGES * len(keys) ** 2
 
     def _candidates(
@@ -210,7 +210,7 @@ class Learner:
         own = replay.echo(journal, self.store.settings.review_hours)
         there = Examples(journal.examples("replay"), journal.examples("pinned"), own)
         learnable = _learnable(waiting)
-        said = [*there.pinned, *(each for each in learnable if each.signal.kind not in MISTAKES)]
+        said = [*there.pinned, *(example for example in learnable if example.signal.kind not in MISTAKES)]
         at = max(record.get("encoder_at", ""), self._deepest)
         since = journal.said(at.encode())
         if len(since) >= DEEP:
@@ -229,19 +229,21 @@ class Learner:
         """Trains the encoder; returns the optimizer's state and the Fisher information to go on with, and the steps."""
         draws = np.random.Generator(philox(self.seed, "replay", number, len(new)))
         step = ConsolidatedStep(gate.network, "bce", AdamW(lr=RATE), clip=CLIP)
-        found = unpack(state) if state else {}
-        if found:
-            step.optimizer.load_state(found)
+        tensors = unpack(state) if state else {}
+        if tensors:
+            step.optimizer.load_state(tensors)
         before = replay.balanced(there.kept, min(CALLS_OF_FISHER, len(there.kept)), draws)
-        fisher_P = decayed(found.get("fisher"), fisher(gate.network, [self._batch(gate, [each]) for each in before]))
+        fisher_P = decayed(
+            tensors.get("fisher"), fisher(gate.network, [self._batch(gate, [example]) for example in before])
+        )
         strength = STRENGTH * (PLASTIC if errors(self.store.journal.errors()).drift else 1.0)
         step.consolidation = Consolidation(gate.network.params.flat_P, fisher_P, strength)
         steps = min(MOST_STEPS, LEAST_STEPS + len(new)) if new else 0
         kept = {name: value.clone() for name, value in gate.network.params.items() if name in SETTLED}
         for _ in range(steps):
             batch = replay.compose(new, there.kept, there.pinned, there.echo, BATCH, draws)
-            label_B = torch.tensor([each.signal.label for each in batch])
-            weight_B = torch.tensor([each.signal.weight for each in batch])
+            label_B = torch.tensor([example.signal.label for example in batch])
+            weight_B = torch.tensor([example.signal.weight for example in batch])
             step(self._batch(gate, batch), (label_B, weight_B))
         for name, value in kept.items():
             gate.network.params[name].copy_(value)
@@ -250,17 +252,17 @@ class Learner:
     def _solve(self, gate: GateModel, number: int, said: Sequence[LabelledText], there: Examples) -> None:
         """The n-grams' weights, from what people said, replay, and as much of the echo as a quarter of it all."""
         said = said[-MOST_SAID:]
-        mass = replay.even(there.kept) | {each.text: SAID * each.signal.weight for each in said}
+        mass = replay.even(there.kept) | {example.text: SAID * example.signal.weight for example in said}
         echo = replay.quarter(there.echo, mass)
-        mass |= {each.text: each.signal.weight for each in echo}
-        rows = list({each.text: each for each in (*there.kept, *said, *echo)}.values())
-        texts = [each.text for each in rows]
-        proximal.get_to_know(gate.network, self._readings.grams(gate, [each.text for each in said]))
+        mass |= {example.text: example.signal.weight for example in echo}
+        rows = list({example.text: example for example in (*there.kept, *said, *echo)}.values())
+        texts = [example.text for example in rows]
+        proximal.get_to_know(gate.network, self._readings.grams(gate, [example.text for example in said]))
         proximal.solve(
             gate.network,
             self._readings.grams(gate, texts),
             torch.from_numpy(self._readings.encoded(gate, texts)).float(),
-            torch.tensor([each.target for each in rows]),
+            torch.tensor([example.target for example in rows]),
             torch.tensor([mass[text] for text in texts]),
             self._anchor(number),
         )
@@ -272,7 +274,7 @@ class Learner:
         return tensors.get(ANCHOR, tensors[WEIGHT])
 
     def _batch(self, gate: GateModel, examples: Sequence[LabelledText]) -> Tensor:
-        return gate.batch([gate.encode(each.text) for each in examples])
+        return gate.batch([gate.encode(example.text) for example in examples])
 
     def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int:
         tensors = {**tensors_of(gate), ANCHOR: self._anchor(serving.number)}
@@ -303,10 +305,10 @@ def told(done: Round) -> str:
 
 def settle(gate: GateModel, known: Known, z: dict[str, float], settings: Settings, otherwise: Policy) -> Policy:
     """Calibrates the gate on the held-back calls, and chooses the thresholds; `z` holds the logits of all known."""
-    allow_T = np.array([each.target > 0.5 for each in known.held], dtype=bool)
+    allow_T = np.array([example.target > 0.5 for example in known.held], dtype=bool)
     if allow_T.all() or not allow_T.any():
         return otherwise
-    z_T = np.array([z[each.text] for each in known.held])
+    z_T = np.array([z[example.text] for example in known.held])
     gate.calibration = Calibration(*calibrate(z_T, allow_T))
     return choose(gate.calibrated(z_T), allow_T, settings.false_allow, settings.false_block)
 
@@ -315,7 +317,7 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     """How a gate does on the known calls."""
     p_T = gate.calibrated(np.array([z[text] for text in known.texts()]))
     held, pinned = len(known.held), len(known.pinned)
-    allow_T = np.array([each.target > 0.5 for each in known.held], dtype=bool)
+    allow_T = np.array([example.target > 0.5 for example in known.held], dtype=bool)
     outcomes = tuple(policy.decide(float(p)) for p in (*p_T[:held], *p_T[held + pinned :]))
     wrong_T = np.array([_wrong(outcome, allow) for outcome, allow in zip(outcomes, allow_T, strict=False)])
     there = [chosen for chosen in (allow_T, ~allow_T) if chosen.any()]
@@ -326,10 +328,10 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     share_T = np.where(allow_T, 1 / max(1, allow_T.sum()), 1 / max(1, (~allow_T).sum())) / max(1, len(shares))
     edges, adds = deciles(p_T[:held][allow_T].tolist()), (wrong_T * share_T).tolist()
     missed = sum(
-        policy.leans(float(p)) != (each.target > 0.5)
-        for p, each in zip(p_T[held : held + pinned], known.pinned, strict=True)
+        policy.leans(float(p)) != (example.target > 0.5)
+        for p, example in zip(p_T[held : held + pinned], known.pinned, strict=True)
     )
-    ranked = roc.auc(-np.array([z[each.text] for each in known.held]), ~allow_T)
+    ranked = roc.auc(-np.array([z[example.text] for example in known.held]), ~allow_T)
     return Score(error, missed, outcomes, tuple(edges), tuple(adds), 1.0 if ranked is None else ranked, noise)
 
 
@@ -338,13 +340,13 @@ def _wrong(outcome: str, allow: bool) -> float:
     return 0.5 if outcome == "ask" else float((outcome == "allow") != allow)
 
 
-def version_record(gate: GateModel, policy: Policy, found: Score, store: Store, **more: Any) -> dict[str, Any]:
+def version_record(gate: GateModel, policy: Policy, score: Score, store: Store, **more: Any) -> dict[str, Any]:
     """What is kept beside the weights."""
     scores = {
-        "held_error": found.error,
-        "held_auc": found.auc,
-        "pinned_wrong": found.pinned_wrong,
-        "edges": found.edges,
+        "held_error": score.error,
+        "held_auc": score.auc,
+        "pinned_wrong": score.pinned_wrong,
+        "edges": score.edges,
     }
     return {**described(gate), "policy": list(policy), "time": store.clock(), **scores, **more}
 
@@ -356,4 +358,4 @@ def logits(gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
 
 def _learnable(signals: Sequence[LabelledText]) -> list[LabelledText]:
     """All but the overrides that are held back."""
-    return [each for each in signals if each.signal.kind in MISTAKES or not is_held(each.text)]
+    return [example for example in signals if example.signal.kind in MISTAKES or not is_held(example.text)]

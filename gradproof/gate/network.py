@@ -181,10 +181,10 @@ class GateNetwork(Transformer):
         token_BS, gram_BG, deed_BG, encoded, share_BG, part_BG = saved
         super().pull_back(weights, grad_P, dy, token_BS, encoded, accumulate=accumulate, kernels=kernels)
         own, dy_B = self.params.views_of(grad_P), dy[0][:, 0].to(share_BG.dtype)
-        found = {WEIGHT: hashed_ngrams.backward(dy_B, share_BG, gram_BG, weights[WEIGHT])}
+        gradients = {WEIGHT: hashed_ngrams.backward(dy_B, share_BG, gram_BG, weights[WEIGHT])}
         if part_BG is not None:
-            found[DEED_WEIGHT] = hashed_ngrams.backward(dy_B, part_BG, deed_BG, weights[DEED_WEIGHT])
-        for name, dw_N in found.items():
+            gradients[DEED_WEIGHT] = hashed_ngrams.backward(dy_B, part_BG, deed_BG, weights[DEED_WEIGHT])
+        for name, dw_N in gradients.items():
             own[name].add_(dw_N) if accumulate else own[name].copy_(dw_N)
 
 

@@ -21,12 +21,12 @@ def ngrams(text: str) -> np.ndarray:
     """gram_G, ascending: each number once."""
     plain = text.encode("utf-8").translate(_PLAIN)
     byte_L = np.frombuffer(plain, dtype=np.uint8).astype(np.uint64) + np.uint64(1)
-    hash_L, found = np.zeros(len(byte_L), dtype=np.uint64), [np.zeros(0, dtype=np.int64)]
+    hash_L, grams = np.zeros(len(byte_L), dtype=np.uint64), [np.zeros(0, dtype=np.int64)]
     for n in range(1, min(LONGEST, len(byte_L)) + 1):
         hash_L = hash_L[: len(byte_L) - n + 1] * _FACTOR + byte_L[n - 1 :]
         low, high = BOUNDS[n - 1], BOUNDS[n]
-        found.append((_mixed(hash_L) % np.uint64(high - low)).astype(np.int64) + low)
-    return np.unique(np.concatenate(found))
+        grams.append((_mixed(hash_L) % np.uint64(high - low)).astype(np.int64) + low)
+    return np.unique(np.concatenate(grams))
 
 
 def _mixed(hash_L: np.ndarray) -> np.ndarray:

@@ -41,7 +41,7 @@ def weights_of(gate: GateModel) -> bytes:
 def gate_of(weights: bytes, record: Mapping[str, Any]) -> GateModel:
     """The gate that `weights_of` and `described` told of."""
     network = GateNetwork(config_of(record["config"]), seed=None)  # decisions go on meanwhile, on the same core
-    found = unpack(weights)
+    tensors = unpack(weights)
     for name, own in (*network.params.items(), *network.buffers.items()):
-        own.copy_(found[name].view_as(own))
+        own.copy_(tensors[name].view_as(own))
     return GateModel(network, Calibration(**record["calibration"]))

@@ -34,12 +34,12 @@ def compose(
     share = len(echo) / max(1, len(echo) + len(kept))
     own = min(size // MOST_ECHO, int(share * (rest - held)))
     parts = ((new, fresh), (pinned, held), (echo, own), (kept, rest - held - own))
-    return [each for pool, count in parts for each in balanced(pool, count, draws)]
+    return [example for pool, count in parts for example in balanced(pool, count, draws)]
 
 
 def balanced(pool: Sequence[LabelledText], count: int, draws: np.random.Generator) -> list[LabelledText]:
     """`count` drawn with replacement, both classes equally often where both are there."""
-    classes = [[each for each in pool if (each.target > 0.5) == allow] for allow in (True, False)]
+    classes = [[example for example in pool if (example.target > 0.5) == allow] for allow in (True, False)]
     classes = [members for members in classes if members]
     if not classes:
         return []
@@ -51,21 +51,26 @@ def balanced(pool: Sequence[LabelledText], count: int, draws: np.random.Generato
 def even(kept: Sequence[LabelledText]) -> dict[str, float]:
     """The mass of each text: its weight, times what gives both classes the same total, that of the commoner one or
     WEIGHT."""
-    total = {allow: sum(each.signal.weight for each in kept if (each.target > 0.5) == allow) for allow in (True, False)}
+    total = {
+        allow: sum(example.signal.weight for example in kept if (example.target > 0.5) == allow)
+        for allow in (True, False)
+    }
     most = min(max(total.values()), WEIGHT)
-    return {each.text: each.signal.weight * most / total[each.target > 0.5] for each in kept}
+    return {example.text: example.signal.weight * most / total[example.target > 0.5] for example in kept}
 
 
 def quarter(echo: Sequence[LabelledText], mass: Mapping[str, float]) -> list[LabelledText]:
     """The newest echoes of texts that have no mass yet, as many as make up at most a quarter of it all."""
     most = int(sum(mass.values()) / (MOST_ECHO - 1))
-    distinct = {each.text: each for each in echo if each.text not in mass}
+    distinct = {example.text: example for example in echo if example.text not in mass}
     return list(distinct.values())[-most:] if most else []
 
 
 def echo(journal: Journal, review_hours: float) -> list[LabelledText]:
     """The gate's own decisions that nobody remarked in the review window."""
     before = journal.clock() - 3600 * review_hours
-    found = journal.decisions(OFFERED, unremarked=True, before=before)
-    found = [each for each in found if each["decision"] != "ask"]
-    return [LabelledText(each["id"].encode(), each["text"], signal(each["decision"])) for each in found]
+    decided = journal.decisions(OFFERED, unremarked=True, before=before)
+    decided = [decision for decision in decided if decision["decision"] != "ask"]
+    return [
+        LabelledText(decision["id"].encode(), decision["text"], signal(decision["decision"])) for decision in decided
+    ]

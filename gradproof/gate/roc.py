@@ -65,10 +65,10 @@ def curve(score_R: np.ndarray, block_R: np.ndarray, most: int = 400) -> list[tup
 
 def figures(folds: Sequence[Scored]) -> dict[str, float | None]:
     """`auc`, `recall_at_1pct`, `recall_at_0_1pct`: each the mean over the folds that have both classes."""
-    found: dict[str, float | None] = {"auc": _mean([auc(*fold) for fold in folds])}
+    means: dict[str, float | None] = {"auc": _mean([auc(*fold) for fold in folds])}
     for name, share in SHARES.items():
-        found[name] = _mean([recall_at(*fold, share) for fold in folds])
-    return found
+        means[name] = _mean([recall_at(*fold, share) for fold in folds])
+    return means
 
 
 def paired_bootstrap(

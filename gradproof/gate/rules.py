@@ -76,8 +76,8 @@ class Rule:
             return True
         values = [(name, value) for name, value in leaves(arguments) if self.argument in (None, name)]
         check = _denied if self.effect == "deny" else _allowed
-        found = [check(self.way, self.pattern, name, value) for name, value in values]
-        return any(found) if self.effect == "deny" else bool(found) and all(found)
+        hits = [check(self.way, self.pattern, name, value) for name, value in values]
+        return any(hits) if self.effect == "deny" else bool(hits) and all(hits)
 
 
 class Rules:
@@ -90,15 +90,15 @@ class Rules:
     def read(cls, path: Path) -> Rules:
         """ValueError says which rule is wrong, and how."""
         try:
-            found = tomllib.loads(path.read_text(encoding="utf-8"))
+            tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             return cls([])
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
-        unknown = found.keys() - {"deny", "allow"}
+        unknown = tables.keys() - {"deny", "allow"}
         if unknown:
             raise ValueError(f"{path}: {min(unknown)!r} is neither deny nor allow")
-        return cls([_rule(path, effect, each) for effect in ("deny", "allow") for each in found.get(effect, [])])
+        return cls([_rule(path, effect, table) for effect in ("deny", "allow") for table in tables.get(effect, [])])
 
     def judge(self, tool: str, arguments: Mapping[str, Any]) -> Rule | None:
         """The first that matches, denies before allows."""
@@ -117,24 +117,24 @@ def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else str(value)
 
 
-def _rule(path: Path, effect: str, each: Any) -> Rule:
-    if not isinstance(each, dict) or not all(isinstance(value, str) for value in each.values()):
-        raise ValueError(f"{path}: a rule is a table of texts, not {each!r}")
-    ways = [way for way in WAYS if way in each]
-    unknown = each.keys() - {"tool", "argument", "reason", *WAYS}
+def _rule(path: Path, effect: str, table: Any) -> Rule:
+    if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
+        raise ValueError(f"{path}: a rule is a table of texts, not {table!r}")
+    ways = [way for way in WAYS if way in table]
+    unknown = table.keys() - {"tool", "argument", "reason", *WAYS}
     if unknown or len(ways) > 1:
         what = f"has no field {min(unknown)!r}" if unknown else f"gives both {ways[0]} and {ways[1]}"
         raise ValueError(f"{path}: a rule {what}; its fields are tool, argument, reason and one of {', '.join(WAYS)}")
     way = ways[0] if ways else None
-    if way is None and "tool" not in each:
+    if way is None and "tool" not in table:
         raise ValueError(f"{path}: a rule without tool and without {', '.join(WAYS)} would match every call")
     if way == "regex":
         try:
-            re.compile(each[way])
+            re.compile(table[way])
         except re.error as error:
-            raise ValueError(f"{path}: the regex {each[way]!r} is wrong: {error}") from None
-    pattern = each[way] if way else ""
-    return Rule(effect, each.get("tool", "*"), each.get("argument"), way, pattern, each.get("reason", ""))  # type: ignore[arg-type]
+            raise ValueError(f"{path}: the regex {table[way]!r} is wrong: {error}") from None
+    pattern = table[way] if way else ""
+    return Rule(effect, table.get("tool", "*"), table.get("argument"), way, pattern, table.get("reason", ""))  # type: ignore[arg-type]
 
 
 def _denied(way: str, pattern: str, name: str, value: str) -> bool:

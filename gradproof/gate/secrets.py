@@ -59,14 +59,14 @@ def redact(text: str) -> str:
     return _LONG.sub(_random, text)
 
 
-def _aws(found: re.Match[str]) -> str:
+def _aws(match: re.Match[str]) -> str:
     """Forty characters of base64 are a secret access key, but forty of hexadecimal a digest."""
-    return found.group() if _HEX.match(found.group()) else "<KEY>"
+    return match.group() if _HEX.match(match.group()) else "<KEY>"
 
 
-def _random(found: re.Match[str]) -> str:
+def _random(match: re.Match[str]) -> str:
     """Each part of a path is judged alone; one long run of base64 may have slashes in it."""
-    text = found.group()
+    text = match.group()
     if _looks_random(text):
         return "<KEY>"
     return "/".join("<KEY>" if len(part) >= MOST_ORDINARY and _looks_random(part) else part for part in text.split("/"))

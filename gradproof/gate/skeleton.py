@@ -99,33 +99,33 @@ class Skeleton(NamedTuple):
 def skeleton(text: str) -> Skeleton:
     """Of a call's text, as `calls.text` writes it; where it stands and what came before it do not count."""
     tool, *lines = text.split("\n")
-    found, literal = _Found(), [tool]
+    collected, literal = _Found(), [tool]
     for line in lines:
         name, colon, value = line.partition(": ")
         if not colon or name[:1] in "@<":
             continue
         literal.append(value)
         if name.rsplit(".", 1)[-1] in SHELL_ARGUMENTS:
-            _shell(found, value.replace("↵", "\n"))
+            _shell(collected, value.replace("↵", "\n"))
         else:
-            found.add(f"argument:{name}:{_sort(found, value)}")
+            collected.add(f"argument:{name}:{_sort(collected, value)}")
         if "…" in value:
-            found.dangers.add(CUT)
+            collected.dangers.add(CUT)
     plain = re.sub(r"""[\s'"\\]+""", " ", " ".join(literal))
     grams = frozenset(plain[i : i + 3] for i in range(max(1, len(plain) - 2)))
-    return Skeleton((tool, frozenset(found.programs), frozenset(found.dangers)), found.features, grams)
+    return Skeleton((tool, frozenset(collected.programs), frozenset(collected.dangers)), collected.features, grams)
 
 
 def parts(text: str) -> list[Skeleton]:
     """Of each command of a shell line that has several, a pipeline being one; none where it has only one."""
     tool, *lines = text.split("\n")
-    found = []
+    skeletons = []
     for line in lines:
         name, colon, value = line.partition(": ")
         if colon and name[:1] not in "@<" and name.rsplit(".", 1)[-1] in SHELL_ARGUMENTS:
             pieces = _pieces(value.replace("↵", "\n"))
-            found += [skeleton(f"{tool}\n{name}: {piece}") for piece in pieces if len(pieces) > 1]
-    return found
+            skeletons += [skeleton(f"{tool}\n{name}: {piece}") for piece in pieces if len(pieces) > 1]
+    return skeletons
 
 
 def _pieces(command: str) -> list[str]:
@@ -174,7 +174,7 @@ class _Found:
         self.features[feature] = min(most, self.features[feature] + weight)  # type: ignore[assignment]
 
 
-def _shell(found: _Found, command: str) -> None:
+def _shell(collected: _Found, command: str) -> None:
     """Splits at the shell's operators, and reads each simple command."""
     words: list[str] = []
     before, piped = "", False
@@ -183,7 +183,7 @@ def _shell(found: _Found, command: str) -> None:
         if op is None:
             word = match["word"] or match["odd"]
             if before in (">", ">>", "<", "<<", "<<<"):
-                found.add(f"redirect:{before[0]}:{_sort(found, _bare(word))}")
+                collected.add(f"redirect:{before[0]}:{_sort(collected, _bare(word))}")
                 before = ""
                 continue
             words.append(word)
@@ -192,38 +192,38 @@ def _shell(found: _Found, command: str) -> None:
         else:
             idle = op in APART and not piped and _is_idle(words)
             if not idle:
-                _simple(found, words, piped)
+                _simple(collected, words, piped)
                 if words and op not in ("\n", ";"):
-                    found.add(f"operator:{op}")
+                    collected.add(f"operator:{op}")
             words, before, piped = [], "", op == "|"
-    _simple(found, words, piped)
+    _simple(collected, words, piped)
 
 
-def _simple(found: _Found, words: list[str], piped: bool) -> None:
+def _simple(collected: _Found, words: list[str], piped: bool) -> None:
     """One program with its flags and arguments."""
     program, verbs, leads = "", "", False
     for word in _said(words):
         for inner in INSIDE.findall(word):
-            found.dangers.add("substitution")
-            _shell(found, inner[0] or inner[1])
+            collected.dangers.add("substitution")
+            _shell(collected, inner[0] or inner[1])
         bare, led, leads = _bare(word), leads, False
         if not program:
-            program = verbs = found.program = _program(found, bare, piped)
+            program = verbs = collected.program = _program(collected, bare, piped)
         elif bare in RUNS_NEXT:
             program, piped = "", False
         elif bare == "--":
             continue
         elif bare.startswith("-") and len(bare) > 1 and not NUMBER.match(bare):
-            _flag(found, program, bare)
+            _flag(collected, program, bare)
             leads = bare in LEADING
         elif not led and _wants_verb(program, verbs) and bare[:1].isalpha() and "." not in bare:
             verbs = f"{verbs} {SAME_VERB.get((program, bare), bare)}"
-            found.programs.add(verbs)
+            collected.programs.add(verbs)
         elif program in SHELLS and " " in bare:
-            found.add("code")
-            _shell(found, bare)
+            collected.add("code")
+            _shell(collected, bare)
         else:
-            found.add(f"word:{_sort(found, bare)}")
+            collected.add(f"word:{_sort(collected, bare)}")
 
 
 def _is_idle(words: list[str]) -> bool:
@@ -257,63 +257,63 @@ def _wants_verb(program: str, verbs: str) -> bool:
     return program in SUBCOMMANDS and (depth == 0 or grouped)
 
 
-def _program(found: _Found, word: str, piped: bool) -> str:
+def _program(collected: _Found, word: str, piped: bool) -> str:
     """The program that a word names, or nothing where it only leads to one."""
     if assigned := ASSIGNMENT.match(word):
-        _sort(found, word[assigned.end() :])  # for its dangers
+        _sort(collected, word[assigned.end() :])  # for its dangers
         return ""
     if word in KEYWORDS or word.startswith("-") or NUMBER.match(word):
         return ""
     name = word.rsplit("/", 1)[-1]
     name = SAME.get(name, name)
     if name in WRAPPERS:
-        (found.dangers.add("privileged") if name in PRIVILEGED else found.add(f"through:{name}"))
+        (collected.dangers.add("privileged") if name in PRIVILEGED else collected.add(f"through:{name}"))
         return ""
     if piped and name in SHELLS:
-        found.dangers.add("pipe into a shell")
-    found.programs.add(name)
-    found.add(f"program:{name}", 3.0, 3.0)
+        collected.dangers.add("pipe into a shell")
+    collected.programs.add(name)
+    collected.add(f"program:{name}", 3.0, 3.0)
     return name
 
 
-def _flag(found: _Found, program: str, flag: str) -> None:
+def _flag(collected: _Found, program: str, flag: str) -> None:
     """-rf, -fr, -r -f and --recursive --force are the same; a long flag counts by its first letter."""
     name, _, value = flag.lstrip("-").partition("=")
     grave = "force" if (program, flag) == ("git", "-f") else name
     if grave in GRAVE and program not in USUAL:
-        found.dangers.add(f"flag {grave}")
+        collected.dangers.add(f"flag {grave}")
     if flag.startswith("--") or len(name) > 3 or not name.isalpha():
-        found.add(f"flag:{name[:1].lower()}", most=1.0)
+        collected.add(f"flag:{name[:1].lower()}", most=1.0)
         if not flag.startswith("--"):
-            found.add(f"flag:{name}", most=1.0)
+            collected.add(f"flag:{name}", most=1.0)
     else:
         for letter in name.lower():
-            found.add(f"flag:{letter}", most=1.0)
+            collected.add(f"flag:{letter}", most=1.0)
     if value:
-        found.add(f"word:{_sort(found, value)}")
+        collected.add(f"word:{_sort(collected, value)}")
 
 
-def _sort(found: _Found, word: str) -> str:
+def _sort(collected: _Found, word: str) -> str:
     """What sort of thing a word is; dangerous ones are noted as such."""
     match = URL.match(word)
     hosts = [match[1]] if match else ADDRESS.findall(word)
     away = [host.lower() for host in hosts if not LOOPBACK.match(host)]
-    found.dangers.update(f"host {host}" for host in away)
+    collected.dangers.update(f"host {host}" for host in away)
     if match or away:
         return "url"
     if SECRET.search(word):
-        found.dangers.add("secret")
+        collected.dangers.add("secret")
         return "secret"
     if word in ("/dev/null", "/dev/stdout", "/dev/stderr"):
         return "nowhere"
     if match := SYSTEM.match(word):
-        found.dangers.add(f"system {match[1]}")
+        collected.dangers.add(f"system {match[1]}")
         return f"system {match[1]}"
     if word and word[0] in "/~$" and TOP.match(word) and word.rstrip("/") != "/tmp":
-        found.dangers.add("everything")
+        collected.dangers.add("everything")
         return "everything"
-    if word in ("*", ".", "./", "./*") and found.program in DESTROYERS:
-        found.dangers.add("everything here")
+    if word in ("*", ".", "./", "./*") and collected.program in DESTROYERS:
+        collected.dangers.add("everything here")
     if word.startswith("../") or "/../" in word or word == "..":
         return "up"
     if NUMBER.match(word):

@@ -48,8 +48,8 @@ def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
     """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`. The more choices a
     pattern has, the oftener it is drawn: it stands for more calls."""
     fill, (block, _, harm) = Fill(seed), patterns()
-    each = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
-    made = (fill(fill.one(each)) for _ in range(rows))
+    weighted = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
+    made = (fill(fill.one(weighted)) for _ in range(rows))
     return tuple(dict.fromkeys(calls.text(Call("Bash", {"command": command})) for command in made))
 
 

@@ -16,8 +16,8 @@ def status(store: Store) -> dict[str, Any]:
     """Versions, alignment, drift, counts."""
     judged, serving = store.journal.judged(), store.versions.serving()
     versions = [
-        {"version": each.number, "serving": each.number == serving, **_told(each.record)}
-        for each in store.versions.all()
+        {"version": version.number, "serving": version.number == serving, **_told(version.record)}
+        for version in store.versions.all()
     ]
     return {
         "store": str(store.folder),
@@ -42,7 +42,7 @@ def _drift(store: Store) -> dict[str, Any]:
     """Of the error rate over what was judged; of the inputs, by the scores that the serving version gave."""
     serving = store.versions.serving()
     state = errors(store.journal.errors())
-    recent = [each["model"] for each in store.journal.decisions(RECENT) if each["version"] == serving]
+    recent = [decision["model"] for decision in store.journal.decisions(RECENT) if decision["version"] == serving]
     edges = store.versions.get(serving).record.get("edges", []) if serving else []
     counts, even = histogram(recent, edges), [len(recent)] * (len(edges) + 1)
     return {
@@ -65,22 +65,22 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
         f"alignment {record['alignment']:.1%} of {count:,} judged ({judged['allow']:,} allow, {judged['block']:,}"
         " block); the model decides from 95% of 1,000 on, 50 of each"
     )
-    found = record["drift"]
+    drift = record["drift"]
     yield (
-        f"errors {found['errors']['rate']:.1%} of {found['errors']['judged']:,} judged decisions"
-        f"{', rising' if found['errors']['drift'] else ''}; calls "
-        + ("are others than the model was made with" if found["inputs"]["drift"] else "as ever")
-        + f" (stability index {found['inputs']['index']:.2f})"
+        f"errors {drift['errors']['rate']:.1%} of {drift['errors']['judged']:,} judged decisions"
+        f"{', rising' if drift['errors']['drift'] else ''}; calls "
+        + ("are others than the model was made with" if drift["inputs"]["drift"] else "as ever")
+        + f" (stability index {drift['inputs']['index']:.2f})"
     )
     counts = record["counts"]
     yield (
         f"{counts['decisions']:,} decisions, {counts['signals']:,} signals, {counts['pending']:,} of them waiting to be"
         f" learned, {counts['pinned']:,} mistakes pinned; {record['used']:.0%} of the journal used"
     )
-    for each in record["versions"]:
-        when = datetime.fromtimestamp(each["time"]).strftime("%Y-%m-%d %H:%M")
+    for version in record["versions"]:
+        when = datetime.fromtimestamp(version["time"]).strftime("%Y-%m-%d %H:%M")
         yield (
-            f"{'*' if each['serving'] else ' '} version {each['version']}  {when}  {each['signals']} signals"
-            f"  held-back error {each['held_error']:.4f}"
-            f"  allow at p ≥ {each['allow_at']:.3g}, block below {each['block_below']:.3g}"
+            f"{'*' if version['serving'] else ' '} version {version['version']}  {when}  {version['signals']} signals"
+            f"  held-back error {version['held_error']:.4f}"
+            f"  allow at p ≥ {version['allow_at']:.3g}, block below {version['block_below']:.3g}"
         )

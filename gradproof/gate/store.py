@@ -51,8 +51,8 @@ class Store:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
         try:
-            found = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            self.settings = Settings(**found)
+            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            self.settings = Settings(**settings)
         except FileNotFoundError:
             raise ValueError(
                 f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}"

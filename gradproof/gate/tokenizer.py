@@ -28,10 +28,6 @@ class Tokenizer:
         """The tokens of a text."""
         return self._inner.encode(text).ids
 
-    def encode_all(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of many texts."""
-        return [found.ids for found in self._inner.encode_batch(list(texts))]
-
     def decode(self, tokens: Sequence[int]) -> str:
         """The text again, exactly."""
         return self._inner.decode(list(tokens))

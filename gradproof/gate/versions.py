@@ -58,11 +58,11 @@ class Versions:
 
     def get(self, number: int) -> Version:
         with self.env.begin() as txn:
-            found = txn.get(_key(number), db=self._records)
-        if found is None:
-            kept = ", ".join(str(each.number) for each in self.all()) or "none"
+            stored = txn.get(_key(number), db=self._records)
+        if stored is None:
+            kept = ", ".join(str(version.number) for version in self.all()) or "none"
             raise ValueError(f"there is no version {number}; the versions kept are {kept}")
-        return Version(number, json.loads(found))
+        return Version(number, json.loads(stored))
 
     def weights(self, number: int) -> bytes:
         with self.env.begin() as txn:

@@ -194,6 +194,10 @@ class Kernels:
         own = {op: kernel for op, kernel in named.items() if op in (*ops, *FUSED)}
         return cls(**modules, chosen=own, workspace=workspace)
 
+    def loss(self, name: str, op: ModuleType) -> ModuleType:
+        """What runs a loss: of the named ones cross-entropy has kernels; the others run as they are."""
+        return self.cross_entropy if name == "cross_entropy" else op
+
     @property
     def parts(self) -> MixtureOps:
         """What runs a mixture part by part."""
@@ -229,7 +233,7 @@ def choose(
 def survey(shape: Shape) -> list[dict[str, Any]]:
     """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
     claim that failed, or missing on this machine with the reason."""
-    found = []
+    surveyed = []
     for op in (*shape.ops, *shape.fused):
         dtype = shape.of(op).dtype
         for v in VARIANTS:
@@ -242,21 +246,21 @@ def survey(shape: Shape) -> list[dict[str, Any]]:
             status = "missing" if missing else "admitted" if judged.admitted else "refused"
             figures = {"claims": len(judged.evidence), "reason": judged.reason}
             evidence = [asdict(e) for e in judged.evidence]
-            found.append(
+            surveyed.append(
                 {"op": op, "kernel": v.kernel, "dtype": dtype, "status": status, **figures, "evidence": evidence}
             )
-    return found
+    return surveyed
 
 
 def variants(op: str, shape: Shape) -> list[Variant]:
     """Those that could serve, best first."""
     dtype = shape.of(op).dtype
-    found = [v for v in VARIANTS if v.op == op and v.device == shape.device and dtype in v.dtypes]
-    found = [v for v in found if v.missing() is None and v.fits(shape)]
+    fitting = [v for v in VARIANTS if v.op == op and v.device == shape.device and dtype in v.dtypes]
+    fitting = [v for v in fitting if v.missing() is None and v.fits(shape)]
     order = _tuned().get(_key_text(op, "", shape), [])
     slower = order[order.index("reference") :] if "reference" in order else []
-    found = [v for v in found if v.kernel not in slower]
-    return sorted(found, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
+    fitting = [v for v in fitting if v.kernel not in slower]
+    return sorted(fitting, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
 
 
 @dataclass(frozen=True)
@@ -290,7 +294,7 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
     of = shape.of(variant.op)
     tried = [e for e in _tried(variant.op, of, shape.tokens) if variant.serves(e.options.get("chain", of.chain))]
     try:
-        found = tuple(
+        evidence = tuple(
             admit(
                 ops.load(variant.op),
                 variant.module,
@@ -302,9 +306,9 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
         )
     except Exception as error:
         return Admission(variant.op, variant.kernel, False, f"it stopped with {type(error).__name__}: {error}")
-    failed = next((e for e in found if e.status == "refuted"), None)
+    failed = next((e for e in evidence if e.status == "refuted"), None)
     reason = "" if failed is None else _sentence(failed)
-    judged = Admission(variant.op, variant.kernel, failed is None, reason, tuple(worst_of_each(found)))
+    judged = Admission(variant.op, variant.kernel, failed is None, reason, tuple(worst_of_each(evidence)))
     _keep(key, judged)
     return judged
 
@@ -397,8 +401,8 @@ def _keep(key: str, judged: Admission) -> None:
 def _tuned() -> dict[str, Any]:
     """The orders that `gradproof bench --tune` measured."""
     try:
-        found = json.loads((folder() / "tuned.json").read_text())
-        return found if isinstance(found, dict) else {}
+        orders = json.loads((folder() / "tuned.json").read_text())
+        return orders if isinstance(orders, dict) else {}
     except (OSError, ValueError):
         return {}
 

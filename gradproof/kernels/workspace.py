@@ -23,7 +23,7 @@ class Workspace:
             held = self._buffers.get(base)
             if held is None or held.numel() < length:
                 held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
-                self._views = {each: view for each, view in self._views.items() if each[0] != name}
+                self._views = {old_key: view for old_key, view in self._views.items() if old_key[0] != name}
             self._views[key] = held[:length].view(shape)
         return self._views[key]
 

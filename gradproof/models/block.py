@@ -112,10 +112,10 @@ def norm(read: Read, name: str, x_TD: Tensor) -> tuple[Tensor, Normed]:
 
 def norm_backward(read: Read, write: Write, name: str, dn_TD: Tensor, normed: Normed) -> Tensor:
     """Returns dx_TD: LayerNorm's backward needs its input, not its output."""
-    found = read.kernels.layernorm.backward(wide(dn_TD), normed.stats, normed.x_TD, read.weights[f"{name}.weight"])
-    write.put(f"{name}.weight", found[1])
-    write.put(f"{name}.bias", found[2])
-    return found[0]
+    grads = read.kernels.layernorm.backward(wide(dn_TD), normed.stats, normed.x_TD, read.weights[f"{name}.weight"])
+    write.put(f"{name}.weight", grads[1])
+    write.put(f"{name}.bias", grads[2])
+    return grads[0]
 
 
 def project(read: Read, name: str, x_TI: Tensor) -> Tensor:
@@ -148,8 +148,8 @@ def self_attention_backward(
     """Returns dx_TD."""
     qkv_BSG = saved.projected[0]
     dheads_TD = project_backward(read, write, f"{prefix}out", dy_TD.to(qkv_BSG.dtype), saved.heads_TD)
-    found = read.kernels.attention.backward(layout.spread(dheads_TD), saved.kept, *qkv_BSG.chunk(3, -1), read.heads)
-    dqkv_TG = layout.rows(torch.cat(found, -1))
+    dqkv = read.kernels.attention.backward(layout.spread(dheads_TD), saved.kept, *qkv_BSG.chunk(3, -1), read.heads)
+    dqkv_TG = layout.rows(torch.cat(dqkv, -1))
     dn_TD = project_backward(read, write, f"{prefix}qkv", dqkv_TG, saved.normed.n_TD)
     return norm_backward(read, write, f"{prefix}norm", dn_TD, saved.normed).add_(dy_TD)
 
@@ -205,8 +205,8 @@ def feed_forward_backward(read: Read, write: Write, prefix: str, dy_TD: Tensor, 
     w1_FD, _, w2_DF, _ = (read.weights.operand(f"{prefix}{name}") for name in _FED)
     out = tuple(write.grads[f"{prefix}{name}"] for name in _FED)
     n_TD = saved.normed.n_TD
-    found = read.kernels.ffn.backward(dy_TD.to(n_TD.dtype), saved.kept, n_TD, w1_FD, w2_DF, out, write.accumulate)
-    return norm_backward(read, write, f"{prefix}norm", found.dx_TD, saved.normed).add_(dy_TD)
+    grads = read.kernels.ffn.backward(dy_TD.to(n_TD.dtype), saved.kept, n_TD, w1_FD, w2_DF, out, write.accumulate)
+    return norm_backward(read, write, f"{prefix}norm", grads.dx_TD, saved.normed).add_(dy_TD)
 
 
 _FED = ("up.weight", "up.bias", "down.weight", "down.bias")

@@ -172,7 +172,7 @@ CONTRACT = Contract(
         dict(label="small", config=DenseConfig(5, 3, hidden=6, feedforward=9, blocks=1)),
         dict(label="two blocks", config=DenseConfig(4, 1, hidden=5, feedforward=8, blocks=2)),
         dict(label="no blocks", config=DenseConfig(5, 3, hidden=6, feedforward=9, blocks=0)),
-        dict(label="nano", config=DenseConfig.sized("nano"), sizes=dict(T=(32,))),
+        dict(label="nano", config=DenseConfig.sized("nano"), sizes=dict(T=(32,)), by_name=True),
     ),
     claims=(*EVERY_OP, equivariant("T")),
 )

@@ -109,6 +109,16 @@ class Model(ABC):
         """The router's correction and the shape of a mixture, for a step in one call; only mixtures are asked."""
         raise ValueError("this model is no mixture")
 
+    @property
+    def experts(self) -> int:
+        """How many gates a row has: one, where there is nothing to route."""
+        return 1
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether `energy` gives one number a row."""
+        return False
+
     def rows(self, x_TI: Tensor, /) -> int:
         """How many rows of logits this input gives."""
         return x_TI.shape[0]

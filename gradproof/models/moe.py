@@ -219,6 +219,14 @@ class MoE(Model):
     def lesson(self) -> tuple[Tensor | None, Mixture]:
         return self.buffers.get("router.correction"), self.config.mixture
 
+    @property
+    def experts(self) -> int:
+        return self.config.experts
+
+    @property
+    def has_energy(self) -> bool:
+        return self.config.cover is not None
+
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the selection bias towards equal load; `load_E` counts the rows of the whole batch."""
         if not self.buffers:
@@ -340,6 +348,7 @@ def _glued(**options: Any) -> MoEConfig:
     return _small(router="sheaf", patches=(2, 1, 2), gluing=0.3, **options)
 
 
+STARVED = "expert without rows"
 # Rows of a batch of 25.
 _WHOLE = route.Whole(25, torch.tensor([20, 12, 3, 15]))
 
@@ -348,7 +357,7 @@ def _starved(generator: torch.Generator) -> Example:
     """Nobody chooses expert 3."""
     arguments = draw_rows(dict(T=6), generator, dict(config=_small()))
     arguments["router.bias"] = torch.tensor([0.0, 0.0, 0.0, -60.0], dtype=torch.float64)
-    return Example("expert without rows", arguments, dict(config=_small(balance=0.1)))
+    return Example(STARVED, arguments, dict(config=_small(balance=0.1)))
 
 
 def _ties(generator: torch.Generator) -> Example:
@@ -361,7 +370,7 @@ def _ties(generator: torch.Generator) -> Example:
 def _starved_gradients(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
     """An expert without rows has a gradient of exactly zero, and nothing is NaN."""
     wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
-    if example.label == "expert without rows":
+    if example.label == STARVED:
         wrong += sum(int((g != 0).sum()) for n, g in grads.items() if n.startswith("experts.3.") and g is not None)
     return float(wrong), 0.0
 
@@ -390,7 +399,7 @@ CONTRACT = Contract(
         dict(label="sheaf, K = 1", config=_glued(k=1, correction=0.01)),
         dict(label="sheaf, part of a batch", config=_glued(balance=0.1, z_loss=0.01), whole=_WHOLE),
         dict(label="sheaf, everything", config=_glued(scores="sigmoid", renormalise=True, balance=0.1, z_loss=0.01)),
-        dict(label="nano", config=MoEConfig.sized("nano"), sizes=dict(T=(32,))),
+        dict(label="nano", config=MoEConfig.sized("nano"), sizes=dict(T=(32,)), by_name=True),
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("zero_rows_safe", check=_starved_gradients)),
     edges=(_starved, _ties),

@@ -34,7 +34,7 @@ class Cost(NamedTuple):
 def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
     """The cost of one training step of `config` on `rows` rows, with the kernels of the device."""
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
-    tape, working = (4 * rows * each for each in (config.saved_per_row(), config.working_per_row(device)))
+    tape, working = (4 * rows * per_row for per_row in (config.saved_per_row(), config.working_per_row(device)))
     if device == "cpu":
         working += 4 * config.shared_by_threads() * (torch.get_num_threads() - 1)
     return Cost(name, config.param_count(), flat, flat, 2 * flat, tape, working)

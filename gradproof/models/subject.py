@@ -60,15 +60,15 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
 def judge_model(
     name: str, kind: type[Model] | None = None, *, seed: int = 0, device: str = "cpu", quick: bool = False
 ) -> Iterator[SubjectVerdict]:
-    """Proves or refutes a model, one verdict for each of its options and edges; nano is judged tensor by tensor.
-    `kind` is the class of a model that stands elsewhere, its contract beside it."""
+    """Proves or refutes a model, one verdict for each of its options and edges; options that say `by_name` are judged
+    tensor by tensor. `kind` is the class of a model that stands elsewhere, its contract beside it."""
     kind = kind or family(name)
     contract = _contract(kind)
     for options in contract.options:
         label = f"{name}: {options['label']}"
         sizes = options.get("sizes", contract.sizes)
         tried = examples(label, replace(contract, options=(options,), sizes=sizes, edges=()), seed)
-        yield _judge(kind, label, tried, seed, device, quick)
+        yield _judge(kind, label, tried, seed, device, quick, options.get("by_name", False))
     for example in examples(name, replace(contract, options=()), seed):
         yield _judge(kind, f"{name}: {example.label}", [example], seed, device, quick)
 
@@ -76,7 +76,7 @@ def judge_model(
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
     """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
     most = SMALL_TRANSFORMER if name == "transformer" else SMALL
-    small: dict[str, Any] = {each: min(getattr(config, each), most[each]) for each in most if hasattr(config, each)}
+    small: dict[str, Any] = {size: min(getattr(config, size), most[size]) for size in most if hasattr(config, size)}
     if getattr(config, "patches", ()):
         small["patches"] = small_patches(len(config.patches), small["inputs"])
     kind = family(name)
@@ -96,10 +96,16 @@ def _contract(kind: type[Model]) -> Contract:
 
 
 def _judge(
-    kind: type[Model], label: str, tried: Iterable[Example], seed: int, device: str, quick: bool
+    kind: type[Model],
+    label: str,
+    tried: Iterable[Example],
+    seed: int,
+    device: str,
+    quick: bool,
+    by_name: bool = False,
 ) -> SubjectVerdict:
     def build(example: Example, dtype: torch.dtype) -> Subject:
         return subject(kind, label, example, dtype, device)
 
-    by_name = label.endswith("nano") and not quick
-    return judge_contract(label, _contract(kind), tried, build, seed=seed, device=device, quick=quick, by_name=by_name)
+    how: dict[str, Any] = dict(seed=seed, device=device, quick=quick, by_name=by_name and not quick)
+    return judge_contract(label, _contract(kind), tried, build, **how)

@@ -112,18 +112,18 @@ class TransformerConfig:
         def fitted(width: int) -> TransformerConfig:
             layers = max(3, width // ASPECT)
             fixed = shaped(layers, width, 1).param_count()
-            each = shaped(layers, width, 2).param_count() - fixed
-            return shaped(layers, width, max(1, 1 + round((budget - fixed) / each)))
+            per_inner = shaped(layers, width, 2).param_count() - fixed
+            return shaped(layers, width, max(1, 1 + round((budget - fixed) / per_inner)))
 
         width, more = NARROWEST, 2 * NARROWEST
         while shaped(max(3, more // ASPECT), more).param_count() <= budget:
             width, more = more, more + _step(more)
-        found = min((fitted(width), fitted(more)), key=lambda config: abs(config.inner / config.width - 4))
-        if found.param_count() > 2 * budget:
+        nearest = min((fitted(width), fitted(more)), key=lambda config: abs(config.inner / config.width - 4))
+        if nearest.param_count() > 2 * budget:
             raise ValueError(
                 f"no transformer of {vocabulary:,} tokens and {context:,} places has as few as {budget:,} parameters"
             )
-        return found
+        return nearest
 
     def spec(self) -> list[Entry]:
         """Embedding and positions, then what the mode has of encoder and decoder, then the output."""
@@ -445,7 +445,7 @@ CONTRACT = Contract(
         dict(label="one head", config=_small(mode="causal", heads=1, encoder_layers=0)),
         dict(label="A = D", config=_small(mode="classify", heads=8)),
         dict(label="no layers", config=_small(mode="seq2seq", encoder_layers=0, decoder_layers=0)),
-        dict(label="nano", config=TransformerConfig.sized("nano"), sizes=dict(B=(2,), S=(12,))),
+        dict(label="nano", config=TransformerConfig.sized("nano"), sizes=dict(B=(2,), S=(12,)), by_name=True),
     ),
     claims=(*EVERY_OP, Claim("zero_rows_safe", check=_left_alone)),
     edges=(_nothing_but_padding, _holes),

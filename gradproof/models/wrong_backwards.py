@@ -18,9 +18,9 @@ wrong = registering(MUTANTS)
 EXPERTS = "gradproof.ops.experts:backward"
 
 
-def changed(found, chain, change):
+def changed(grads, chain, change):
     """The experts' gradients changed in place, expert by expert: `change(views, e)`."""
-    dx, dtheta = found
+    dx, dtheta = grads
     for e, theta in enumerate(dtheta):
         change(chain.views(theta), e)
     return dx, dtheta

@@ -45,18 +45,18 @@ def emptied(value: Any, tensors: list[Tensor]) -> Any:
     if isinstance(value, Tensor):
         tensors.append(value)
         return _HOLE
-    return _mapped(lambda each: emptied(each, tensors), value) if isinstance(value, (tuple, list)) else value
+    return _mapped(lambda part: emptied(part, tensors), value) if isinstance(value, (tuple, list)) else value
 
 
 def filled(value: Any, tensors: Iterator[Tensor]) -> Any:
     """The structure with its tensors back in their places."""
     if value is _HOLE:
         return next(tensors)
-    return _mapped(lambda each: filled(each, tensors), value) if isinstance(value, (tuple, list)) else value
+    return _mapped(lambda part: filled(part, tensors), value) if isinstance(value, (tuple, list)) else value
 
 
 def _mapped(f: Callable[[Any], Any], value: Any) -> Any:
-    inside = [f(each) for each in value]
+    inside = [f(part) for part in value]
     return type(value)(*inside) if hasattr(value, "_fields") else type(value)(inside)
 
 

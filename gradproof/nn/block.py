@@ -84,9 +84,9 @@ class _Block(torch.autograd.Function):
             dy = (wide(dy_TO).contiguous(), d_aux)
             dx_TI = call.model.pull_back(weights, grad_P, dy, wide_TI, saved, want_dx=needed[0], kernels=call.kernels)
             # Views of one buffer, unless one of them would keep it alive for others that nobody wants.
-            each = zip(call.gradients(grad_P, len(tensors)), needed[1:], strict=True)
+            pairs = zip(call.gradients(grad_P, len(tensors)), needed[1:], strict=True)
             apart = not all(needed[1:])
-            grads = [grad.to(call.stored, copy=apart) if wanted else None for grad, wanted in each]
+            grads = [grad.to(call.stored, copy=apart) if wanted else None for grad, wanted in pairs]
         return None, *once([None if dx_TI is None else dx_TI.to(x_TI.dtype), *grads])
 
 

@@ -71,8 +71,8 @@ def _settled(device: str) -> Iterator[None]:
     """Kernels are judged as they are by themselves, whatever the caller has switched on."""
     usual = torch.get_default_dtype()
     with ExitStack() as stack:
-        for each in {"cpu", device}:
-            stack.enter_context(torch.autocast(each, enabled=False))
+        for device_type in {"cpu", device}:
+            stack.enter_context(torch.autocast(device_type, enabled=False))
         stack.enter_context(torch.device("cpu"))
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())

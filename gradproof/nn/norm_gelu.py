@@ -113,9 +113,9 @@ class _Fused(torch.autograd.Function):
     def backward(ctx: Any, dy_TH: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         h_TH, *parameters = ctx.saved_tensors
         with torch.no_grad(), no_autocast(h_TH.device.type):
-            found = ctx.kernel.backward(dy_TH.contiguous(), None, h_TH, *map(wide, parameters), ctx.activate)
-            each = zip(found, (h_TH, *parameters), ctx.needs_input_grad[2:], strict=True)
-            grads = [grad.to(like.dtype) if wanted else None for grad, like, wanted in each]
+            kernel_grads = ctx.kernel.backward(dy_TH.contiguous(), None, h_TH, *map(wide, parameters), ctx.activate)
+            triples = zip(kernel_grads, (h_TH, *parameters), ctx.needs_input_grad[2:], strict=True)
+            grads = [grad.to(like.dtype) if wanted else None for grad, like, wanted in triples]
         return None, None, *once(grads)
 
 

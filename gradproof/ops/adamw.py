@@ -16,6 +16,8 @@ from torch import Tensor
 from gradproof.contract import Contract, Example
 from gradproof.params import ALIGNMENT
 
+BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
+
 
 class Updated(NamedTuple):
     p_P: Tensor
@@ -33,9 +35,9 @@ def forward(
     rate: Tensor | float,
     divisor: Tensor | None = None,
     skip: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
 ) -> tuple[Updated, None]:
     """The parameters and moments after step number `count`."""
     before = Updated(p_P, m_P, v_P)

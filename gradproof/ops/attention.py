@@ -22,7 +22,7 @@ def forward(
     q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask_BL: Tensor | None = None, heads: int = 1, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
     """y_BSD in the format of q_BSD; `saved` is p_BASL."""
-    q_BASW, k_BALW, v_BALW = (split(each, heads) for each in (q_BSD, k_BLD, v_BLD))
+    q_BASW, k_BALW, v_BALW = (split(operand, heads) for operand in (q_BSD, k_BLD, v_BLD))
     s_BASL = scores(q_BASW, k_BALW)
     seen_BASL = visible(mask_BL, q_BSD.shape[1], k_BLD.shape[1], causal, q_BSD.device)
     p_BASL = probabilities(s_BASL, seen_BASL)
@@ -34,7 +34,7 @@ def backward(
     dy_BSD: Tensor, saved: Tensor, q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, heads: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq_BSD, dk_BLD, dv_BLD."""
-    dy_BASW, q_BASW, k_BALW, v_BALW = (split(each, heads) for each in (dy_BSD, q_BSD, k_BLD, v_BLD))
+    dy_BASW, q_BASW, k_BALW, v_BALW = (split(operand, heads) for operand in (dy_BSD, q_BSD, k_BLD, v_BLD))
     dv_BALW = saved.to(dy_BSD.dtype).transpose(2, 3) @ dy_BASW
     dp_BASL = wide(dy_BASW) @ wide(v_BALW).transpose(2, 3)
     ds_BASL = score_gradient(dp_BASL, saved, 1 / math.sqrt(q_BASW.shape[3])).to(q_BSD.dtype)
@@ -88,11 +88,11 @@ def _terms(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
     """The sums of the absolute values of the terms of dq, dk and dv; dq of a query that sees one key is p·(dp − dp)."""
     heads = given.get("heads", 1)
     _, p_BASL = forward(given["q"], given["k"], given["v"], given["mask"], heads, given.get("causal", False))
-    dy, q, k, v = (split(each.abs(), heads) for each in (cotangents[0], *(given[name] for name in "qkv")))
+    dy, q, k, v = (split(operand.abs(), heads) for operand in (cotangents[0], *(given[name] for name in "qkv")))
     dp_BASL = dy @ v.transpose(2, 3)
     ds_BASL = p_BASL * (dp_BASL + (p_BASL * dp_BASL).sum(-1, keepdim=True)) / math.sqrt(q.shape[3])
-    found = ds_BASL @ k, ds_BASL.transpose(2, 3) @ q, p_BASL.transpose(2, 3) @ dy
-    return dict(zip("qkv", map(joined, found), strict=True))
+    terms = ds_BASL @ k, ds_BASL.transpose(2, 3) @ q, p_BASL.transpose(2, 3) @ dy
+    return dict(zip("qkv", map(joined, terms), strict=True))
 
 
 def _mask(lengths_B: Tensor, keys: int) -> Tensor:

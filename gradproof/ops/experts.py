@@ -193,10 +193,10 @@ def _backward(
         if not i:
             return wide(dh_nO @ matrices["linear.0.weight"]) if want_dx else None
         dx_nH = dh_nO @ matrices[f"linear.{i}.weight"]
-        found = norm_gelu.backward(dx_nH, None, kept[i - 1], *_norm(vectors, i - 1), chain.active[i - 1])
-        for name, grad in zip(_NORMED, found[1:], strict=True):
+        norm_grads = norm_gelu.backward(dx_nH, None, kept[i - 1], *_norm(vectors, i - 1), chain.active[i - 1])
+        for name, grad in zip(_NORMED, norm_grads[1:], strict=True):
             grads[name.format(i - 1)].add_(grad)
-        dh_nO = found.dh_TH
+        dh_nO = norm_grads.dh_TH
 
 
 _NORMED = ("linear.{}.bias", "norm.{}.weight", "norm.{}.bias")
@@ -235,8 +235,8 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 def by_name(theta_EP: Tensor, chain: Chain) -> dict[str, Tensor]:
     """The copies of each parameter in all experts; a vector is one row an expert."""
-    found = [chain.views(theta_P) for theta_P in theta_EP]
-    return {name: torch.stack([views[name] for views in found]) for name in found[0]}
+    by_expert = [chain.views(theta_P) for theta_P in theta_EP]
+    return {name: torch.stack([views[name] for views in by_expert]) for name in by_expert[0]}
 
 
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:

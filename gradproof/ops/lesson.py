@@ -16,6 +16,7 @@ from torch import Tensor
 from gradproof.contract import Contract, Example
 from gradproof.ops import adamw, cross_entropy, update
 from gradproof.ops import mixture as mixtures
+from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.ops.mixture import Mixed, Mixture
 
 
@@ -61,9 +62,9 @@ def forward(
     c_E: Tensor | None,
     mixture: Mixture,
     clip: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
 ) -> tuple[Lesson, None]:
     """The parts, one after the other."""
     (y_TO, gates_TE, aux), saved = mixtures.forward(x_TI, p_P, c_E, mixture)
@@ -136,7 +137,7 @@ CONTRACT = Contract(
     grads=(),
     draw=_draw,
     options=(
-        *(each for each in mixtures.CONTRACT.options if each["mixture"].chain.widths[-1] > 1),
+        *(options for options in mixtures.CONTRACT.options if options["mixture"].chain.widths[-1] > 1),
         {**mixtures.CONTRACT.options[0], "clip": 0.1, "weight_decay": 0.3, "betas": (0.5, 0.9), "eps": 1e-3},
     ),
     claims=(),

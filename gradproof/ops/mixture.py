@@ -255,9 +255,12 @@ def _ties(generator: torch.Generator) -> Example:
     return example
 
 
+STARVED = "expert without rows"
+
+
 def _starved(generator: torch.Generator) -> Example:
     """Nobody chooses expert 3."""
-    example = _example("expert without rows", 6, generator, balance=0.1)
+    example = _example(STARVED, 6, generator, balance=0.1)
     example.options["mixture"].views(example.arguments["theta"]).b_E[3] = -60.0
     return example
 
@@ -278,7 +281,7 @@ def _part(generator: torch.Generator) -> Example:
 def _starved_gradients(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
     """An expert without rows has a gradient of exactly zero, and nothing is NaN."""
     wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
-    if example.label == "expert without rows" and (dtheta_P := grads.get("theta")) is not None:
+    if example.label == STARVED and (dtheta_P := grads.get("theta")) is not None:
         wrong += int((example.options["mixture"].views(dtheta_P).theta_EP[3] != 0).sum())
     return float(wrong), 0.0
 

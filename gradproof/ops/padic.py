@@ -49,11 +49,11 @@ def forward(n_T: Tensor, p: int = 2, dtype: torch.dtype = torch.float32) -> tupl
     """Both columns of the int64 numbers `n_T`, which may have any shape."""
     K = digits(p)
     rest_T = torch.where(n_T > 0, -n_T, n_T)  # −|n|, since |−2⁶³| is no int64
-    found = []
+    columns = []
     for _ in range(2):
         turned_T, rest_T = _turned(rest_T, p, K)
-        found.append(((torch.sign(n_T) * turned_T).double() / p**K).to(dtype))
-    return Encoded(*found), None
+        columns.append(((torch.sign(n_T) * turned_T).double() / p**K).to(dtype))
+    return Encoded(*columns), None
 
 
 def _turned(rest_T: Tensor, p: int, K: int) -> tuple[Tensor, Tensor]:
@@ -127,7 +127,7 @@ def _around(generator: torch.Generator, p: int) -> Example:
     """Zero, the ends of int64, and where a column's last digit is used up."""
     full = p ** digits(p)
     near = [0, 1, p - 1, p, full - 1, full, full + 1, 2 * full, full**2 - 1, full**2, 2**62, INT64.max]
-    n_T = torch.tensor([n for each in near for n in (each, -each) if n <= INT64.max] + [INT64.min, INT64.min + 1])
+    n_T = torch.tensor([n for limit in near for n in (limit, -limit) if n <= INT64.max] + [INT64.min, INT64.min + 1])
     return Example(f"digit limits, p = {p}", dict(n=n_T), dict(p=p))
 
 

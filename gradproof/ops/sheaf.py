@@ -88,7 +88,7 @@ class Cover:
     def _lengths(self) -> list[int]:
         """Of each parameter and of the padding after it, in turns."""
         lengths = [math.prod(entry.shape) for entry in self.spec]
-        return [each for length in lengths for each in (length, padded(length) - length)]
+        return [size for length in lengths for size in (length, padded(length) - length)]
 
     @property
     def length(self) -> int:
@@ -128,8 +128,8 @@ def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
         for g, (e, f) in enumerate(combinations(range(E), 2)):
             turn_GEE[g, e, f], turn_GEE[g, f, e] = 1, -1
         share_MU = side_MUS.double().abs().sum(2) / torch.tensor(cover.degrees)
-        found = (side_MUS, share_MU, turn_GEE.flatten(1), torch.eye(E), torch.eye(U * E))
-        return Frame(*(each.to(device, dtype) for each in found))
+        tensors = (side_MUS, share_MU, turn_GEE.flatten(1), torch.eye(E), torch.eye(U * E))
+        return Frame(*(tensor.to(device, dtype) for tensor in tensors))
 
 
 class Glued(NamedTuple):
@@ -202,8 +202,8 @@ def _glued_backward(
 
 def _opinions(x_TI: Tensor, views: dict[str, Tensor], cover: Cover) -> Tensor:
     """s_TUE: each patch by itself."""
-    found = [x_TI[:, a:b] @ views[f"patches.{u}.weight"].T for u, (a, b) in enumerate(cover.patches)]
-    return torch.stack(found, 1) + views["bias"]
+    opinions = [x_TI[:, a:b] @ views[f"patches.{u}.weight"].T for u, (a, b) in enumerate(cover.patches)]
+    return torch.stack(opinions, 1) + views["bias"]
 
 
 def _opinions_backward(

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from gradproof.contract import Contract, Example
 from gradproof.ops import adamw
+from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.params import ALIGNMENT
+
+CLIP_EPS = 1e-6
 
 
 class Ended(NamedTuple):
@@ -42,14 +45,14 @@ def forward(
     scale: Tensor,
     loss: Tensor,
     clip: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
 ) -> tuple[Ended, None]:
     """Everything that a step leaves changed, and what it reports."""
     norm = adamw.norm(g_P) / scale
     skipped = 1 - (norm.isfinite() & loss.isfinite()).to(norm.dtype)
-    divisor = scale if clip is None else scale * ((norm + 1e-6) / clip).clamp(min=1.0)
+    divisor = scale if clip is None else scale * ((norm + CLIP_EPS) / clip).clamp(min=1.0)
     how = (divisor, skipped, betas, eps, weight_decay)
     (p_P, m_P, v_P), _ = adamw.forward(p_P, g_P, m_P, v_P, decayed_B, count + 1, rate, *how)
     return Ended(p_P, m_P, v_P, count + 1 - skipped, skips + skipped, _comparable(norm), skipped), None

@@ -19,7 +19,7 @@ from gradproof.precision.compared import Compared, ratio
 from gradproof.precision.formats import Format
 
 # (numbers in the tensor up to, μ, σ): ln(error/noise) of correct modules and the spread of its upper half, measured on
-# the calibration half of tests/zoo. No tensor of it came beyond z = 4.
+# round 0 of tests/zoo. No tensor of it came beyond z = 4.
 BANDS = ((1, -1.6, 0.75), (8, -0.9, 0.47), (64, -0.75, 0.4), (math.inf, -0.6, 0.35))
 FALSE_ALARMS = 1e-6  # family-wise and nominal: the tails of ln(error/noise) are only about normal
 FLOOR = (8.0, 0.1)  # in units, at most: a relative error below this is never called anything but noise
@@ -49,9 +49,9 @@ class Band:
 
     def noise(self, name: str) -> float:
         """The largest error of a replica; half a unit of the gradient where they are nearer than that."""
-        found = [replica[name] for replica in self.replicas]
-        least = 0.5 * self.format.unit * max((c.size for c in found), default=0.0)
-        return max([least, *(c.scatter for c in found if c.finite)])
+        compared = [replica[name] for replica in self.replicas]
+        least = 0.5 * self.format.unit * max((c.size for c in compared), default=0.0)
+        return max([least, *(c.scatter for c in compared if c.finite)])
 
     def stands(self, name: str, c: Compared) -> Standing:
         """An error in its band. What is not finite is outside."""

@@ -74,8 +74,8 @@ def format_named(name: str | Format | tuple[int, int]) -> Format:
         return name
     if isinstance(name, str) and name in FORMATS:
         return FORMATS[name]
-    if isinstance(name, str) and (found := re.fullmatch(r"e([0-9]{1,2})m([0-9]{1,2})", name)):
-        pair = int(found[1]), int(found[2])
+    if isinstance(name, str) and (matched := re.fullmatch(r"e([0-9]{1,2})m([0-9]{1,2})", name)):
+        pair = int(matched[1]), int(matched[2])
     else:
         pair = name
     match pair:

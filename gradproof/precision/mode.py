@@ -352,10 +352,10 @@ def _leaves(args: Any, kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _mapped(f: Callable[[Any], Any], args: Any, kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-    def each(arg: Any) -> Any:
+    def through(arg: Any) -> Any:
         return [f(member) for member in arg] if isinstance(arg, (list, tuple)) else f(arg)
 
-    return [each(arg) for arg in args], {name: each(arg) for name, arg in kwargs.items()}
+    return [through(arg) for arg in args], {name: through(arg) for name, arg in kwargs.items()}
 
 
 @functools.cache

@@ -198,27 +198,27 @@ class Watching(TorchDispatchMode):
 
     def _choose(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         out = self.compute(func, args, kwargs)
-        found = decision(func, args, kwargs, out, self.where()[0])
-        self.choices.append(found)
-        if found is None:
+        choice = decision(func, args, kwargs, out, self.where()[0])
+        self.choices.append(choice)
+        if choice is None:
             return out
         if self.routing and self.like is not None:
-            out = self._as_before(found, args[0], out)
-        if found.index_RK is None:
-            self._sorts |= {tensor.untyped_storage()._cdata: (found, out) for tensor in out}
+            out = self._as_before(choice, args[0], out)
+        if choice.index_RK is None:
+            self._sorts |= {tensor.untyped_storage()._cdata: (choice, out) for tensor in out}
         return out
 
-    def _as_before(self, found: Decision, x: Tensor, out: Any) -> Any:
+    def _as_before(self, choice: Decision, x: Tensor, out: Any) -> Any:
         """What the op returns when it chooses as the run that this one repeats did."""
         assert self.like is not None
         number = len(self.choices) - 1
         before = self.like.choices[number] if number < len(self.like.choices) else None
-        if before is None or before.shape != found.shape or before.op != found.op:
+        if before is None or before.shape != choice.shape or before.op != choice.op:
             raise Unrepeatable("it takes other decisions than in float64, so that they cannot be replayed")
         index = before.indices().to(x.device)
         if isinstance(out, Tensor):
             return index.reshape(out.shape)
-        values = self.compute(aten.gather.default, (x, found.axis, index), {})
+        values = self.compute(aten.gather.default, (x, choice.axis, index), {})
         return type(out)((values.reshape(out[0].shape), index.reshape(out[1].shape)))
 
     def _read(self, func: Any, args: Any) -> Any:
@@ -245,21 +245,21 @@ class Watching(TorchDispatchMode):
 
     def _take(self, packet: Any, args: Any) -> None:
         """A slice of a sort: the first or the last K along its axis."""
-        found, _ = self._sorts.get(args[0].untyped_storage()._cdata, (None, None)) if self._sorts else (None, None)
-        if found is None or args[0].shape != found.shape:
+        sort, _ = self._sorts.get(args[0].untyped_storage()._cdata, (None, None)) if self._sorts else (None, None)
+        if sort is None or args[0].shape != sort.shape:
             return
         x, dim, *bounds = args if len(args) > 1 else (*args, 0)
         n = x.shape[dim]
-        if dim % x.dim() != found.axis or bounds[2:] not in ([], [1]):
+        if dim % x.dim() != sort.axis or bounds[2:] not in ([], [1]):
             return
         if packet is aten.select:
             start = bounds[0] % n
-            found.take(start, start + 1)
+            sort.take(start, start + 1)
             return
         start, end = (*bounds, None, None)[:2]
         start = 0 if start is None else max(start + n, 0) if start < 0 else min(start, n)
         end = n if end is None else max(end + n, 0) if end < 0 else min(end, n)
-        found.take(start, end)
+        sort.take(start, end)
 
     def _sample(self, packet: Any, out: Any) -> None:
         path, phase = self.where()

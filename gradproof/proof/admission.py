@@ -67,24 +67,24 @@ def _checks(op: ModuleType, variant: ModuleType, example: Example, dtype: torch.
     terms = op.CONTRACT.terms(exact_given, tree_map(_double, cotangents)) if op.CONTRACT.terms else {}
     own = [_run(op, op, moved_by, cotangents) for moved_by in _perturbed(given, example.smooth, dtype)]
     before = [leaf.clone() for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
-    found = _run(op, variant, given, cotangents)
+    fast = _run(op, variant, given, cotangents)
     after = [leaf for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
     changed = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in zip(before, after, strict=True))
     yield "no_alias", None, float(changed), 0.0
-    yield from _errors("matches_reference", op, example, found, own, exact, dtype, terms)
-    yield "deterministic", None, differing(found, _run(op, variant, given, cotangents)), 0.0
+    yield from _errors("matches_reference", op, example, fast, own, exact, dtype, terms)
+    yield "deterministic", None, differing(fast, _run(op, variant, given, cotangents)), 0.0
     with Poison():
-        yield "writes_all", None, differing(found, _run(op, variant, given, cotangents)), 0.0
+        yield "writes_all", None, differing(fast, _run(op, variant, given, cotangents)), 0.0
     for claim in op.CONTRACT.claims:
         if claim.check is not None and claim.dtype == "float64":
-            measured, bound = claim.check(_placed(example, given), found.outputs, dict(found.grads))
+            measured, bound = claim.check(_placed(example, given), fast.outputs, dict(fast.grads))
             yield claim.name, None, measured, bound
     if op.CONTRACT.same is not None:
         placed = _placed(example, given)
         right, same = op.CONTRACT.same(op, placed), op.CONTRACT.same(variant, placed)
         yield "same_integers", None, differing(right, same), 0.0
     if op.CONTRACT.grads and {"out_EP", "out_P"} & set(argument_names(op.backward)):
-        yield from _into_out(op, variant, example, given, cotangents, (found, own, exact), dtype)
+        yield from _into_out(op, variant, example, given, cotangents, (fast, own, exact), dtype)
 
 
 def _into_out(
@@ -101,14 +101,14 @@ def _into_out(
     poisoned = torch.full_like(given["theta"], torch.nan)
     written = _run(op, variant, {**given, "out": poisoned, "want_dx": False}, cotangents)
     yield "writes_all", "x", float("x" in written.grads), 0.0
-    alone = [Found((), {"theta": each.grads["theta"]}) for each in (written, exact, *own)]
+    alone = [Found((), {"theta": run.grads["theta"]}) for run in (written, exact, *own)]
     yield from _errors("writes_all", op, example, alone[0], alone[2:], alone[1], dtype)
     generator = seeded("admission", example.label, "out")
     there = torch.randn(poisoned.shape, generator=generator).to(poisoned)
     added = _run(op, variant, {**given, "out": there.clone(), "accumulate": True}, cotangents)
     sums = (
         Found((), {"theta": added.grads["theta"]}),
-        [Found((), {"theta": each.grads["theta"] + there}) for each in own],
+        [Found((), {"theta": run.grads["theta"] + there}) for run in own],
         Found((), {"theta": exact.grads["theta"] + there.double()}),
     )
     yield from _errors("accumulates", op, example, *sums, dtype)
@@ -118,31 +118,31 @@ def _errors(
     claim: str,
     op: ModuleType,
     example: Example,
-    found: Found,
+    fast: Found,
     own: list[Found],
     exact: Found,
     dtype: torch.dtype,
     terms: Mapping[str, Tensor] | None = None,
 ) -> Iterator[Check]:
     unit = torch.finfo(dtype).eps / 2
-    runs = (found, exact, *own)
+    runs = (fast, exact, *own)
     named = {f"output {i}": tensors for i, tensors in enumerate(zip(*(run.outputs for run in runs), strict=True))}
     named |= {name: tuple(run.grads[name] for run in runs) for name in exact.grads}
     for name, tensors in named.items():
         for label, of_found, of_exact, *of_own in _parts(op, example, name, *tensors):
             size = (terms or {}).get(name)
-            allowed = FACTOR * max(row_error(each, of_exact, size) for each in of_own) + UNITS * unit
+            allowed = FACTOR * max(row_error(tensor, of_exact, size) for tensor in of_own) + UNITS * unit
             yield claim, label, row_error(of_found, of_exact, size), allowed
 
 
-def row_error(found: Tensor, exact: Tensor, terms: Tensor | None = None) -> float:
+def row_error(inexact: Tensor, exact: Tensor, terms: Tensor | None = None) -> float:
     """The largest relative error of a row; infinite for another shape or what is not finite."""
-    if found.shape != exact.shape:
+    if inexact.shape != exact.shape:
         return math.inf
     if not exact.numel():
         return 0.0
     width = exact.shape[-1] if exact.dim() else 1
-    error_R = (found.double() - exact).reshape(-1, width).norm(dim=1)
+    error_R = (inexact.double() - exact).reshape(-1, width).norm(dim=1)
     size_R = (exact if terms is None else terms).double().reshape(-1, width).norm(dim=1)
     size_R = size_R.clamp(min=FAINT * float(size_R.max()))
     worst = float(torch.where(error_R == 0, error_R, error_R / size_R).max())
@@ -157,7 +157,7 @@ def _parts(op: ModuleType, example: Example, name: str, *tensors: Tensor) -> Ite
         return
     named = [split(tensor, example.options) for tensor in tensors]
     for part in named[0]:
-        yield f"{name}: {part}", *(each[part] for each in named)
+        yield f"{name}: {part}", *(parts[part] for parts in named)
 
 
 def _given(op: ModuleType, example: Example, dtype: torch.dtype, device: str) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def _cotangents(op: ModuleType, example: Example, given: Mapping[str, Any]) -> O
     generator = seeded("admission", op.__name__, example.label)
     y, _ = op.forward(**wanted(op.forward, given))
     outputs = tuple(y) if isinstance(y, tuple) else (y,)
-    drawn = [torch.randn(each.shape, generator=generator).to(each.device) for each in outputs]
+    drawn = [torch.randn(output.shape, generator=generator).to(output.device) for output in outputs]
     return tuple(d.to(y.dtype) if y.is_floating_point() else d for d, y in zip(drawn, outputs, strict=True))
 
 
@@ -204,7 +204,7 @@ def _run(op: ModuleType, module: ModuleType, given: Mapping[str, Any], cotangent
     if not op.CONTRACT.grads:
         return Found(outputs, {})
     # The output is the caller's: a backward may not rely on it, nor a forward on its own earlier ones.
-    outputs = tuple(each.clone() for each in outputs)
+    outputs = tuple(output.clone() for output in outputs)
     dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
     grads = module.backward(dy, saved, **wanted(module.backward, given))
     named = zip(op.CONTRACT.grads, grads if isinstance(grads, tuple) else (grads,), strict=True)

@@ -190,12 +190,12 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
     moved = {name: permuted(value, inputs.get(name)) for name, value in trial.example.arguments.items()}
     subject = trial.build(replace(trial.example, arguments=moved), torch.float64)
     cotangents = tuple(permuted(c, axes) for c, axes in zip(trial.cotangents, outputs.values(), strict=True))
-    found, grads = trial.run(subject, cotangents)
+    permuted_outputs, grads = trial.run(subject, cotangents)
     for name in trial.subject.values:
         size = _norm(trial.reference[name]) or 1.0
         error = _norm(grads[name] - permuted(trial.grads[name], inputs.get(name)))
         yield trial.evidence("equivariant", error / size, trial.allowed[name] / size, value=name)
-    for output, expected, axes in zip(found, trial.accused[0], outputs.values(), strict=True):
+    for output, expected, axes in zip(permuted_outputs, trial.accused[0], outputs.values(), strict=True):
         # A row's result may depend on its place only through the order of a sum.
         bound = 64 * U * math.sqrt(expected.numel()) * float(expected.abs().max())
         yield trial.evidence("equivariant", _norm(output - permuted(expected, axes)), bound)

@@ -155,15 +155,15 @@ class Judge:
             # The first three directions take steps at which noise is all that differs, and so measure it.
             quiet = number <= 3
             tau = min(cap, max(quiet_step if quiet else self._best_step(bend), self.taus[-1]))
-            found = prober.direction(self.names, tau, number)
-            if found is None:
+            direction = prober.direction(self.names, tau, number)
+            if direction is None:
                 cap = tau / 16
                 continue
-            self.screen.append(found)
+            self.screen.append(direction)
             if quiet:
-                prober.sample_odd_noise(found)
+                prober.sample_odd_noise(direction)
             else:
-                bend = max(bend, self._bend(found))
+                bend = max(bend, self._bend(direction))
         self.bend, self.cap = bend, cap
         self.exceeding = [d for d in self.screen if self._exceeds(d, self.names, self.screen)]
 
@@ -186,12 +186,12 @@ class Judge:
         unresolved = [name for name, judgement in judged.items() if judgement.status == "inconclusive"]
         return judged | {name: j or judged[name] for name, j in self.judge_flat(unresolved).items()}
 
-    def by_group(self, name: str, found: Sequence[Direction]) -> Judgement:
+    def by_group(self, name: str, directions: Sequence[Direction]) -> Judgement:
         """What directions within their bounds, of a group that this tensor belongs to, say of it."""
         weight = self.prober.weight([name])
-        if not weight or not found:
+        if not weight or not directions:
             return self._unresolved(name, math.nan, math.inf, None)
-        return self._passed(name, self._worst(found, [name], weight), [self._bound(d) for d in found])
+        return self._passed(name, self._worst(directions, [name], weight), [self._bound(d) for d in directions])
 
     def bisect(self, names: Sequence[str], worst: Direction) -> dict[str, Judgement]:
         """Splits a group that left its bound along one direction of the screen. The residuals of the parts add up to
@@ -205,13 +205,13 @@ class Judge:
                     name: self._cannot(name, "the bisection ended before it; run without --quick") for name in part
                 }
                 continue
-            found = self.prober.direction(part, 2 * worst.tau, worst.number)
-            if found is None:
+            direction = self.prober.direction(part, 2 * worst.tau, worst.number)
+            if direction is None:
                 judged |= {name: self.conclude(name, []) for name in part}
-            elif self._exceeds(found, part, [found]):
-                judged |= self.bisect(part, found)
+            elif self._exceeds(direction, part, [direction]):
+                judged |= self.bisect(part, direction)
             else:
-                judged |= {name: self.by_group(name, [found]) for name in part}
+                judged |= {name: self.by_group(name, [direction]) for name in part}
         return judged
 
     # Each tensor by name.
@@ -229,7 +229,7 @@ class Judge:
         if best > self.cap and self._seen_by_screen(name) > ENOUGH:
             steps.insert(0, best)
         tried = (prober.direction([name], tau, 100 + i) for i, tau in enumerate(steps))
-        first = next((found for found in tried if found), None)
+        first = next((direction for direction in tried if direction), None)
         if first is None:
             return self.conclude(name, [])
         if self._exceeds(first, [name], [first]):
@@ -270,13 +270,13 @@ class Judge:
         error, bound = self._worst([seen], [name], scale)
         return Judgement(name, "refuted", error, bound, None)
 
-    def conclude(self, name: str, found: Sequence[Direction]) -> Judgement:
+    def conclude(self, name: str, directions: Sequence[Direction]) -> Judgement:
         """Proven when directions within their bounds, with those of the screen, resolve enough."""
-        if not found:
+        if not directions:
             return self._cannot(name, "a decision (kink, top-k, comparison) changed at every step that was tried")
         weight = self.prober.weight([name])
-        seen = [*found, *([] if self.exceeding else self.screen)]
-        return self._passed(name, self._worst(found, [name], weight), [self._bound(d) for d in seen])
+        seen = [*directions, *([] if self.exceeding else self.screen)]
+        return self._passed(name, self._worst(directions, [name], weight), [self._bound(d) for d in seen])
 
     def judge_flat(self, names: Sequence[str]) -> dict[str, Judgement | None]:
         """A gradient below the noise is proven only where the loss does not move even for macroscopic steps; its
@@ -349,10 +349,10 @@ class Judge:
         bound = self._bound(direction, 0.5 * statistics.median(d.spread for d in among))
         return not abs(direction.residual) <= bound + self.backward_floor * self.prober.weight(names)
 
-    def _worst(self, found: Sequence[Direction], names: Sequence[str], scale: float) -> tuple[float, float]:
+    def _worst(self, directions: Sequence[Direction], names: Sequence[str], scale: float) -> tuple[float, float]:
         """Residual and bound, relative to `scale`, of the direction that came nearest to its bound."""
         floor = self.backward_floor * self.prober.weight(names)
-        near = max(found, key=lambda d: abs(d.residual) / (self._bound(d) + floor or 1.0))
+        near = max(directions, key=lambda d: abs(d.residual) / (self._bound(d) + floor or 1.0))
         return (abs(near.residual) / scale, (self._bound(near) + floor) / scale) if scale else (0.0, math.inf)
 
     def _unresolved(self, name: str, error: float, bound: float, resolution: float | None) -> Judgement:

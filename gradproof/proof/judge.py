@@ -40,18 +40,18 @@ def judge_contract(
 ) -> SubjectVerdict:
     """Every claim on every example. `by_name` judges each tensor by differences, not only jointly."""
     claims = [claim for claim in contract.claims if not (quick and claim.name == "matches_differences")]
-    found: list[Evidence] = []
+    records: list[Evidence] = []
     inputs: frozenset[str] = frozenset()
     order: list[str] = []
     forwards = 0
     for example in tried:
         trial = Trial(name, contract, example, build, seed, device, jointly=not by_name)
         for claim in claims:
-            found += check(trial, claim)
+            records += check(trial, claim)
         inputs, order = trial.subject.inputs, list(trial.subject.values)
         forwards += trial.forwards
-    judged = [_judgement(value, [e for e in found if e.value == value]) for value in order]
-    broken = any(e.status == "refuted" for e in found)
+    judged = [_judgement(value, [e for e in records if e.value == value]) for value in order]
+    broken = any(e.status == "refuted" for e in records)
     unclear = any(j.status == "inconclusive" for j in judged)
     status: Status = "refuted" if broken else "inconclusive" if unclear else "proven"
     return SubjectVerdict(
@@ -62,31 +62,31 @@ def judge_contract(
         forwards=forwards,
         directions=DIRECTIONS if forwards else 0,
         seed=seed,
-        evidence=worst_of_each(found),
+        evidence=worst_of_each(records),
     )
 
 
-def _judgement(name: str, found: Sequence[Evidence]) -> Judgement:
+def _judgement(name: str, records: Sequence[Evidence]) -> Judgement:
     """Refuted by any witness; proven by autograd everywhere and, where differences were taken, by them once."""
-    if not found:
+    if not records:
         return Judgement(name, "inconclusive", math.nan, math.nan, None, "no claim is about it")
-    differences = {e.status for e in found if e.claim == "matches_differences"}
+    differences = {e.status for e in records if e.claim == "matches_differences"}
     status: Status = "proven"
-    if any(e.status == "refuted" for e in found):
+    if any(e.status == "refuted" for e in records):
         status = "refuted"
     elif differences and "proven" not in differences:
         status = "unused" if "unused" in differences else "inconclusive"
     notes = {"inconclusive": "differences could not resolve it on any example", "unused": "no output depends on it"}
-    worst = max(found, key=_ratio)
+    worst = max(records, key=_ratio)
     note = f"{worst.claim} on {worst.example}" if status == "refuted" else notes.get(status, "")
-    resolutions = [e.resolution for e in found if e.claim == "matches_autograd" and e.resolution is not None]
+    resolutions = [e.resolution for e in records if e.claim == "matches_autograd" and e.resolution is not None]
     return Judgement(name, status, worst.measured, worst.bound, max(resolutions, default=None), note)
 
 
-def worst_of_each(found: Sequence[Evidence]) -> list[Evidence]:
+def worst_of_each(records: Sequence[Evidence]) -> list[Evidence]:
     """The record nearest to its bound (or furthest past it) for each claim, in the order of the claims."""
     worst: dict[str, Evidence] = {}
-    for evidence in found:
+    for evidence in records:
         if evidence.claim not in worst or _ratio(evidence) > _ratio(worst[evidence.claim]):
             worst[evidence.claim] = evidence
     return list(worst.values())

@@ -32,6 +32,9 @@ INPUT = "input:"
 LARGE = 1 << 23  # numbers; above this, a run's freed memory is worth giving back before the next
 
 
+IN_FLOAT64 = "judged in float64"  # what a verdict notes where nothing else need be said
+
+
 class CannotRun(ValueError):
     """The module cannot be judged at all; the message says why in one sentence."""
 
@@ -64,12 +67,12 @@ def verify(
 
 def torch_device(device: str | torch.device | None) -> torch.device | None:
     try:
-        found = torch.device(device) if device else None
+        parsed_device = torch.device(device) if device else None
     except RuntimeError as error:
         raise CannotRun(f"{device!r} is no device: {one_line(error)}") from None
-    if found and found.type == "cuda" and not torch.cuda.is_available():
+    if parsed_device and parsed_device.type == "cuda" and not torch.cuda.is_available():
         raise CannotRun("torch sees no CUDA device here; judge on the CPU")
-    return found
+    return parsed_device
 
 
 def judge_module(
@@ -167,7 +170,7 @@ def _precision_note(
     if coarsest >= torch.finfo(torch.float32).eps:
         return f"judged in float64, but the forward rounds to a format of epsilon {coarsest:.1e} inside"
     narrow = "float32 casts" if promote is FLOAT32 else "narrower casts"
-    return f"judged in float64, with the {narrow} inside promoted" if promote else "judged in float64"
+    return f"judged in float64, with the {narrow} inside promoted" if promote else IN_FLOAT64
 
 
 class Runner:

@@ -57,17 +57,17 @@ class Mutant:
 def run(mutants: Iterable[Mutant], judge: Callable[[str], Iterable[SubjectVerdict]]) -> Iterator[MutantVerdict]:
     """Plants each mutant and judges its subject until something gives it away: best a claim that names a tensor."""
     for mutant in mutants:
-        found = MutantVerdict(mutant.name, mutant.subject, "proven", None, None)
+        mutant_verdict = MutantVerdict(mutant.name, mutant.subject, "proven", None, None)
         with mutant.planted():
             for verdict in judge(mutant.subject):
                 if verdict.status == "inconclusive":
-                    found.status = "inconclusive"
+                    mutant_verdict.status = "inconclusive"
                 broken = [evidence for evidence in verdict.evidence if evidence.status == "refuted"]
                 if broken:
                     telling = next((evidence for evidence in broken if evidence.value), broken[0])
-                    found = MutantVerdict(mutant.name, verdict.name, "refuted", telling.claim, telling.value)
+                    mutant_verdict = MutantVerdict(mutant.name, verdict.name, "refuted", telling.claim, telling.value)
                     break
-        yield found
+        yield mutant_verdict
 
 
 def registering(mutants: list[Mutant]) -> Callable[..., Callable[[Function], Function]]:

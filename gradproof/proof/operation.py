@@ -28,8 +28,8 @@ def subject(op: ModuleType, name: str, example: Example, dtype: torch.dtype, dev
         if cotangents is None or not grads:
             return outputs, {}
         dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
-        found = op.backward(dy, saved, **wanted(op.backward, given))
-        return outputs, dict(zip(grads, found if isinstance(found, tuple) else (found,), strict=True))
+        gradients = op.backward(dy, saved, **wanted(op.backward, given))
+        return outputs, dict(zip(grads, gradients if isinstance(gradients, tuple) else (gradients,), strict=True))
 
     values = {argument: arguments[argument] for argument in grads}
     return Subject(name, values, run, frozenset(grads) - frozenset(op.CONTRACT.parameters))

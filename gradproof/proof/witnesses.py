@@ -17,12 +17,12 @@ def reverse_mode(subject: Subject, cotangents: Outputs) -> dict[str, Tensor]:
     with torch.enable_grad():
         outputs, _ = subject.run(leaves, None)
     paired = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         [y for y, _ in paired], list(leaves.values()), [c for _, c in paired], allow_unused=True
     )
     return {
         name: torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+        for (name, leaf), grad in zip(leaves.items(), gradients, strict=True)
     }
 
 
@@ -34,8 +34,8 @@ def forward_mode(subject: Subject, tangents: Mapping[str, Tensor]) -> Outputs:
             for name, value in subject.values.items()
         }
         outputs, _ = subject.run(values, None)
-        found = [forward_ad.unpack_dual(output).tangent for output in outputs]
-    return tuple(torch.zeros_like(y) if t is None else t for y, t in zip(outputs, found, strict=True))
+        derivatives = [forward_ad.unpack_dual(output).tangent for output in outputs]
+    return tuple(torch.zeros_like(y) if t is None else t for y, t in zip(outputs, derivatives, strict=True))
 
 
 def scale(
@@ -46,12 +46,12 @@ def scale(
     rounding, which acts on every term, really did to the gradient."""
     u32 = torch.finfo(torch.float32).eps / 2
     rounded = reverse_mode(coarse, tuple(c.to(torch.float32) for c in cotangents))
-    found = {name: float((rounded[name].double() - exact[name]).norm()) / u32 for name in exact}
+    scales = {name: float((rounded[name].double() - exact[name]).norm()) / u32 for name in exact}
     for _ in range(2):
         signed = tuple(c * _signs(c, generator) for c in cotangents)
         for name, grad in reverse_mode(subject, signed).items():
-            found[name] = max(found[name], float(grad.norm()))
-    return found
+            scales[name] = max(scales[name], float(grad.norm()))
+    return scales
 
 
 def _signs(like: Tensor, generator: torch.Generator) -> Tensor:

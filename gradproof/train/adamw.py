@@ -16,10 +16,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gradproof.kernels.workspace import Workspace
 from gradproof.ops import adamw as reference
-from gradproof.ops.lesson import Learnt
-from gradproof.ops.mixture import Mixture
+from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.params import ALIGNMENT, ParamSpace, padded
 
 
@@ -29,9 +27,9 @@ class AdamW:
     def __init__(
         self,
         lr: float = 3e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
+        betas: tuple[float, float] = BETAS,
+        eps: float = EPS,
+        weight_decay: float = DECAY,
         decay: Literal["matrices", "all"] = "matrices",
     ):
         if not lr >= 0 or not eps > 0 or not weight_decay >= 0:
@@ -61,6 +59,23 @@ class AdamW:
         self._decayed_B = decayed_B.to(flat_P.device)
         return self
 
+    @property
+    def _bound(self) -> ParamSpace:
+        if self.params is None:
+            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
+        return self.params
+
+    @property
+    def buffers(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """What a kernel's step reads and moves: parameters, gradients, moments, and which blocks decay."""
+        params = self._bound
+        return params.flat_P, params.grad_P, self.m_P, self.v_P, self._decayed_B
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Of a kernel's step, by name."""
+        return dict(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
+
     def set_rate(self, lr: float) -> None:
         """The learning rate from the next step on."""
         self.lr = lr
@@ -75,58 +90,31 @@ class AdamW:
     ) -> None:
         """One update by `params.grad_P`/`divisor`, or nothing at all where `skip` is 1. `narrow_P` is a bf16 or fp16
         copy of the parameters that follows them."""
-        if self.params is None:
-            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
+        params, flat = self._bound, self.buffers
         self.count += 1
-        flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
-        options: dict[str, Any] = dict(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
         if kernel is not reference:
-            kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow_P, **options)
+            kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow_P, **self.options)
         elif self.m_P.is_cuda:  # where torch's own takes 1 − β₂ in float32: v is off by 1.3e-5, far above its roundings
             rate = self.lr if self.m_P.dtype == torch.float64 else self.rate
-            after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **options)
-            for own_P, new_P in zip((self.params.flat_P, self.m_P, self.v_P), after, strict=True):
+            after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **self.options)
+            for own_P, new_P in zip((params.flat_P, self.m_P, self.v_P), after, strict=True):
                 own_P.copy_(new_P)
         else:
-            self._fused(self.params, divisor, skip)
+            self._fused(params, divisor, skip)
         if kernel is reference and narrow_P is not None:
-            narrow_P.copy_(self.params.flat_P)
+            narrow_P.copy_(params.flat_P)
         if skip is not None:
             self.count -= skip
-        self.params.touch()
+        params.touch()
 
     def end(
         self, kernel: ModuleType, loss: Tensor, scale: Tensor, skips: Tensor, clip: float | None
     ) -> tuple[Tensor, Tensor]:
         """Norm, clip, skip and update by `params.grad_P`, the gradient times `scale`, in one: `kernel` is one of
         ops/update.py. Returns the norm and whether nothing was moved; `skips` counts that."""
-        if self.params is None:
-            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
-        flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
-        how = (clip, self.betas, self.eps, self.weight_decay)
-        found = kernel.step(*flat, self.count, skips, self.rate, scale, loss, *how)
-        self.params.touch()
-        return found
-
-    def learn(
-        self,
-        kernel: ModuleType,
-        scale: Tensor,
-        skips: Tensor,
-        clip: float | None,
-        x_TI: Tensor,
-        target_T: Tensor,
-        mixture: tuple[Tensor | None, Mixture],
-        workspace: Workspace | None,
-    ) -> Learnt:
-        """A whole step on one batch: `kernel` is one of ops/lesson.py, `mixture` the router's correction and shape."""
-        if self.params is None:
-            raise ValueError("this AdamW has no parameters yet; bind(model.params) comes first")
-        flat = (self.params.flat_P, self.params.grad_P, self.m_P, self.v_P, self._decayed_B)
-        how = (clip, self.betas, self.eps, self.weight_decay, workspace)
-        found = kernel.step(*flat, self.count, skips, self.rate, scale, x_TI, target_T, *mixture, *how)
-        self.params.touch()
-        return found
+        norm, skipped = kernel.step(*self.buffers, self.count, skips, self.rate, scale, loss, clip, **self.options)
+        self._bound.touch()
+        return norm, skipped
 
     def _fused(self, params: ParamSpace, divisor: Tensor | None, skip: Tensor | None) -> None:
         """By torch's own kernel."""

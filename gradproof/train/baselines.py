@@ -13,7 +13,7 @@ from gradproof.train.score import log_loss
 MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
 MOST_NUMBERS = 50_000_000  # rows times inputs: a wide table is fitted to fewer rows
 
-Predict = Callable[[np.ndarray], np.ndarray]  # x_TI to probability_TC
+PredictFunction = Callable[[np.ndarray], np.ndarray]  # x_TI to probability_TC
 
 
 def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def logistic_regression(
     return {**row, "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T), "note": note}
 
 
-def fit_logistic(x_RI: np.ndarray, outcome_R: np.ndarray, classes: int, c: float = 1.0) -> Predict:
+def fit_logistic(x_RI: np.ndarray, outcome_R: np.ndarray, classes: int, c: float = 1.0) -> PredictFunction:
     """A function from x_TI to probability_TC; a class without a row has probability 0. `c` is scikit-learn's C."""
     from sklearn.linear_model import LogisticRegression
 

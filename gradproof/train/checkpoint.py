@@ -73,21 +73,21 @@ def load(folder: Path) -> Checkpoint:
 
 def steps(checkpoints: Path) -> list[int]:
     """The steps that have a checkpoint, oldest first."""
-    found = [folder.name.removeprefix("step-") for folder in checkpoints.glob("step-*")]
-    return sorted(int(step) for step in found if step.isdigit())
+    names = [folder.name.removeprefix("step-") for folder in checkpoints.glob("step-*")]
+    return sorted(int(step) for step in names if step.isdigit())
 
 
 def best(checkpoints: Path, say: Callable[[str], None]) -> Checkpoint | None:
     """The one with the best validation, or the newest where that one is damaged, saying so."""
-    found = newest(checkpoints, say)
-    step = found.state["progress"]["best_step"] if found is not None else None
-    if found is None or step in (None, found.step):
-        return found
+    latest = newest(checkpoints, say)
+    step = latest.state["progress"]["best_step"] if latest is not None else None
+    if latest is None or step in (None, latest.step):
+        return latest
     try:
         return load(checkpoints / f"step-{step}")
     except ValueError as error:
-        say(f"{error}; taking the newest, step {found.step}")
-        return found
+        say(f"{error}; taking the newest, step {latest.step}")
+        return latest
 
 
 def set_aside(checkpoints: Path, after: int) -> None:

@@ -122,7 +122,7 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
 def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:
     """`resolve` for any dataclass of options."""
     types_of = get_type_hints(kind)
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    known = {option.name for option in fields(kind)}  # type: ignore[arg-type]
     merged: dict[str, Any] = {}
     for layer in layers:
         if not isinstance(layer, Mapping):
@@ -146,7 +146,7 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
             return float(value)
         if plain is list and type(value) is list:
             (item,) = get_args(choice)
-            return [_checked(f"{name}[{i}]", each, item) for i, each in enumerate(value)]
+            return [_checked(f"{name}[{i}]", element, item) for i, element in enumerate(value)]
         if type(value) is plain:
             return value
     names = " or ".join("null" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)

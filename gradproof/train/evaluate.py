@@ -17,9 +17,9 @@ def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predic
 
 def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float]:
     """(log loss, accuracy) of the outcomes; the loss is infinite where any output is no number."""
-    found, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
-    loss = log_loss(found.probability_TC, outcome_T) if (found.decision_T >= 0).all() else float("inf")
-    return loss, float((found.decision_T == outcome_T).mean())
+    predicted, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
+    loss = log_loss(predicted.probability_TC, outcome_T) if (predicted.decision_T >= 0).all() else float("inf")
+    return loss, float((predicted.decision_T == outcome_T).mean())
 
 
 def spaced(index_R: np.ndarray, most: int) -> np.ndarray:

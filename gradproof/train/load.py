@@ -35,11 +35,11 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
     run = Run(path)
     if run.config.model == "transformer":
         raise ValueError(f"{path} is a language model: it continues text and decides no rows; its report has samples")
-    found = best_checkpoint(run, say)
+    best = best_checkpoint(run, say)
     schema, _ = read_schema(path)
     model = build_model(run.config, schema, device)
-    restore(model, found)
-    return Loaded(model, schema, found.step)
+    restore(model, best)
+    return Loaded(model, schema, best.step)
 
 
 def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
@@ -50,10 +50,10 @@ def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
 
 def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:
     """The run's best one; a sentence where there is none."""
-    found = checkpoint.best(run.checkpoints, say)
-    if found is None:
+    best = checkpoint.best(run.checkpoints, say)
+    if best is None:
         raise ValueError(f"{run.path} has no whole checkpoint yet; gradproof train --resume --out {run.path} makes one")
-    return found
+    return best
 
 
 def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
@@ -73,7 +73,7 @@ def model_config(config: TrainConfig, inputs: int, outputs: int, patches: tuple[
 
 def check_model_options(kind: type[Model], options: Mapping[str, Any], given: Sequence[str]) -> None:
     """A sentence for what the model's config does not have, or what is `given` by the data."""
-    types = {each.name: type(each.default) for each in fields(kind.Config) if each.name not in given}
+    types = {field.name: type(field.default) for field in fields(kind.Config) if field.name not in given}
     for name, value in options.items():
         if name not in types:
             raise ValueError(f"model_options: there is no {name!r} to set; there are {', '.join(types)}")
@@ -81,10 +81,10 @@ def check_model_options(kind: type[Model], options: Mapping[str, Any], given: Se
             raise ValueError(f"model_options: {name} = {value!r} must be {types[name].__name__}")
 
 
-def restore(model: Model, found: checkpoint.Checkpoint) -> None:
+def restore(model: Model, saved: checkpoint.Checkpoint) -> None:
     """Parameters and buffers of a checkpoint."""
-    tensors = found.tensors(checkpoint.MODEL)
+    tensors = saved.tensors(checkpoint.MODEL)
     for name, view in (*model.params.items(), *model.buffers.items()):
         if name not in tensors or tensors[name].shape != view.shape:
-            raise ValueError(f"{found.folder} is of another model: its {name} does not fit this run's data and config")
+            raise ValueError(f"{saved.folder} is of another model: its {name} does not fit this run's data and config")
         view.copy_(tensors[name])

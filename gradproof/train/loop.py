@@ -40,7 +40,8 @@ from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.predictor import Predictor
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
-from gradproof.train.step import StepResult, TrainStep
+from gradproof.train.step import TrainStep
+from gradproof.train.step_plan import StepResult
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
 SMALL = 2_000_000  # parameters
@@ -123,15 +124,15 @@ class Trainer:
 
     def resume(self) -> None:
         """Goes back to the newest whole checkpoint, or to step 0."""
-        found = checkpoint.newest(self.run.checkpoints, self.watch.say)
-        if found is None and checkpoint.steps(self.run.checkpoints):
+        newest = checkpoint.newest(self.run.checkpoints, self.watch.say)
+        if newest is None and checkpoint.steps(self.run.checkpoints):
             self.watch.say("no checkpoint is whole: starting again at step 0")
-        checkpoint.set_aside(self.run.checkpoints, after=found.step if found else -1)
-        if found is not None:
-            self._check_environment(found.state["environment"])
-            restore(self.model, found)
-            self.step.load_state(found.tensors(checkpoint.STEP), found.step)
-            self.at = Progress(**found.state["progress"])
+        checkpoint.set_aside(self.run.checkpoints, after=newest.step if newest else -1)
+        if newest is not None:
+            self._check_environment(newest.state["environment"])
+            restore(self.model, newest)
+            self.step.load_state(newest.tensors(checkpoint.STEP), newest.step)
+            self.at = Progress(**newest.state["progress"])
         self.metrics.cut(self.at.step)
         if self.config.tensorboard:
             self.board = summary_writer()(str(self.run.path / "tensorboard"), purge_step=self.at.step)
@@ -180,7 +181,7 @@ class Trainer:
     def _fail(self, s: int, result: StepResult) -> None:
         """Names the rows: those whose outputs are not finite, or else the whole batch."""
         index, x_TI = self.batches[s], self.batch(s)[0]
-        logits_TO = self.model.apply(self.step.weights, x_TI)[0].logits_TO
+        logits_TO = self.model.apply(self.step.training.weights, x_TI)[0].logits_TO
         bad = index[(~logits_TO.isfinite()).view(len(index), -1).any(1).cpu().numpy()]
         named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
@@ -216,7 +217,7 @@ class Trainer:
             "per_expert_share": share_E.tolist(),
             "rows_per_s": rate,
             "memory": memory_bytes(self.config.device),
-            "skipped": int(self.step.skipped),
+            "skipped": int(self.step.training.skipped),
         }
 
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
@@ -348,10 +349,12 @@ def prove(run: Run, model: Model) -> None:
     file = run.path / "evidence.jsonl"
     if not read_evidence(file):
         verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
-        write_atomically(file, "".join(json.dumps(asdict(each)) + "\n" for each in verdict.evidence))
-    found = read_evidence(file)
+        write_atomically(file, "".join(json.dumps(asdict(evidence)) + "\n" for evidence in verdict.evidence))
+    records = read_evidence(file)
     refuted = [
-        f"{each['claim']} of {each['value'] or each['subject']}" for each in found if each["status"] == "refuted"
+        f"{record['claim']} of {record['value'] or record['subject']}"
+        for record in records
+        if record["status"] == "refuted"
     ]
     if refuted:
         raise Stopped(f"the backward pass of this config is refuted: {', '.join(refuted)}; nothing was trained")

@@ -30,7 +30,11 @@ class Loss:
         self.name = op if isinstance(op, str) else ""
         self.options = options
         defaults = signature(self.op.forward).parameters.values()
-        known = [each.name for each in defaults if each.default is not each.empty and not each.name.endswith("total")]
+        known = [
+            parameter.name
+            for parameter in defaults
+            if parameter.default is not parameter.empty and not parameter.name.endswith("total")
+        ]
         unknown = [name for name in options if name not in known]
         if unknown:
             raise ValueError(f"the loss has no option {unknown[0]!r}; its options are {', '.join(known) or 'none'}")
@@ -57,12 +61,12 @@ class Loss:
         self, y_TO: Tensor, target: Target, total: Mapping[str, Any], kernels: Kernels = REFERENCE
     ) -> tuple[Tensor, Any]:
         """The loss of these rows as a part of the whole."""
-        op = getattr(kernels, self.name, self.op)
+        op = kernels.loss(self.name, self.op)
         return op.forward(self._shaped(y_TO, target), *self._tuple(target), **self.options, **total)
 
     def backward(self, dloss: Tensor, saved: Any, y_TO: Tensor, target: Target, kernels: Kernels = REFERENCE) -> Tensor:
         """Returns dy_TO."""
-        op = getattr(kernels, self.name, self.op)
+        op = kernels.loss(self.name, self.op)
         first, *rest = argument_names(op.forward)
         given = {
             first: self._shaped(y_TO, target),

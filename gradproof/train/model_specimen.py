@@ -23,6 +23,7 @@ from gradproof.data.text import Windows, at_places, open_text
 from gradproof.diagnosis.specimen import Prepared
 from gradproof.models.model import Model
 from gradproof.models.sublayer import running
+from gradproof.ops import NARROW
 from gradproof.proof.differences import judge
 from gradproof.proof.module import INPUT
 from gradproof.proof.verdict import SubjectVerdict
@@ -67,13 +68,20 @@ class ModelSpecimen:
         prepared = self.reference()
         subject = Subject(self.name, prepared.values, prepared.run, self.inputs)
         _, grads = prepared.run(prepared.values, self.cotangents)
-        found = judge(subject, self.cotangents, grads, seed=self.seed, quick=quick, progress=progress)
-        parameters = [j for j in found.judgements if j.name != X]
-        inputs = [j for j in found.judgements if j.name == X]
+        verdict = judge(subject, self.cotangents, grads, seed=self.seed, quick=quick, progress=progress)
+        parameters = [j for j in verdict.judgements if j.name != X]
+        inputs = [j for j in verdict.judgements if j.name == X]
         for j in inputs:
             j.name = "x"
         return SubjectVerdict(
-            self.name, found.status, parameters, inputs, found.forwards, found.directions, self.seed, found.notes
+            self.name,
+            verdict.status,
+            parameters,
+            inputs,
+            verdict.forwards,
+            verdict.directions,
+            self.seed,
+            verdict.notes,
         )
 
     def reference(self) -> Prepared:
@@ -100,7 +108,7 @@ class ModelSpecimen:
     ) -> tuple[Outputs, Gradients]:
         for name, view in model.params.items():
             view.copy_(values[name])
-        weights = NarrowWeights(model.params, dtype) if dtype in (torch.bfloat16, torch.float16) else model.params
+        weights = NarrowWeights(model.params, dtype) if dtype in NARROW else model.params
         masters = model.params.flat_P.dtype
         x_TI, target = values[X] if self.inputs else self.x_TI, _like(self.target, masters)
         self.places.phase = "forward"
@@ -145,7 +153,7 @@ def _innermost_op() -> str:
 def _like(target: Any, dtype: torch.dtype) -> Any:
     """The target with its floating tensors in `dtype`."""
     if isinstance(target, tuple):
-        return tuple(_like(each, dtype) for each in target)
+        return tuple(_like(part, dtype) for part in target)
     return target.to(dtype) if target.is_floating_point() and target.dtype != dtype else target
 
 
@@ -172,13 +180,13 @@ def run_specimen(path: Path, device: str, seed: int) -> ModelSpecimen:
 
 def _text_specimen(run: Run, device: str, seed: int) -> ModelSpecimen:
     """A few windows are enough, and differences take many forwards."""
-    model, found = load_text_model(run.path, device)
+    model, best = load_text_model(run.path, device)
     context = model.config.context
     shares = (run.config.validation, run.config.test)
     train_N = open_text(run.config.data, shares, run.path, context).part(TRAIN)
     windows = Windows(len(train_N), context, min(run.config.batch, WINDOWS), run.config.seed)
     token_BS, target_BS = (
-        torch.from_numpy(each).to(device) for each in at_places(train_N, windows[found.step], context)
+        torch.from_numpy(array_BS).to(device) for array_BS in at_places(train_N, windows[best.step], context)
     )
     return ModelSpecimen(
         model,
@@ -187,12 +195,12 @@ def _text_specimen(run: Run, device: str, seed: int) -> ModelSpecimen:
         target_BS,
         name=str(run.path),
         seed=seed,
-        scale=_scale(run, found.step) if run.config.precision == "fp16" else None,
-        notes=[f"checkpoint {found.step}, {len(token_BS)} windows of its training text"],
+        scale=_scale(run, best.step) if run.config.precision == "fp16" else None,
+        notes=[f"checkpoint {best.step}, {len(token_BS)} windows of its training text"],
     )
 
 
 def _scale(run: Run, step: int) -> float | None:
     """The loss scale of the checkpoint."""
-    found = checkpoint.best(run.checkpoints, lambda sentence: None)
-    return float(found.tensors(checkpoint.STEP)["scale"]) if found is not None and found.step == step else None
+    best = checkpoint.best(run.checkpoints, lambda sentence: None)
+    return float(best.tensors(checkpoint.STEP)["scale"]) if best is not None and best.step == step else None

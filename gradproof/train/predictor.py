@@ -70,8 +70,8 @@ class Predictor:
     def _forward(self, rows: Rows) -> Predictions:
         C = len(self.schema.classes)
         if not rows.count:
-            E, glued = getattr(self.model.config, "experts", 1), getattr(self.model.config, "router", "") == "sheaf"
-            empty = (np.zeros((0, width)) for width in (C, len(self.low_M), E, int(glued)))
+            widths = (C, len(self.low_M), self.model.experts, int(self.model.has_energy))
+            empty = (np.zeros((0, width)) for width in widths)
             return Predictions(np.zeros(0, np.int64), *empty)
         output, saved = self.model.apply(self.model.params, self.encoder.inputs(rows))
         logits_TO = output.logits_TO.cpu().double()

@@ -53,8 +53,8 @@ def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any],
     """The best checkpoint, which the trainer's model then is, its score on the test rows, and which rows these are."""
     best, source = best_of(trainer), trainer.source
     index_T = spaced(source.index(TEST), SCORED_ROWS)
-    found = predictions(trainer.predictor, source.rows, index_T)
-    return best, score(found, source.rows.take(index_T), source.schema), index_T
+    predicted = predictions(trainer.predictor, source.rows, index_T)
+    return best, score(predicted, source.rows.take(index_T), source.schema), index_T
 
 
 def best_of(trainer: Trainer) -> checkpoint.Checkpoint:
@@ -81,7 +81,7 @@ def run_facts(trainer: Trainer, best: checkpoint.Checkpoint, rows: list[int], in
         "device": config.device,
         "precision": config.precision,
         "inputs": inputs,
-        "experts": getattr(trainer.model.config, "experts", 1),
+        "experts": trainer.model.experts,
     }
 
 
@@ -130,5 +130,5 @@ def evidence_of(file: Path) -> dict[str, Any] | None:
     if not lines:
         return None
     statuses = {line["status"] for line in lines}
-    worst = next(each for each in ("refuted", "inconclusive", "proven") if each in statuses or each == "proven")
+    worst = next(status for status in ("refuted", "inconclusive", "proven") if status in statuses or status == "proven")
     return {"claims": len(lines), "status": worst}

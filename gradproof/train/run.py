@@ -63,10 +63,10 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
         return run
     if resume and not given:
         raise ValueError(f"{out} holds no run to resume: there is no config.json in it; give the options of the run")
-    existing = next(each for each in (out, *out.absolute().parents) if each.exists())
+    existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise ValueError(f"--out {out}: {existing} is a file; a run is a folder")
-    if existing == out and {each.name for each in out.iterdir()} - OWN_FILES:
+    if existing == out and {entry.name for entry in out.iterdir()} - OWN_FILES:
         raise ValueError(f"{out} is not empty and holds no run; choose another --out")
     return _create(out, given)
 

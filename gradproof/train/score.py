@@ -13,16 +13,16 @@ from gradproof.train.predictor import Predictions
 BINS = 10
 
 
-def score(found: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
+def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
     """The record of a report's held-out part; metrics are in their own units."""
-    probability_TC, decision_T, outcome_T = found.probability_TC, found.decision_T, truth.outcome_R
+    probability_TC, decision_T, outcome_T = predicted.probability_TC, predicted.decision_T, truth.outcome_R
     T, C = probability_TC.shape
     confusion_CC = np.zeros((C, C), np.int64)
     decided_T = decision_T >= 0
     np.add.at(confusion_CC, (outcome_T[decided_T], decision_T[decided_T]), 1)
     classes = [_class(confusion_CC, c, name) for c, name in enumerate(schema.classes)]
     bins = calibration(probability_TC[decided_T].max(1), (decision_T == outcome_T)[decided_T])
-    present = [each["f1"] or 0.0 for each in classes if each["support"]]
+    present = [figures["f1"] or 0.0 for figures in classes if figures["support"]]
     return {
         "rows": T,
         "accuracy": float((decision_T == outcome_T).mean()),
@@ -34,7 +34,9 @@ def score(found: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
         "calibration": bins,
         "metrics": [
             _metric(
-                metric.name, found.metrics_TM[:, m], metric.low + truth.metrics_RM[:, m] * (metric.high - metric.low)
+                metric.name,
+                predicted.metrics_TM[:, m],
+                metric.low + truth.metrics_RM[:, m] * (metric.high - metric.low),
             )
             for m, metric in enumerate(schema.metrics)
         ],

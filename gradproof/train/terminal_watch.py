@@ -73,9 +73,9 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     console.print(table)
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
-    for each in record.get("samples", []):
-        console.print(f"after {each['prompt']!r} it writes:" if each["prompt"] else "from nothing it writes:")
-        console.print(each["text"], style="dim", markup=False)
+    for sample in record.get("samples", []):
+        console.print(f"after {sample['prompt']!r} it writes:" if sample["prompt"] else "from nothing it writes:")
+        console.print(sample["text"], style="dim", markup=False)
     run = record["run"]
     what = f"windows of {run['inputs']} bytes" if "samples" in record else f"{run['inputs']} inputs"
     console.print(f"{run['model']} {run['size']} for {what}: {run['parameters']:,} parameters")

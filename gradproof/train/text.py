@@ -102,7 +102,7 @@ def score(
 def load_text_model(path: Path, device: str = "cpu") -> tuple[Transformer, Checkpoint]:
     """The model of a text run's best checkpoint."""
     run = Run(path)
-    found = best_checkpoint(run)
+    best = best_checkpoint(run)
     model = Transformer(text_config(run.config), seed=run.config.seed, device=device)
-    restore(model, found)
-    return model, found
+    restore(model, best)
+    return model, best

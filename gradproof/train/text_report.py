@@ -26,7 +26,9 @@ def text_report(trainer: TextTrainer) -> dict[str, Any]:
     scored = spaced_windows(test_N, context, SCORED_BYTES)
     loss, accuracy = score(trainer.model, *scored, config.batch, trainer.step.choose(config.batch))
     name = f"{config.model} {config.size}"
-    scores = [_score(name, loss, accuracy)] + [_score(*each) for each in _compared(text.part(TRAIN), test_N, scored[1])]
+    scores = [_score(name, loss, accuracy)] + [
+        _score(*other) for other in _compared(text.part(TRAIN), test_N, scored[1])
+    ]
     return {
         "status": at.finished,
         "summary": _summary(scores),
@@ -44,7 +46,7 @@ def text_report(trainer: TextTrainer) -> dict[str, Any]:
 
 
 def _summary(scores: list[dict[str, Any]]) -> str:
-    own, *others = (f"{each['name']} {each['bits_per_byte']:.3f}" for each in scores)
+    own, *others = (f"{row['name']} {row['bits_per_byte']:.3f}" for row in scores)
     return f"Bits for a held-out byte: {own} ({', '.join(others)})."
 
 
@@ -81,9 +83,9 @@ def _compared(train_N: np.ndarray, test_N: np.ndarray, target_BS: np.ndarray) ->
 def _samples(trainer: TextTrainer) -> list[dict[str, Any]]:
     """What the model writes, from nothing and after the beginning of the test part."""
     prompts = (b"", trainer.text.part(TEST)[:PROMPT].tobytes())
-    found = []
+    samples = []
     for prompt in prompts:
         written = sample(trainer.model, WRITTEN, prompt=prompt, seed=trainer.config.seed)
         said = (part.decode("utf-8", errors="replace") for part in (prompt, written))
-        found.append({**dict(zip(("prompt", "text"), said, strict=True)), "temperature": TEMPERATURE})
-    return found
+        samples.append({**dict(zip(("prompt", "text"), said, strict=True)), "temperature": TEMPERATURE})
+    return samples

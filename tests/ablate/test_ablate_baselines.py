@@ -35,8 +35,8 @@ def source():
 def test_learns_and_is_scored_on_its_own_rows(source, name):
     """Probabilities of the held-out rows in their order; taken of other rows they would be no better than chance."""
     config = TrainConfig(steps=150, batch=64, lr=0.02, seed=3)
-    found = fit(name, source, {"logistic-regression": 1.0}.get(name, 0.1), config, 400, lambda done, total: None)
-    for part, probability_TC in ((VALIDATION, found.validation_TC), (TEST, found.test_TC)):
+    fitted = fit(name, source, {"logistic-regression": 1.0}.get(name, 0.1), config, 400, lambda done, total: None)
+    for part, probability_TC in ((VALIDATION, fitted.validation_TC), (TEST, fitted.test_TC)):
         outcome_T = source.rows.outcome_R[source.index(part)]
         assert probability_TC.shape == (len(outcome_T), 3)
         assert np.allclose(probability_TC.sum(1), 1)
@@ -60,8 +60,8 @@ def test_a_perceptron_of_the_budget(budget, inputs, outputs):
     def count(hidden):
         return inputs * hidden + hidden + hidden * hidden + hidden + hidden * outputs + outputs
 
-    found = perceptron_width(budget, inputs, outputs)
-    error = abs(count(found) - budget)
-    assert found == 1 or error <= abs(count(found - 1) - budget)
+    width = perceptron_width(budget, inputs, outputs)
+    error = abs(count(width) - budget)
+    assert width == 1 or error <= abs(count(width - 1) - budget)
     # Rounding the width is not quite rounding the count, which curves upwards.
-    assert error <= abs(count(found + 1) - budget) + found
+    assert error <= abs(count(width + 1) - budget) + width

@@ -31,7 +31,7 @@ jobs = 1
 
 
 def gradproof(*arguments):
-    return CliRunner().invoke(app, [str(each) for each in arguments])
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 @pytest.fixture(scope="module")
@@ -176,9 +176,9 @@ def test_dry_run(tmp_path, monkeypatch):
     (tmp_path / "table.csv").write_text(TABLE)
     ended = gradproof("ablate", "--data", "table.csv", "--target", "label", "--dry-run", "--json", "-")
     assert ended.exit_code == 0 and [file.name for file in tmp_path.iterdir()] == ["table.csv"]
-    found = json.loads(ended.stdout)
-    assert [each["family"] for each in found["families"]] == ["moe", "moe-sheaf-padic", "dense"]
-    assert all(abs(each["total"] - 200_000) <= 2000 for each in found["families"])
+    record = json.loads(ended.stdout)
+    assert [family["family"] for family in record["families"]] == ["moe", "moe-sheaf-padic", "dense"]
+    assert all(abs(family["total"] - 200_000) <= 2000 for family in record["families"])
 
 
 @pytest.mark.slow

@@ -17,8 +17,8 @@ from gradproof.params import ParamSpace
 @given(exponent=st.floats(5, 8.845))
 def test_every_family_meets_every_budget(name, match, exponent):
     """Between 100,000 and 700 million within 1%, whatever is held equal."""
-    found = solve(family(name), round(10**exponent), match, 96, 20, schema().patches)
-    assert abs(found.off) <= 0.01 and not found.note()
+    solved = solve(family(name), round(10**exponent), match, 96, 20, schema().patches)
+    assert abs(solved.off) <= 0.01 and not solved.note()
 
 
 @pytest.mark.parametrize("name", DEFAULT)
@@ -30,8 +30,8 @@ def test_the_ends_of_the_range(name):
 @pytest.mark.parametrize("name", DEFAULT)
 def test_counts_are_those_of_the_model(name):
     """The parameters that a real model of this configuration would lay out, none of them allocated."""
-    found = solve(family(name), 300_000, "total", 37, 5, (20, 10, 7))
-    assert ParamSpace(found.config.spec(), device="meta").count == found.total
+    solved = solve(family(name), 300_000, "total", 37, 5, (20, 10, 7))
+    assert ParamSpace(solved.config.spec(), device="meta").count == solved.total
 
 
 def test_a_dense_model_is_the_yardstick():
@@ -55,9 +55,9 @@ def test_active_and_flops_by_hand():
 
 def test_below_the_range_it_is_said():
     """Six hundred parameters: one hidden unit more is several percent."""
-    found = solve(family("moe"), 600, "total", 96, 20)
-    if abs(found.off) > 0.01:
-        assert "nearest possible to 600" in found.note() and "moe" in found.note()
+    solved = solve(family("moe"), 600, "total", 96, 20)
+    if abs(solved.off) > 0.01:
+        assert "nearest possible to 600" in solved.note() and "moe" in solved.note()
     worst = max(
         (solve(family("moe"), budget, "total", 96, 20) for budget in range(600, 3000, 50)), key=lambda s: abs(s.off)
     )
@@ -79,9 +79,9 @@ def test_impossible_budgets(name, budget, sentence):
 
 def test_options_are_kept():
     """Eight experts of which three work, at the same total."""
-    found = solve(family("moe", {"experts": 8, "k": 3}), 400_000, "total", 96, 20)
-    assert (found.config.experts, found.config.k, found.config.balance) == (8, 3, 0.1)
-    assert abs(found.off) <= 0.01
+    solved = solve(family("moe", {"experts": 8, "k": 3}), 400_000, "total", 96, 20)
+    assert (solved.config.experts, solved.config.k, solved.config.balance) == (8, 3, 0.1)
+    assert abs(solved.off) <= 0.01
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ def compared(mean, low, high, p, second="dense"):
 
 
 @pytest.mark.parametrize(
-    ("found", "right"),
+    ("comparison", "right"),
     [
         (
             compared(0.002, -0.005, 0.009, 0.4),
@@ -32,15 +32,15 @@ def compared(mean, low, high, p, second="dense"):
         ),
     ],
 )
-def test_the_three_answers(found, right):
+def test_the_three_answers(comparison, right):
     """A gain that may be chance is no evidence, and neither is a loss."""
-    assert answer(found, LABELS) == right
+    assert answer(comparison, LABELS) == right
 
 
 def test_an_interval_beside_zero_is_not_enough():
     """Where Holm's correction takes the finding back, the sentence does too."""
-    found = compared(0.01, 0.001, 0.019, 0.03)._replace(p_holm=0.09)
-    assert answer(found, LABELS).startswith("No evidence that MoE helps")
+    comparison = compared(0.01, 0.001, 0.019, 0.03)._replace(p_holm=0.09)
+    assert answer(comparison, LABELS).startswith("No evidence that MoE helps")
 
 
 def test_nothing_is_no_gain():

@@ -23,9 +23,9 @@ def test_information_by_hand():
 def test_grouping_by_hand():
     """Means within groups; a group without rows is left out."""
     share_TE = np.array([[1.0, 0.0], [0.5, 0.5], [0.0, 1.0]])
-    found = grouping("column", ["a", "b", "c"], np.array([0, 0, 2]), share_TE, share_TE.argmax(1))
-    assert found["groups"] == ["a", "c"] and found["rows"] == [2, 1]
-    assert found["share"] == [[0.75, 0.25], [0.0, 1.0]]
+    grouped = grouping("column", ["a", "b", "c"], np.array([0, 0, 2]), share_TE, share_TE.argmax(1))
+    assert grouped["groups"] == ["a", "c"] and grouped["rows"] == [2, 1]
+    assert grouped["share"] == [[0.75, 0.25], [0.0, 1.0]]
 
 
 def test_energy_and_error():
@@ -34,10 +34,10 @@ def test_energy_and_error():
     random = np.random.default_rng(0)
     wrong_T = random.random(500) < 0.3
     energy_T = np.round(random.normal(size=500) + 0.8 * wrong_T, 1)
-    found = energy_and_error(energy_T, wrong_T)
-    assert found["auc"] == pytest.approx(metrics.roc_auc_score(wrong_T, energy_T))
-    assert sum(found["rows"]) == 500 and found["energy"] == sorted(found["energy"])
-    assert np.average(found["error"], weights=found["rows"]) == pytest.approx(wrong_T.mean())
+    summary = energy_and_error(energy_T, wrong_T)
+    assert summary["auc"] == pytest.approx(metrics.roc_auc_score(wrong_T, energy_T))
+    assert sum(summary["rows"]) == 500 and summary["energy"] == sorted(summary["energy"])
+    assert np.average(summary["error"], weights=summary["rows"]) == pytest.approx(wrong_T.mean())
 
 
 def test_energy_without_errors():

@@ -18,11 +18,11 @@ scores = st.lists(st.floats(0.1, 0.9), min_size=2, max_size=12).filter(lambda s:
 def test_without_shared_rows_it_is_the_paired_t_test(a, seed):
     """A wrong number of degrees of freedom, or n in place of n − 1, would differ from scipy."""
     b = [x + d for x, d in zip(a, np.random.default_rng(seed).normal(0.01, 0.02, len(a)), strict=True)]
-    found = compare("a", "b", a, b, 0.0)
+    comparison = compare("a", "b", a, b, 0.0)
     right = stats.ttest_rel(a, b)
-    assert found.p == pytest.approx(right.pvalue, rel=1e-9)
+    assert comparison.p == pytest.approx(right.pvalue, rel=1e-9)
     low, high = right.confidence_interval(0.95)
-    assert (found.difference.low, found.difference.high) == pytest.approx((low, high), rel=1e-9, abs=1e-12)
+    assert (comparison.difference.low, comparison.difference.high) == pytest.approx((low, high), rel=1e-9, abs=1e-12)
 
 
 def test_the_correction_by_hand():
@@ -30,19 +30,19 @@ def test_the_correction_by_hand():
     a, b = [0.83, 0.81, 0.84, 0.82, 0.85], [0.80, 0.81, 0.82, 0.80, 0.81]
     # Differences 3, 0, 2, 2, 4 hundredths: mean 2.2, variance (0.64 + 4.84 + 0.04 + 0.04 + 3.24)/4 = 2.2
     error = math.sqrt((1 / 5 + 0.2 / 0.7) * 2.2) / 100
-    found = compare("a", "b", a, b, 0.2 / 0.7)
-    assert found.p == pytest.approx(2 * stats.t.sf(0.022 / error, 4), rel=1e-9)
-    assert found.difference.low == pytest.approx(0.022 - 2.7764451 * error, rel=1e-6)
-    assert found.effect == pytest.approx(2.2 / math.sqrt(2.2), rel=1e-9)
-    assert found.fewer_errors == pytest.approx(0.022 / (1 - 0.808), rel=1e-9)
-    assert found.p > 2 * compare("a", "b", a, b, 0.0).p
+    comparison = compare("a", "b", a, b, 0.2 / 0.7)
+    assert comparison.p == pytest.approx(2 * stats.t.sf(0.022 / error, 4), rel=1e-9)
+    assert comparison.difference.low == pytest.approx(0.022 - 2.7764451 * error, rel=1e-6)
+    assert comparison.effect == pytest.approx(2.2 / math.sqrt(2.2), rel=1e-9)
+    assert comparison.fewer_errors == pytest.approx(0.022 / (1 - 0.808), rel=1e-9)
+    assert comparison.p > 2 * compare("a", "b", a, b, 0.0).p
 
 
 @given(scores, st.floats(0, 2))
 def test_the_interval_and_the_test_agree(a, share):
     """p below 5% exactly where the interval leaves zero out."""
-    found, p = estimate([x - 0.5 for x in a], share), p_value([x - 0.5 for x in a], share)
-    assert (p < 0.05) == (not found.low <= 0 <= found.high) or abs(p - 0.05) < 1e-9
+    interval, p = estimate([x - 0.5 for x in a], share), p_value([x - 0.5 for x in a], share)
+    assert (p < 0.05) == (not interval.low <= 0 <= interval.high) or abs(p - 0.05) < 1e-9
 
 
 def test_holm_by_hand():
@@ -56,7 +56,7 @@ def test_holm_by_hand():
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9))
 def test_holm_rejects_as_holm_does(p):
     """Rejects the smallest while each is below 5%/(m − i + 1), and none after the first that is not."""
-    made = [Comparison("a", "b", Estimate(0.0, 0, 0, 0), None, None, each) for each in p]
+    made = [Comparison("a", "b", Estimate(0.0, 0, 0, 0), None, None, p_i) for p_i in p]
     rejected, m = set(), len(p)
     for rank, i in enumerate(sorted(range(m), key=lambda i: p[i])):
         if p[i] * (m - rank) >= 0.05:
@@ -68,8 +68,8 @@ def test_holm_rejects_as_holm_does(p):
 def test_one_seed_has_no_interval():
     """A standard deviation of one number is no number."""
     assert estimate([0.8], 0.3) == Estimate(0.8, None, None, None)
-    found = compare("a", "b", [0.8], [0.7], 0.3)
-    assert found.p is None and found.effect is None and not holm([found])[0].significant
+    comparison = compare("a", "b", [0.8], [0.7], 0.3)
+    assert comparison.p is None and comparison.effect is None and not holm([comparison])[0].significant
 
 
 def test_seeds_that_agree():
@@ -88,7 +88,7 @@ def false_positives(test_share, tables=400, rows=300, seeds=10):
     """How often two equally good rules differ 'significantly' when a table is split anew at each seed.
 
     The rules are nearest class means by one column each; the columns are equally good, so any difference is chance."""
-    train, found = int(rows / (1 + 0.2 / 0.7)), 0
+    train, rejected = int(rows / (1 + 0.2 / 0.7)), 0
     for table in range(tables):
         random = np.random.default_rng(table)
         y_R = random.integers(0, 2, rows)
@@ -100,8 +100,8 @@ def false_positives(test_share, tables=400, rows=300, seeds=10):
             cut_N = (x_RN[r][y_R[r] == 0].mean(0) + x_RN[r][y_R[r] == 1].mean(0)) / 2
             right_N = ((x_RN[t] > cut_N) == y_R[t][:, None]).mean(0)
             d_S.append(right_N[0] - right_N[1])
-        found += p_value(d_S, test_share) < 0.05
-    return found / tables
+        rejected += p_value(d_S, test_share) < 0.05
+    return rejected / tables
 
 
 def test_the_rate_of_false_positives():

@@ -38,7 +38,7 @@ def test_one_seed_without_tests():
 def test_every_family_gets_the_same(tmp_path):
     """Steps, batch and split of a seed are equal; nobody is stopped early."""
     config = StudyConfig(steps=70, batch=9)
-    runs = [fill_train(config, each) for each in config.contestants()]
+    runs = [fill_train(config, contestant) for contestant in config.contestants()]
     assert {(run.steps, run.batch, run.seed, run.test, run.patience) for run in runs} == {(70, 9, 3, 0.2, None)}
     assert [(run.model, run.router, run.encoding) for run in runs] == [
         ("moe", "softmax", "onehot"),
@@ -47,10 +47,10 @@ def test_every_family_gets_the_same(tmp_path):
     ]
 
 
-def fill_train(config, each):
+def fill_train(config, contestant):
     from gradproof.train.config import resolve
 
-    return resolve(config.train_options(each, 3, 0.01))
+    return resolve(config.train_options(contestant, 3, 0.01))
 
 
 def test_the_same_options_find_the_study_again(tmp_path, monkeypatch):

@@ -50,12 +50,12 @@ def same_work(model, way, precision, tolerance, device="cpu"):
     loss = peer.loss(x_TI, target_T)
     loss.backward()
     assert abs(loss.detach() - right) <= tolerance * right
-    found = named(peer.module, grads=True)
-    assert set(found) == set(model.params)
+    grads = named(peer.module, grads=True)
+    assert set(grads) == set(model.params)
     # bf16 may send a row to another expert, so there only the gradient as a whole is compared
-    pairs = [(found[name], model.params.grads[name]) for name in model.params]
+    pairs = [(grads[name], model.params.grads[name]) for name in model.params]
     if precision != "fp32":
-        pairs = [tuple(torch.cat([each.flatten().float() for each in side]) for side in zip(*pairs, strict=True))]
+        pairs = [tuple(torch.cat([tensor.flatten().float() for tensor in side]) for side in zip(*pairs, strict=True))]
     for grad, right_grad in pairs:
         assert right_grad.norm() > 0
         assert (grad - right_grad).norm() <= tolerance * right_grad.norm()
@@ -111,8 +111,8 @@ def test_a_step_is_that_of_ours(name):
     x_TI, target_T = batch(model.config)
     start = model.params.flat_P.clone()
     for _ in range(3):
-        right, found = step(x_TI, target_T).loss, peer(x_TI, target_T)
-        assert abs(found - right) <= 1e-4 * right
+        right, loss = step(x_TI, target_T).loss, peer(x_TI, target_T)
+        assert abs(loss - right) <= 1e-4 * right
     moved = (model.params.flat_P - start).norm()
     own = named(peer.module)
     apart = torch.stack([(own[key] - model.params[key]).norm() for key in model.params]).norm()
@@ -150,9 +150,9 @@ def test_the_transformer_computes_the_same_and_steps_alike(size):
     loss = peer.loss(x, target)
     loss.backward()
     assert abs(loss.detach() - right.loss) <= 1e-4 * right.loss
-    found = named(peer.module, grads=True)
-    assert set(found) == set(model.params)
+    grads = named(peer.module, grads=True)
+    assert set(grads) == set(model.params)
     whole = right.grad_norm
-    for name, grad in found.items():
+    for name, grad in grads.items():
         own = model.params.grads[name]
         assert (grad - own).norm() <= 1e-3 * own.norm() + 1e-5 * whole, name

@@ -14,6 +14,7 @@ import gradproof
 from gradproof.bench import ops, step, timing
 from gradproof.bench.peers import Peer, Way
 from gradproof.cli import app
+from gradproof.commands import bench as bench_command
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/readme_table.py"
 
@@ -41,19 +42,19 @@ def test_everybody_gets_the_same_number_of_turns(monkeypatch):
     monkeypatch.setattr(timing, "LEAST_STEPS", 1)  # one step a block
     monkeypatch.setattr(timing, "WARM_SECONDS", 0.0)
     calls = []
-    found = timing.interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, "cpu", 6, 60.0)
+    timings = timing.interleaved({name: lambda n=name: calls.append(n) for name in "ab"}, "cpu", 6, 60.0)
     assert calls[-12:] == ["a", "b"] * 6
     assert calls.count("a") == calls.count("b")
-    for each in found.values():
-        assert len(each.blocks) == 6 and each.steps == 1
-        assert each.quartiles[0] <= each.ms <= each.quartiles[1]
-    assert found["a"].ms == torch.tensor(found["a"].blocks, dtype=torch.float64).quantile(0.5)
+    for timed in timings.values():
+        assert len(timed.blocks) == 6 and timed.steps == 1
+        assert timed.quartiles[0] <= timed.ms <= timed.quartiles[1]
+    assert timings["a"].ms == torch.tensor(timings["a"].blocks, dtype=torch.float64).quantile(0.5)
 
 
 def test_time_ends_the_rounds(monkeypatch):
     monkeypatch.setattr(timing, "BLOCK_MS", 1e-9)
-    found = timing.interleaved({"a": lambda: None}, "cpu", 1000, 0.0)
-    assert len(found["a"].blocks) == timing.LEAST_ROUNDS
+    timings = timing.interleaved({"a": lambda: None}, "cpu", 1000, 0.0)
+    assert len(timings["a"].blocks) == timing.LEAST_ROUNDS
 
 
 def test_the_peak_of_products():
@@ -111,7 +112,7 @@ def test_each_size_is_written_as_it_is_done(monkeypatch, tmp_path):
 
     monkeypatch.setattr(step, "measure", measured)
     monkeypatch.setattr(step, "product_peak", lambda device: 1.0)
-    monkeypatch.setattr(step, "show", lambda row, console: None)
+    monkeypatch.setattr(bench_command, "show_step", lambda row, console: None)
     assert call("--suite", "step", "--json", str(file)).exit_code == 130
     assert [len(rows) for rows in seen] == [0, 1, 2]
     assert len(json.loads(file.read_text())["rows"]) == 2
@@ -121,10 +122,10 @@ def test_the_fastest_is_found_by_ratio():
     def entry(name, graphs, ratio):
         return dict(name=name, graphs=graphs, ms=ratio, ratio=ratio, ours_ms=1.0, peak_bytes=10, memory_ratio=2.0)
 
-    found = [entry("a", "none", 3.0), entry("b", "none", 4.0), entry("c", "whole", 1.5), dict(name="d", error="no")]
-    best = step._best([*found, entry("e", "parts", 2.0)])
+    entries = [entry("a", "none", 3.0), entry("b", "none", 4.0), entry("c", "whole", 1.5), dict(name="d", error="no")]
+    best = step._best([*entries, entry("e", "parts", 2.0)])
     assert (best["best_uncaptured"]["name"], best["best_captured"]["name"]) == ("a", "c")
-    assert step._best([*found, entry("e", "parts", 1.25)])["best_captured"]["name"] == "e"
+    assert step._best([*entries, entry("e", "parts", 1.25)])["best_captured"]["name"] == "e"
     assert (best["speedup"], best["memory_against_best"]) == (1.5, 0.5)
 
 
@@ -136,8 +137,8 @@ def test_useful_work():
     c = causal.config
     layer = 4 * c.width**2 + 2 * c.width * c.inner
     seen = c.decoder_layers * c.width * c.context  # half of the places, twice: scores and values
-    each = c.decoder_layers * layer + c.width * c.outputs + seen
-    assert step.useful_flops(causal) == 6 * 3 * c.context * each
+    per_place = c.decoder_layers * layer + c.width * c.outputs + seen
+    assert step.useful_flops(causal) == 6 * 3 * c.context * per_place
 
 
 def test_padding_is_of_no_use():
@@ -181,8 +182,8 @@ def test_ops_agree_and_are_recorded():
     dy_TH, *given = ops.inputs("cpu", "fp32", 6, 16)
     made = {name: make for name, make in ops.pairs().items() if name != "compiled"}
     leaves = [tensor.clone().requires_grad_() for tensor in given]
-    found = [ops._both(make(), dy_TH, leaves if make().autograd else given) for make in made.values()]
-    for ours, theirs in zip(*found, strict=True):
+    computed = [ops._both(make(), dy_TH, leaves if make().autograd else given) for make in made.values()]
+    for ours, theirs in zip(*computed, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-4, atol=1e-5)
 
     def broken():

@@ -153,7 +153,7 @@ def test_bench(cases, monkeypatch):
     result = call("bench", "--rows", "32", "--json", "b.json")
     assert result.exit_code == 0, result.output
     record = json.loads((cases / "b.json").read_text())
-    assert all(each["plain"] > 0 for each in record["overheads"]) and record["nano"]["verdict"] in ("noise", "clean")
+    assert all(cost["plain"] > 0 for cost in record["overheads"]) and record["nano"]["verdict"] in ("noise", "clean")
     for args, sentence in ((("--suite", "nothing"), "no suite"), (("--size", "huge"), "no size")):
         result = call("bench", *args)
         assert result.exit_code == 2 and sentence in result.stderr

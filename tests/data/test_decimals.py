@@ -6,7 +6,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Number, Schema
 
 
-def found(*columns, train=None):
+def padic_numbers(*columns, train=None):
     """The numbers of a table with these columns, and what is said of them."""
     value_RN = np.array(columns, np.float64).T
     R = len(value_RN)
@@ -40,7 +40,7 @@ def found(*columns, train=None):
 )
 def test_decimals_and_columns(column, right):
     """The smallest unit of which every value is a multiple; a second column only where digits need it."""
-    (number,), notes = found(column)
+    (number,), notes = padic_numbers(column)
     assert number == right
     assert notes == (
         [] if right[0] else ["column 'n0' has no p-adic encoding: its numbers are no integers of a fixed unit"]
@@ -49,13 +49,13 @@ def test_decimals_and_columns(column, right):
 
 def test_only_training_rows_count():
     """A held-out value must not decide the unit."""
-    assert found([1, 2, 0.125], train=[True, True, False])[0] == [(1, 0)]
+    assert padic_numbers([1, 2, 0.125], train=[True, True, False])[0] == [(1, 0)]
 
 
 def test_over_many_chunks():
     """Each chunk may need more decimals than those before; what they needed stays."""
     column = np.zeros(200_000)
     column[100], column[150_000] = 0.25, 0.5
-    assert found(column, -8 * column)[0] == [(1, 2), (1, 0)]
+    assert padic_numbers(column, -8 * column)[0] == [(1, 2), (1, 0)]
     column[199_999] = 1 / 3
-    assert found(column, -8 * column)[0] == [(0, 0), (0, 0)]
+    assert padic_numbers(column, -8 * column)[0] == [(0, 0), (0, 0)]

@@ -27,14 +27,14 @@ def rows(codes, numbers, outcome=(), metrics=()):
 
 def test_layout():
     """One-hot | standardised | flags: a slot or a flag that is off by one would swap two meanings."""
-    found = Encoder(SCHEMA).inputs(rows([[0, 0], [2, 1], [1, -1]], [[12, 3, 0], [NAN, NAN, -1], [10, 0, NAN]]))
+    x_TI = Encoder(SCHEMA).inputs(rows([[0, 0], [2, 1], [1, -1]], [[12, 3, 0], [NAN, NAN, -1], [10, 0, NAN]]))
     right = [
         [1, 0, 0, 1, 0, 1, 3, 2, 0, 0],
         [0, 0, 1, 0, 1, 0, 0, 0, 1, 0],
         [0, 1, 0, 0, 0, 0, 0, 0, 0, 1],
     ]
-    assert found.shape == (3, SCHEMA.inputs)
-    assert torch.equal(found, torch.tensor(right, dtype=torch.float32))
+    assert x_TI.shape == (3, SCHEMA.inputs)
+    assert torch.equal(x_TI, torch.tensor(right, dtype=torch.float32))
 
 
 def test_pieces():
@@ -44,9 +44,9 @@ def test_pieces():
         Number("n", 0.0, 1.0, knots=(-2.0, 2.0, 3.0)),
     )
     values = [[3, 1], [-9, 9], [NAN, 2.5], [1e300, -1.7e308]]
-    found = Encoder(Schema("y", ("a",), (), numbers), dtype=torch.float64).inputs(rows([], values))
+    x_TI = Encoder(Schema("y", ("a",), (), numbers), dtype=torch.float64).inputs(rows([], values))
     right = [[1, 0.5, 0.75, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0.5, 1], [1, 1, 0, 0, 0]]
-    assert torch.equal(found[:, 2:], torch.tensor(right, dtype=torch.float64))
+    assert torch.equal(x_TI[:, 2:], torch.tensor(right, dtype=torch.float64))
 
 
 def test_padic():
@@ -59,16 +59,16 @@ def test_padic():
     )
     values = [[0.3, 1, -6], [NAN, 2, 1e300], [2.0**25 / 10, 3, -np.inf], [2.0**24 / 10 + 0.2, 4, 2.4]]
     schema = Schema("y", ("a",), (), numbers)
-    found = Encoder(schema).inputs(rows([], values))
+    x_TI = Encoder(schema).inputs(rows([], values))
     right = [[0.75, -0.375, 0, 0], [0, 0, 0, 1], [0, 0, 0.25, 0], [0.25, 0.25, 0.5, 0]]
     assert schema.inputs == schema.patches[0] == 7
-    assert torch.equal(found[:, 3:], torch.tensor(right))
+    assert torch.equal(x_TI[:, 3:], torch.tensor(right))
 
 
 def test_no_slot_is_zeros():
     """A value that has no slot must not fall into another column's, nor the first one's."""
-    found = Encoder(SCHEMA).inputs(rows([[-1, -1]] * 2, [[10, 0, -1]] * 2))
-    assert not found.any()
+    x_TI = Encoder(SCHEMA).inputs(rows([[-1, -1]] * 2, [[10, 0, -1]] * 2))
+    assert not x_TI.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -85,9 +85,9 @@ def test_dtype(dtype):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
 def test_far_values_stay_finite(dtype):
     """A record of 1e300 would be infinite in float32, and every output of the model NaN."""
-    found = Encoder(SCHEMA, dtype=dtype).inputs(rows([[0, 0]] * 2, [[1e300, -1e300, 1.7e308], [-1.7e308, 1e-300, 1e9]]))
-    assert found.isfinite().all()
-    assert (found[0, 5:8] * torch.tensor([1, -1, 1]) > 1000).all() and found[1, 5] < -1000 and found[1, 7] > 1000
+    x_TI = Encoder(SCHEMA, dtype=dtype).inputs(rows([[0, 0]] * 2, [[1e300, -1e300, 1.7e308], [-1.7e308, 1e-300, 1e9]]))
+    assert x_TI.isfinite().all()
+    assert (x_TI[0, 5:8] * torch.tensor([1, -1, 1]) > 1000).all() and x_TI[1, 5] < -1000 and x_TI[1, 7] > 1000
 
 
 def test_device():

@@ -16,26 +16,26 @@ from gradproof.data.schema import Category, Number
 
 
 def counts(*chunks, name="c"):
-    found = Counts()
+    tally = Counts()
     for chunk in chunks:
-        found.add(pl.Series(name, chunk, pl.String))
-    return found
+        tally.add(pl.Series(name, chunk, pl.String))
+    return tally
 
 
 def moments(*chunks):
     """Of chunks of rows."""
-    found, start = Moments(len(chunks[0][0])), 0
+    merged, start = Moments(len(chunks[0][0])), 0
     for chunk in chunks:
-        found.add(np.array(chunk, np.float64), np.arange(start, start + len(chunk)))
+        merged.add(np.array(chunk, np.float64), np.arange(start, start + len(chunk)))
         start += len(chunk)
-    return found
+    return merged
 
 
 def test_counts():
     """Over chunks, nulls apart; one name for a number or a truth value."""
-    found = counts(["u", "v", None, "1.0"], [], ["u", "1", "True", "true", None])
-    assert found.seen == Counter({"u": 2, "v": 1, "1": 2, "true": 2})
-    assert (found.present, found.missing, found.unique) == (7, 2, False)
+    tally = counts(["u", "v", None, "1.0"], [], ["u", "1", "True", "true", None])
+    assert tally.seen == Counter({"u": 2, "v": 1, "1": 2, "true": 2})
+    assert (tally.present, tally.missing, tally.unique) == (7, 2, False)
 
 
 @pytest.mark.parametrize("name", ["count", "proportion", "value", ""])
@@ -76,41 +76,41 @@ VALUES = st.lists(st.floats(-1e6, 1e6) | st.just(math.nan), min_size=1, max_size
 def test_moments(values, chunk):
     """Against exact sums, for every size of a chunk."""
     rows = [[value] for value in values]
-    found = moments(*(rows[i : i + chunk] for i in range(0, len(rows), chunk)))
+    merged = moments(*(rows[i : i + chunk] for i in range(0, len(rows), chunk)))
     known = [value for value in values if not math.isnan(value)]
-    assert (found.count_N[0], found.missing_N[0]) == (len(known), len(values) - len(known))
+    assert (merged.count_N[0], merged.missing_N[0]) == (len(known), len(values) - len(known))
     if not known:
-        assert found.number(0, "n", False) == "has no value in the training rows"
+        assert merged.number(0, "n", False) == "has no value in the training rows"
         return
-    assert found.extremes(0) == (min(known), max(known))
+    assert merged.extremes(0) == (min(known), max(known))
     scale = max(map(abs, known))
-    assert found.mean_N[0] == pytest.approx(statistics.fmean(known), abs=1e-13 * scale)
-    assert found.std_N[0] == pytest.approx(statistics.pstdev(known), rel=1e-9, abs=1e-13 * scale)
+    assert merged.mean_N[0] == pytest.approx(statistics.fmean(known), abs=1e-13 * scale)
+    assert merged.std_N[0] == pytest.approx(statistics.pstdev(known), rel=1e-9, abs=1e-13 * scale)
 
 
 @pytest.mark.parametrize("scale", [1e300, 8e307, 1e-300])
 def test_moments_do_not_overflow(scale):
     """Neither the sum of squares nor the distance of two chunks' means is a number here."""
-    found = moments([[-scale], [-scale]], [[scale], [scale]])
-    assert found.mean_N[0] == 0 and found.std_N[0] == pytest.approx(scale)
+    merged = moments([[-scale], [-scale]], [[scale], [scale]])
+    assert merged.mean_N[0] == 0 and merged.std_N[0] == pytest.approx(scale)
 
 
 def test_columns_do_not_touch_each_other():
-    found = moments([[1, math.nan], [3, 7]], [[5, math.nan]])
-    assert found.mean_N.tolist() == [3, 7] and found.count_N.tolist() == [3, 1] and found.missing_N.tolist() == [0, 2]
+    both = moments([[1, math.nan], [3, 7]], [[5, math.nan]])
+    assert both.mean_N.tolist() == [3, 7] and both.count_N.tolist() == [3, 1] and both.missing_N.tolist() == [0, 2]
 
 
 def test_number():
     """A constant tells something only where it is missing; a counter of rows tells nothing, a date may count."""
     nan = math.nan
     rows = [[i + 7, 2 * i, 5, nan if i % 2 else 5, nan if i == 3 else i] for i in range(60)]
-    found = moments(rows[:25], rows[25:])
-    assert found.number(0, "n", False) == "counts the rows"
-    assert found.number(0, "n", True) == Number("n", 36.5, pytest.approx(statistics.pstdev(range(60))), date=True)
-    assert found.number(1, "n", False) == Number("n", 59.0, pytest.approx(2 * statistics.pstdev(range(60))))
-    assert found.number(2, "n", False) == "has the same value in all training rows"
-    assert found.number(3, "n", False) == Number("n", 5.0, 1.0, missing=True)
-    gaps = found.number(4, "n", False)
+    merged = moments(rows[:25], rows[25:])
+    assert merged.number(0, "n", False) == "counts the rows"
+    assert merged.number(0, "n", True) == Number("n", 36.5, pytest.approx(statistics.pstdev(range(60))), date=True)
+    assert merged.number(1, "n", False) == Number("n", 59.0, pytest.approx(2 * statistics.pstdev(range(60))))
+    assert merged.number(2, "n", False) == "has the same value in all training rows"
+    assert merged.number(3, "n", False) == Number("n", 5.0, 1.0, missing=True)
+    gaps = merged.number(4, "n", False)
     assert isinstance(gaps, Number) and gaps.missing
     few = moments(rows[:49])
     assert isinstance(few.number(0, "n", False), Number)

@@ -41,9 +41,9 @@ class Reader:
         else:
             frame = pl.DataFrame(data)
             (frame.write_csv if name.endswith("csv") else frame.write_parquet)(path)
-        found = read(path, target, split=split, folder=out, **options)
-        same(found.rows, Rows.open(out))
-        return found
+        read_table = read(path, target, split=split, folder=out, **options)
+        same(read_table.rows, Rows.open(out))
+        return read_table
 
 
 @pytest.fixture
@@ -51,10 +51,10 @@ def reader(tmp_path):
     return Reader(tmp_path)
 
 
-def same(found, right):
-    for each, other in zip(found, right, strict=True):
-        assert each.dtype == other.dtype
-        np.testing.assert_array_equal(each, other)
+def same(rows, right):
+    for array, other in zip(rows, right, strict=True):
+        assert array.dtype == other.dtype
+        np.testing.assert_array_equal(array, other)
 
 
 def mixed(count=120):
@@ -81,16 +81,16 @@ def mixed(count=120):
 def test_what_a_table_becomes(reader):
     """By hand: the order of columns, slots, classes; figures of the training rows; codes and numbers of all rows."""
     text = "b,y,a\nu,10,1\nv,2,NA\nu,10,3\nv,2,5\nw,10,7\n,2,100\n"
-    found = reader(text, split=first(5))
-    assert found.schema == Schema(
+    read_table = reader(text, split=first(5))
+    assert read_table.schema == Schema(
         "y",
         ("2", "10"),
         (Category("b", ("u", "v"), other=True, missing=False),),
         (Number("a", 4.0, math.sqrt(5.0), missing=True),),
     )
-    assert found.notes == []
+    assert read_table.notes == []
     same(
-        found.rows,
+        read_table.rows,
         Rows(
             np.array([[0], [1], [0], [1], [2], [-1]], np.int32),
             np.array([[1], [np.nan], [3], [5], [7], [100]], np.float64),
@@ -123,9 +123,9 @@ def test_chunks_change_nothing(reader, monkeypatch, name, chunk):
     monkeypatch.setattr(table, "_BLOCK", 100)
     pieces = reader(data, **options)
     assert pieces.notes == whole.notes and pieces.schema.categories == whole.schema.categories
-    for found, right in zip(pieces.schema.numbers, whole.schema.numbers, strict=True):
-        assert replace(found, mean=0.0, std=0.0) == replace(right, mean=0.0, std=0.0)
-        assert found.mean == pytest.approx(right.mean, rel=1e-13) and found.std == pytest.approx(right.std, rel=1e-13)
+    for number, right in zip(pieces.schema.numbers, whole.schema.numbers, strict=True):
+        assert replace(number, mean=0.0, std=0.0) == replace(right, mean=0.0, std=0.0)
+        assert number.mean == pytest.approx(right.mean, rel=1e-13) and number.std == pytest.approx(right.std, rel=1e-13)
     assert pieces.schema.metrics == whole.schema.metrics
     same(pieces.rows, whole.rows)
 
@@ -145,21 +145,21 @@ def test_figures_are_those_of_the_training_rows(reader, column):
 
 def test_prediction_reads_as_training_did(reader):
     """`encode` on the table itself gives the rows that were trained on, whatever else is in it and in what order."""
-    found = reader(mixed(), metrics=["score"], ignore=["n"], split=first(60))
+    trained = reader(mixed(), metrics=["score"], ignore=["n"], split=first(60))
     frame = pl.DataFrame(mixed())
-    same(encode(found.schema, frame), found.rows)
-    same(encode(found.schema, frame.select(reversed(frame.columns)).with_columns(more=1)), found.rows)
-    again = Schema.from_dict(json.loads(json.dumps(found.schema.to_dict())))
-    same(encode(again, frame), found.rows)
+    same(encode(trained.schema, frame), trained.rows)
+    same(encode(trained.schema, frame.select(reversed(frame.columns)).with_columns(more=1)), trained.rows)
+    again = Schema.from_dict(json.loads(json.dumps(trained.schema.to_dict())))
+    same(encode(again, frame), trained.rows)
 
 
 def test_prediction_without_answers(reader):
     """Outcome −1 and metrics NaN where the table does not say; a class that was never seen is no class."""
-    found = reader(mixed(), metrics=["score"])
-    rows = encode(found.schema, pl.DataFrame(mixed()).drop("y", "score"))
+    trained = reader(mixed(), metrics=["score"])
+    rows = encode(trained.schema, pl.DataFrame(mixed()).drop("y", "score"))
     assert (rows.outcome_R == -1).all() and np.isnan(rows.metrics_RM).all() and rows.metrics_RM.shape == (120, 1)
-    same(rows[:2], found.rows[:2])
-    rows = encode(found.schema, pl.DataFrame(mixed()).with_columns(y=pl.Series(["yes", "new", None, "?"] * 30)))
+    same(rows[:2], trained.rows[:2])
+    rows = encode(trained.schema, pl.DataFrame(mixed()).with_columns(y=pl.Series(["yes", "new", None, "?"] * 30)))
     assert rows.outcome_R.tolist() == [2, -1, -1, -1] * 30
 
 
@@ -239,11 +239,11 @@ def test_truth_has_one_spelling(reader):
 def test_numbers_as_names_have_one_spelling(reader):
     """With a missing value, pandas makes floats of integers."""
     data = {"y": list("ababab"), "zip": [101, 102, 101, 102, 7, 7]}
-    found = reader(data, categorical=["zip"])
+    trained = reader(data, categorical=["zip"])
     for zips in (["101.0", "102.0", "101", " 102.0", "7.0", "7"], [101.0, 102.0, 101.0, 102.0, 7.0, 7.0]):
-        same(encode(found.schema, pl.DataFrame(data | {"zip": zips})), found.rows)
+        same(encode(trained.schema, pl.DataFrame(data | {"zip": zips})), trained.rows)
         for name in ("t.csv", "t.parquet"):
-            assert reader(data | {"zip": zips}, categorical=["zip"], name=name).schema == found.schema
+            assert reader(data | {"zip": zips}, categorical=["zip"], name=name).schema == trained.schema
     versions = reader(data | {"zip": ["3.1", "3.10", "3.1", "3.10", "007", "007"]}, categorical=["zip"])
     assert versions.schema.categories[0].values == ("007", "3.1", "3.10")
 
@@ -254,8 +254,8 @@ def test_any_column_name(reader, column, name):
     """Names that polars gives to columns of its own."""
     words, numbers = ["u", "v", "u", "v", None], [1, 5, 7, 2, None]
     for values in (words, numbers):
-        found = reader({column: values, "y": list("ababa")}, name=name)
-        assert len(found.schema.categories + found.schema.numbers) == 1
+        read_table = reader({column: values, "y": list("ababa")}, name=name)
+        assert len(read_table.schema.categories + read_table.schema.numbers) == 1
     assert reader({column: list("ababa"), "x": numbers}, target=column or "column_1" * name.endswith("csv"), name=name)
 
 
@@ -268,11 +268,11 @@ def test_an_almost_numeric_column_says_why(reader, monkeypatch, name, odd, held)
     numbers[200 : 200 + len(odd)] = odd
     data = {"y": ["a", None, "b", "a"] * 100, "x": numbers, "few": [*"1234"] * 99 + ["1", "2", "u", "u"]}
     data |= {"id": [f"n{i}" for i in range(400)], "z": [i * i for i in range(400)]}
-    found = reader(data, name=name)
+    read_table = reader(data, name=name)
     reason = f"is read as names, since row 201 holds '{held}', no number"
-    assert found.schema.left_out["x"] == reason and "like an id" in found.schema.left_out["id"]
-    assert f"column 'x' is left out: it {reason}" in found.notes
-    assert "column 'few' is read as names, since row 399 holds 'u', no number" in found.notes
+    assert read_table.schema.left_out["x"] == reason and "like an id" in read_table.schema.left_out["id"]
+    assert f"column 'x' is left out: it {reason}" in read_table.notes
+    assert "column 'few' is read as names, since row 399 holds 'u', no number" in read_table.notes
     forced = reader(data, name=name, categorical=["few"])
     assert not any("few" in note for note in forced.notes)
 
@@ -303,10 +303,10 @@ def test_a_class_that_counts_as_missing_is_named(reader, token):
 
 def test_rows_without_a_target_are_left_out(reader):
     """They would be a class of their own; and what they hold must not decide what a column is."""
-    found = reader("a,y\n1,u\n2,\n3,v\ntotal,NA\n4,u\n")
-    assert found.rows.numbers_RN[:, 0].tolist() == [1, 3, 4] and found.rows.outcome_R.tolist() == [0, 1, 0]
-    assert found.notes == ["2 of 5 rows have no y and are left out; 'NA' counts as missing"]
-    assert found.schema.numbers == (Number("a", 8 / 3, pytest.approx(math.sqrt(14 / 9))),)
+    read_table = reader("a,y\n1,u\n2,\n3,v\ntotal,NA\n4,u\n")
+    assert read_table.rows.numbers_RN[:, 0].tolist() == [1, 3, 4] and read_table.rows.outcome_R.tolist() == [0, 1, 0]
+    assert read_table.notes == ["2 of 5 rows have no y and are left out; 'NA' counts as missing"]
+    assert read_table.schema.numbers == (Number("a", 8 / 3, pytest.approx(math.sqrt(14 / 9))),)
 
 
 @pytest.mark.parametrize(
@@ -329,10 +329,10 @@ def test_rows_without_a_target_are_left_out(reader):
 )
 def test_classes(reader, texts, classes):
     """Numbers in their order and under one name each; names as they are; each row its own class."""
-    found = reader({"y": texts * 4, "a": [i * i for i in range(4 * len(texts))]})
-    assert found.schema.classes == classes
+    read_table = reader({"y": texts * 4, "a": [i * i for i in range(4 * len(texts))]})
+    assert read_table.schema.classes == classes
     right = [text if text in classes else one_name(text) for text in texts * 4]
-    assert [classes[outcome] for outcome in found.rows.outcome_R] == right
+    assert [classes[outcome] for outcome in read_table.rows.outcome_R] == right
 
 
 @pytest.mark.parametrize("values", [[1.0, 0.0, 2.0], [True, False, True], [1, 0, 7], [0.5, 1.0, 0.25]])
@@ -384,10 +384,10 @@ def test_parquet_categories(reader):
     """Types made for names are names, also where they spell numbers."""
     data = pl.DataFrame({"y": list("abab"), "c": list("1212"), "e": list("xyxy"), "n": [[1]] * 4})
     data = data.cast({"c": pl.Categorical, "e": pl.Enum(["y", "x"])})
-    found = reader(data, name="t.parquet")
-    assert found.schema.categories == (Category("c", ("1", "2")), Category("e", ("x", "y")))
-    assert found.schema.left_out == {"n": "holds List(Int64), no plain values"}
-    assert found.notes == ["column 'n' is left out: it holds List(Int64), no plain values"]
+    read_table = reader(data, name="t.parquet")
+    assert read_table.schema.categories == (Category("c", ("1", "2")), Category("e", ("x", "y")))
+    assert read_table.schema.left_out == {"n": "holds List(Int64), no plain values"}
+    assert read_table.notes == ["column 'n' is left out: it holds List(Int64), no plain values"]
 
 
 def test_frequent_names_have_slots(reader):
@@ -417,15 +417,15 @@ def test_what_is_left_out(reader):
         "repeated": [f"id{i // 2}" for i in range(R)],
         "even": list(range(0, 2 * R, 2)),
     }
-    found = reader(data, ignore=["asked"], split=first(R))
-    assert list(found.schema.left_out) == ["asked", "id", "row", "same", "word"]
-    found = reader(data, ignore=["asked"], split=first(40))
-    assert list(found.schema.left_out) == ["asked", "id", "same", "word", "later", "later word"]
-    found = reader(data, ignore=["asked"], split=lambda outcome_R: np.arange(R) % 10 != 0)
-    assert [note.split("'")[1] for note in found.notes] == ["id", "row", "same", "word"]
-    assert "id or free text" in found.notes[0] and "counts the rows" in found.notes[1]
-    assert found.schema.numbers[1] == Number("same or missing", 3.0, 1.0, missing=True)
-    assert found.schema.categories[1] == Category("word or missing", ("x",), missing=True)
+    read_table = reader(data, ignore=["asked"], split=first(R))
+    assert list(read_table.schema.left_out) == ["asked", "id", "row", "same", "word"]
+    read_table = reader(data, ignore=["asked"], split=first(40))
+    assert list(read_table.schema.left_out) == ["asked", "id", "same", "word", "later", "later word"]
+    read_table = reader(data, ignore=["asked"], split=lambda outcome_R: np.arange(R) % 10 != 0)
+    assert [note.split("'")[1] for note in read_table.notes] == ["id", "row", "same", "word"]
+    assert "id or free text" in read_table.notes[0] and "counts the rows" in read_table.notes[1]
+    assert read_table.schema.numbers[1] == Number("same or missing", 3.0, 1.0, missing=True)
+    assert read_table.schema.categories[1] == Category("word or missing", ("x",), missing=True)
 
 
 def test_what_counts_the_rows(reader):
@@ -494,34 +494,34 @@ def test_integers_are_exact(reader):
     """Up to 2^53 a float64 holds them all; a way through float32 would not."""
     values = [2**53, 2**53 - 1, -(2**53), 16_777_217]
     for name in ("t.csv", "t.parquet"):
-        found = reader({"y": list("abab"), "v": values}, name=name)
-        assert found.rows.numbers_RN[:, 0].tolist() == values
+        read_table = reader({"y": list("abab"), "v": values}, name=name)
+        assert read_table.rows.numbers_RN[:, 0].tolist() == values
 
 
 def test_metrics(reader):
     """On [0, 1] by the training rows; a share stays as it is; a constant does not divide by zero."""
     data = {"y": list("ababa"), "a": [1, 2, 4, 8, 16], "share": [0.2, 0.4, 0.2, 0.4, 1.0]}
     data |= {"cost": [-10, 0, 10, 30, 50], "same": [7] * 5, "huge": [1e300] * 5}
-    found = reader(data, metrics=["cost", "share", "same", "huge", "cost"], split=first(4))
-    assert found.schema.metrics[:3] == (Metric("cost", -10.0, 30.0), Metric("share"), Metric("same", 7.0, 8.0))
+    read_table = reader(data, metrics=["cost", "share", "same", "huge", "cost"], split=first(4))
+    assert read_table.schema.metrics[:3] == (Metric("cost", -10.0, 30.0), Metric("share"), Metric("same", 7.0, 8.0))
     right = [[0, 0.2, 0, 0], [0.25, 0.4, 0, 0], [0.5, 0.2, 0, 0], [1, 0.4, 0, 0], [1.5, 1, 0, 0]]
-    np.testing.assert_array_equal(found.rows.metrics_RM, np.array(right, np.float32))
-    assert [number.name for number in found.schema.numbers] == ["a"]
+    np.testing.assert_array_equal(read_table.rows.metrics_RM, np.array(right, np.float32))
+    assert [number.name for number in read_table.schema.numbers] == ["a"]
 
 
 def test_one_row_a_class(reader):
     """The smallest table: everything trains, nothing divides by zero."""
-    found = reader("a,b,y\n1,u,0\n2,v,1\n")
-    assert found.schema.numbers == (Number("a", 1.5, 0.5),)
-    assert list(found.schema.left_out) == ["b"] and found.rows.count == 2
+    read_table = reader("a,b,y\n1,u,0\n2,v,1\n")
+    assert read_table.schema.numbers == (Number("a", 1.5, 0.5),)
+    assert list(read_table.schema.left_out) == ["b"] and read_table.rows.count == 2
 
 
 def test_missing_everywhere(reader):
     """No row is complete, and one has nothing but its class."""
-    found = reader("a,b,y\n1,,u\n,x,v\n,,u\n3,,v\n,x,u\n")
-    assert found.schema.numbers == (Number("a", 2.0, 1.0, missing=True),)
-    assert found.schema.categories == (Category("b", ("x",), missing=True),)
-    assert found.rows.codes_RC[:, 0].tolist() == [1, 0, 1, 1, 0]
+    read_table = reader("a,b,y\n1,,u\n,x,v\n,,u\n3,,v\n,x,u\n")
+    assert read_table.schema.numbers == (Number("a", 2.0, 1.0, missing=True),)
+    assert read_table.schema.categories == (Category("b", ("x",), missing=True),)
+    assert read_table.rows.codes_RC[:, 0].tolist() == [1, 0, 1, 1, 0]
 
 
 def test_only_names_or_only_numbers(reader):
@@ -650,17 +650,19 @@ def test_any_table(tmp_path_factory, data):
     frame = pl.DataFrame(columns)
     frame.write_csv(path / "t.csv")
     try:
-        found = read(path / "t.csv", "y", split=lambda outcome_R: train[: len(outcome_R)], folder=path / "rows")
+        read_table = read(path / "t.csv", "y", split=lambda outcome_R: train[: len(outcome_R)], folder=path / "rows")
     except ValueError as error:
         assert "\n" not in str(error) and not (path / "rows").exists()
         return
     known = [i for i, y in enumerate(columns["y"]) if y]
-    assert [found.schema.classes[outcome] for outcome in found.rows.outcome_R] == [columns["y"][i] for i in known]
-    same(encode(found.schema, frame[known]), found.rows)
-    for number in found.schema.numbers:
+    assert [read_table.schema.classes[outcome] for outcome in read_table.rows.outcome_R] == [
+        columns["y"][i] for i in known
+    ]
+    same(encode(read_table.schema, frame[known]), read_table.rows)
+    for number in read_table.schema.numbers:
         assert math.isfinite(number.mean) and 0 < number.std < math.inf
-    for i, category in enumerate(found.schema.categories):
+    for i, category in enumerate(read_table.schema.categories):
         assert category.width > 1 and category.values == tuple(sorted(category.values))
-        assert found.rows.codes_RC[:, i].min() >= -1 and found.rows.codes_RC[:, i].max() < category.width
-        trained = found.rows.codes_RC[train[: len(known)], i]
+        assert read_table.rows.codes_RC[:, i].min() >= -1 and read_table.rows.codes_RC[:, i].max() < category.width
+        trained = read_table.rows.codes_RC[train[: len(known)], i]
         assert set(trained.tolist()) == set(range(category.width))  # every slot was seen, and every value has one

@@ -13,10 +13,10 @@ def drawn(R, C, N, M, seed=0):
     return Rows(codes_RC, numbers_RN, rng.integers(0, 3, R), rng.random((R, M)).astype(np.float32))
 
 
-def same(found, right):
-    for each, other in zip(found, right, strict=True):
-        assert each.dtype == other.dtype
-        np.testing.assert_array_equal(each, other)
+def same(rows, right):
+    for array, other in zip(rows, right, strict=True):
+        assert array.dtype == other.dtype
+        np.testing.assert_array_equal(array, other)
 
 
 @given(st.integers(1, 5), st.integers(0, 3), st.integers(0, 3), st.integers(0, 2))
@@ -24,19 +24,19 @@ def test_save_and_open(tmp_path_factory, R, C, N, M):
     """Every bit comes back, missing values and arrays without columns too."""
     rows, folder = drawn(R, C, N, M), tmp_path_factory.mktemp("rows") / "new" / "rows"
     rows.save(folder)
-    found = Rows.open(folder)
-    same(found, rows)
-    assert found.count == R and all(isinstance(array, np.memmap) for array in found)
+    opened = Rows.open(folder)
+    same(opened, rows)
+    assert opened.count == R and all(isinstance(array, np.memmap) for array in opened)
 
 
 def test_what_is_open_cannot_be_changed(tmp_path):
     """A write into the map would change the run's data on disk; what is taken from it is a copy."""
     rows = drawn(4, 1, 1, 1)
     rows.save(tmp_path / "rows")
-    found = Rows.open(tmp_path / "rows")
+    opened = Rows.open(tmp_path / "rows")
     with pytest.raises(ValueError, match="read-only"):
-        found.numbers_RN[0, 0] = 1.0
-    found.take(np.array([0])).numbers_RN[0, 0] = 1.0
+        opened.numbers_RN[0, 0] = 1.0
+    opened.take(np.array([0])).numbers_RN[0, 0] = 1.0
     same(Rows.open(tmp_path / "rows"), rows)
 
 

@@ -90,11 +90,11 @@ def test_check_of_a_table(table):
 
 def test_the_synthetic_source(tmp_path):
     """The set itself, its split and its best scores; the schema is saved with the run."""
-    found, right = open_source(config("synthetic:rows=300,seed=2"), tmp_path), synthetic(300, 2, 4)
-    assert all(np.array_equal(a, b) for a, b in zip(found.rows, right.rows, strict=True))
-    assert np.array_equal(found.best_R, right.best_R) and found.notes == []
+    source, right = open_source(config("synthetic:rows=300,seed=2"), tmp_path), synthetic(300, 2, 4)
+    assert all(np.array_equal(a, b) for a, b in zip(source.rows, right.rows, strict=True))
+    assert np.array_equal(source.best_R, right.best_R) and source.notes == []
     assert read_schema(tmp_path) == (right.schema, [])
-    parts = [found.index(part) for part in (TRAIN, VALIDATION, TEST)]
+    parts = [source.index(part) for part in (TRAIN, VALIDATION, TEST)]
     assert sorted(np.concatenate(parts).tolist()) == list(range(300))
     assert len(parts[1]) == pytest.approx(30, abs=8) and len(parts[2]) == pytest.approx(60, abs=8)
 
@@ -111,25 +111,25 @@ def test_a_table_is_read_once(table, tmp_path):
     folder.mkdir()
     calls = []
     options = config(table, target="y", metrics=["cost"], categorical=["name"], ignore=["id"])
-    found = open_source(options, folder, lambda done, total: calls.append((done, total)))
-    assert calls and found.schema.classes == ("no", "yes") and [m.name for m in found.schema.metrics] == ["cost"]
-    assert [c.name for c in found.schema.categories] == ["name"] and found.best_R is None
-    assert "id" in found.schema.left_out and found.rows.count == 200
+    source = open_source(options, folder, lambda done, total: calls.append((done, total)))
+    assert calls and source.schema.classes == ("no", "yes") and [m.name for m in source.schema.metrics] == ["cost"]
+    assert [c.name for c in source.schema.categories] == ["name"] and source.best_R is None
+    assert "id" in source.schema.left_out and source.rows.count == 200
     table.write_text("something else")
     again = open_source(options, folder)
-    assert all(np.array_equal(a, b) for a, b in zip(found.rows, again.rows, strict=True))
-    assert np.array_equal(found.part_R, again.part_R) and again.schema == found.schema and again.notes == found.notes
+    assert all(np.array_equal(a, b) for a, b in zip(source.rows, again.rows, strict=True))
+    assert np.array_equal(source.part_R, again.part_R) and again.schema == source.schema and again.notes == source.notes
     table.unlink()
     open_source(options, folder)
 
 
 def test_figures_are_of_the_training_rows_alone(table, tmp_path):
     """A mean over all rows would tell the model of those it is scored on."""
-    found = open_source(config(table, target="y", ignore=["id"]), tmp_path)
-    (i,) = [i for i, number in enumerate(found.schema.numbers) if number.name == "number"]
-    values = found.rows.numbers_RN[found.index(TRAIN), i]
-    assert found.schema.numbers[i].mean == pytest.approx(values.mean(), rel=1e-9)
-    assert found.schema.numbers[i].mean != pytest.approx(found.rows.numbers_RN[:, i].mean(), rel=1e-6)
+    source = open_source(config(table, target="y", ignore=["id"]), tmp_path)
+    (i,) = [i for i, number in enumerate(source.schema.numbers) if number.name == "number"]
+    values = source.rows.numbers_RN[source.index(TRAIN), i]
+    assert source.schema.numbers[i].mean == pytest.approx(values.mean(), rel=1e-9)
+    assert source.schema.numbers[i].mean != pytest.approx(source.rows.numbers_RN[:, i].mean(), rel=1e-6)
 
 
 class Killed(BaseException):
@@ -152,8 +152,8 @@ def test_a_kill_while_reading(table, tmp_path, monkeypatch, moment):
             open_source(options, folder)
     (folder / ".partial-rows").mkdir(exist_ok=True)
     (folder / ".partial-rows/left over").write_text("x")
-    found, right = open_source(options, folder), open_source(options, tmp_path)
-    assert all(np.array_equal(a, b) for a, b in zip(found.rows, right.rows, strict=True))
+    source, right = open_source(options, folder), open_source(options, tmp_path)
+    assert all(np.array_equal(a, b) for a, b in zip(source.rows, right.rows, strict=True))
     assert sorted(path.name for path in folder.iterdir()) == ["rows", "schema.json"]
     assert not (folder / "rows/left over").exists()
 

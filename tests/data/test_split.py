@@ -67,7 +67,7 @@ def test_shares(outcome, seed, validation, test):
     outcome_R = np.array(outcome)
     part_R = split(outcome_R, seed, validation, test)
     for c in set(outcome):
-        found, rows = parts(outcome_R, part_R, c), outcome.count(c)
-        assert sum(found) == rows and found[TRAIN] >= 1
-        assert found[VALIDATION] == pytest.approx(validation * rows, abs=1.01)
-        assert found[TEST] == pytest.approx(test * rows, abs=1.01)
+        counts, rows = parts(outcome_R, part_R, c), outcome.count(c)
+        assert sum(counts) == rows and counts[TRAIN] >= 1
+        assert counts[VALIDATION] == pytest.approx(validation * rows, abs=1.01)
+        assert counts[TEST] == pytest.approx(test * rows, abs=1.01)

@@ -18,8 +18,8 @@ def made():
     return {seed: synthetic(rows=12_000, seed=seed) for seed in SEEDS}
 
 
-def arrays(found):
-    return [*found.rows, found.regime_R, found.best_R]
+def arrays(data_set):
+    return [*data_set.rows, data_set.regime_R, data_set.best_R]
 
 
 def test_deterministic():
@@ -68,10 +68,10 @@ def test_columns_are_what_the_schema_says(made, seed):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_bayes_and_majority(made, seed):
     """The promise of the design: something to learn, nothing to guess."""
-    found = made[seed]
-    assert 0.80 <= found.best_R.mean() <= 0.90
-    assert np.bincount(found.rows.outcome_R).max() / found.rows.count <= 0.20
-    assert (found.best_R > 1 / 12).all() and (found.best_R < 1).all()
+    data_set = made[seed]
+    assert 0.80 <= data_set.best_R.mean() <= 0.90
+    assert np.bincount(data_set.rows.outcome_R).max() / data_set.rows.count <= 0.20
+    assert (data_set.best_R > 1 / 12).all() and (data_set.best_R < 1).all()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -83,9 +83,9 @@ def test_every_regime_has_rows(made, seed):
 
 def test_the_set_has_the_size_that_it_is_trained_at(made):
     """The promise holds for the number of rows that `gradproof train` takes by default, not for 12,000 alone."""
-    found = synthetic(rows=50_000, seed=0)
-    assert 0.80 <= found.best_R.mean() <= 0.90
-    assert np.bincount(found.rows.outcome_R).max() / 50_000 <= 0.20
+    data_set = synthetic(rows=50_000, seed=0)
+    assert 0.80 <= data_set.best_R.mean() <= 0.90
+    assert np.bincount(data_set.rows.outcome_R).max() / 50_000 <= 0.20
 
 
 def label_distribution(monkeypatch, rows, seed, grid=200):
@@ -108,12 +108,12 @@ def test_labels_are_drawn_from_what_best_says(monkeypatch):
     """A temperature or a noise that best_R and the labels do not share would let a model beat Bayes."""
     rows, grid = 1500, 200
     p_RC = label_distribution(monkeypatch, rows, 5, grid)
-    found = synthetic(rows, 5)
-    assert np.abs(p_RC.max(1) - found.best_R).max() <= 1.5 / grid
+    data_set = synthetic(rows, 5)
+    assert np.abs(p_RC.max(1) - data_set.best_R).max() <= 1.5 / grid
     assert p_RC.min() >= 0 and (p_RC > 0).sum(1).mean() > 2  # more than one outcome is possible
-    right_R = found.rows.outcome_R == p_RC.argmax(1)
-    error = np.sqrt((found.best_R * (1 - found.best_R)).sum()) / rows
-    assert abs(right_R.mean() - found.best_R.mean()) < 4 * error
+    right_R = data_set.rows.outcome_R == p_RC.argmax(1)
+    error = np.sqrt((data_set.best_R * (1 - data_set.best_R)).sum()) / rows
+    assert abs(right_R.mean() - data_set.best_R.mean()) < 4 * error
 
 
 @settings(max_examples=20)
@@ -122,9 +122,11 @@ def test_small_sets_are_sets_too(rows, seed, regimes):
     """A regime of one row has no variance to divide by."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = synthetic(rows, seed, regimes)
-    assert found.rows.count == rows and np.isfinite(found.best_R).all() and (found.best_R > 1 / 12 - 1e-9).all()
-    assert found.regime_R.max() < regimes and ((found.rows.outcome_R >= 0) & (found.rows.outcome_R < 12)).all()
+        data_set = synthetic(rows, seed, regimes)
+    assert (
+        data_set.rows.count == rows and np.isfinite(data_set.best_R).all() and (data_set.best_R > 1 / 12 - 1e-9).all()
+    )
+    assert data_set.regime_R.max() < regimes and ((data_set.rows.outcome_R >= 0) & (data_set.rows.outcome_R < 12)).all()
 
 
 @pytest.mark.parametrize("given_", [dict(rows=0), dict(regimes=0), dict(rows=-3)])
@@ -152,8 +154,8 @@ def test_a_line_is_not_enough(seed):
     pytest.importorskip("sklearn")
     from gradproof.train.baselines import logistic_regression
 
-    found = synthetic(rows=24_000, seed=seed)
-    x_RI = Encoder(found.schema).inputs(found.rows).numpy()
-    outcome_R = found.rows.outcome_R
+    data_set = synthetic(rows=24_000, seed=seed)
+    x_RI = Encoder(data_set.schema).inputs(data_set.rows).numpy()
+    outcome_R = data_set.rows.outcome_R
     row = logistic_regression(x_RI[:20_000], outcome_R[:20_000], x_RI[20_000:], outcome_R[20_000:], 12)
-    assert row["accuracy"] < found.best_R[20_000:].mean() - 0.10
+    assert row["accuracy"] < data_set.best_R[20_000:].mean() - 0.10

@@ -186,7 +186,7 @@ def test_chunks_have_the_same_rows_in_every_format(tmp_path, monkeypatch, name):
         made(tmp_path, name, gzip.compress(data) if name.endswith("gz") else data)
     for rows in (1, 7, 100, 65_536):
         frames = list(Table(tmp_path / name).chunks(rows=rows))
-        assert [each.height for each in frames] == [rows] * (500 // rows) + [500 % rows] * (500 % rows > 0)
+        assert [chunk.height for chunk in frames] == [rows] * (500 // rows) + [500 % rows] * (500 % rows > 0)
         assert pl.concat(frames).equals(frame)
 
 
@@ -237,9 +237,9 @@ def test_parquet_types_stay(tmp_path):
     """Numbers that went through text would lose bits."""
     frame = pl.DataFrame({"i": [2**53 + 1, None], "f": [0.1, np.nan], "b": [True, None], "s": [" x ", "NA"]})
     frame.write_parquet(tmp_path / "t.parquet")
-    (found,) = Table(tmp_path / "t.parquet").chunks()
-    assert found.dtypes == frame.dtypes
-    assert found.equals(frame.with_columns(s=pl.Series(["x", None])))
+    (chunk,) = Table(tmp_path / "t.parquet").chunks()
+    assert chunk.dtypes == frame.dtypes
+    assert chunk.equals(frame.with_columns(s=pl.Series(["x", None])))
 
 
 def test_names_are_no_patterns(tmp_path):

@@ -24,9 +24,9 @@ def test_parts_are_stretches_in_order(opened):
     """A shuffled split would let the model see the neighbours of what it is scored on."""
     content = bytes(range(256)) * 4
     text = opened(content)
-    parts = [text.part(each).tobytes() for each in (TRAIN, VALIDATION, TEST)]
+    parts = [text.part(part).tobytes() for part in (TRAIN, VALIDATION, TEST)]
     assert b"".join(parts) == content
-    assert [len(each) for each in parts] == [1024 - 102 - 102, 102, 102]
+    assert [len(part) for part in parts] == [1024 - 102 - 102, 102, 102]
 
 
 def test_the_run_keeps_its_own_copy(opened, tmp_path):

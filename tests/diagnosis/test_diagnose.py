@@ -37,53 +37,55 @@ class Module(nn.Module):
 
 
 def test_a_right_module_is_noise_in_every_format():
-    found = gradproof.diagnose(*mlp(nn.LayerNorm(24), nn.GELU()), replicas=8)
-    assert found and found.verdict in ("noise", "clean")
-    assert [p.format for p in found.precisions] == ["bf16", "fp16", "fp8_e4m3"]
-    errors = [p.rel_error for p in found.precisions]
+    diagnosis = gradproof.diagnose(*mlp(nn.LayerNorm(24), nn.GELU()), replicas=8)
+    assert diagnosis and diagnosis.verdict in ("noise", "clean")
+    assert [p.format for p in diagnosis.precisions] == ["bf16", "fp16", "fp8_e4m3"]
+    errors = [p.rel_error for p in diagnosis.precisions]
     assert errors[1] < errors[0] < errors[2], "errors follow the unit"
-    assert found.precisions[2].simulated_only and not found.precisions[0].simulated_only
-    assert found.sweep["slope"] == pytest.approx(1, abs=0.2)
+    assert diagnosis.precisions[2].simulated_only and not diagnosis.precisions[0].simulated_only
+    assert diagnosis.sweep["slope"] == pytest.approx(1, abs=0.2)
 
 
 def test_a_scale_bug_is_named_with_its_factor():
     module, inputs = mlp(nn.Tanh())
     module[0].weight.register_hook(lambda g: 2 * g)
-    found = diagnosed(module, inputs)
-    assert not found and found.verdict == "bug"
-    wrong = {j.name: j for j in found.precisions[0].parameters if j.verdict == "bug"}
+    diagnosis = diagnosed(module, inputs)
+    assert not diagnosis and diagnosis.verdict == "bug"
+    wrong = {j.name: j for j in diagnosis.precisions[0].parameters if j.verdict == "bug"}
     assert set(wrong) == {"0.weight"}
     assert wrong["0.weight"].norm_ratio == pytest.approx(2, rel=1e-4)
-    assert "0.weight: gradient is 2x the reference at every precision: a scale bug, not rounding" in found.summary
+    assert "0.weight: gradient is 2x the reference at every precision: a scale bug, not rounding" in diagnosis.summary
 
 
 def test_a_bug_that_is_no_scale_is_not_called_one():
     module, inputs = mlp(nn.Tanh())
     module[0].weight.register_hook(lambda g: g * torch.linspace(0.5, 1.5, g.shape[1], dtype=g.dtype))
-    found = diagnosed(module, inputs)
-    assert found.verdict == "bug" and "scale bug" not in found.summary and "0.weight" in found.summary
+    diagnosis = diagnosed(module, inputs)
+    assert diagnosis.verdict == "bug" and "scale bug" not in diagnosis.summary and "0.weight" in diagnosis.summary
 
 
 def test_a_gradient_that_is_missing_altogether_is_a_bug():
     module, inputs = mlp(Module(lambda self, x: torch.tanh(x).detach()))
-    found = diagnosed(module, inputs)
-    wrong = {j.name for j in (*found.precisions[0].parameters, *found.precisions[0].inputs) if j.verdict == "bug"}
-    assert found.verdict == "bug" and wrong == {"0.weight", "0.bias", "input"}
-    assert "gradient is zero at every precision" in found.summary
+    diagnosis = diagnosed(module, inputs)
+    wrong = {
+        j.name for j in (*diagnosis.precisions[0].parameters, *diagnosis.precisions[0].inputs) if j.verdict == "bug"
+    }
+    assert diagnosis.verdict == "bug" and wrong == {"0.weight", "0.bias", "input"}
+    assert "gradient is zero at every precision" in diagnosis.summary
 
 
 def test_a_module_without_anything_to_judge_is_inconclusive():
-    found = diagnosed(Module(lambda self, x: x.float() * 2), (torch.arange(6),))
-    assert found.verdict == "inconclusive" and json.loads(found.to_json())["parameters"] == []
+    diagnosis = diagnosed(Module(lambda self, x: x.float() * 2), (torch.arange(6),))
+    assert diagnosis.verdict == "inconclusive" and json.loads(diagnosis.to_json())["parameters"] == []
 
 
 def test_a_trusted_reference_gives_ratio_and_cosine_even_where_the_forward_is_wrong():
     module, inputs = mlp(nn.GELU("tanh"))
     trusted = copy.deepcopy(module)
     trusted[1] = nn.GELU()
-    found = diagnosed(module, inputs, reference=trusted)
-    assert found.verdict == "bug"
-    wrong = {j.name: j for j in found.precisions[0].parameters if j.verdict == "bug"}
+    diagnosis = diagnosed(module, inputs, reference=trusted)
+    assert diagnosis.verdict == "bug"
+    wrong = {j.name: j for j in diagnosis.precisions[0].parameters if j.verdict == "bug"}
     assert "2.weight" in wrong and 0.99 < wrong["2.weight"].cosine < 1
     assert diagnosed(module, inputs, reference=copy.deepcopy(module))
 
@@ -116,27 +118,27 @@ def overflowing():
 
 
 def test_an_overflow_is_one_in_fp16_alone_and_its_op_is_named():
-    found = gradproof.diagnose(*overflowing(), precisions=("bf16", "fp16"), replicas=8)
-    verdicts = {p.format: p.verdict for p in found.precisions}
+    diagnosis = gradproof.diagnose(*overflowing(), precisions=("bf16", "fp16"), replicas=8)
+    verdicts = {p.format: p.verdict for p in diagnosis.precisions}
     assert verdicts["fp16"] == "overflow" and verdicts["bf16"] in ("noise", "clean")
-    where = found.worst.first_divergence
-    assert (where["phase"], where["op"]) == ("forward", "pow") and "pow" in found.summary
+    where = diagnosis.worst.first_divergence
+    assert (where["phase"], where["op"]) == ("forward", "pow") and "pow" in diagnosis.summary
 
 
 def test_an_underflow_is_told_with_the_loss_scale():
     module, inputs = mlp()
     module = nn.Sequential(module, Module(lambda self, y: 1e-14 * torch.tanh(y)))
-    found = diagnosed(module, inputs, precisions=("bf16", "fp16"))
-    verdicts = {p.format: p.verdict for p in found.precisions}
+    diagnosis = diagnosed(module, inputs, precisions=("bf16", "fp16"))
+    verdicts = {p.format: p.verdict for p in diagnosis.precisions}
     assert verdicts["fp16"] == "underflow" and verdicts["bf16"] in ("noise", "clean")
-    assert found.precisions[1].scale == 2**16 and "2^16" in found.summary
+    assert diagnosis.precisions[1].scale == 2**16 and "2^16" in diagnosis.summary
 
 
 def test_the_loss_scale_is_the_largest_that_does_not_overflow():
     module, inputs = mlp()
     scaled = nn.Sequential(module, Module(lambda self, y: 3e3 * y))
-    found = diagnosed(scaled, inputs, precisions=("fp16",))
-    assert found.verdict in ("noise", "clean") and 1 < found.precisions[0].scale < 2**16
+    diagnosis = diagnosed(scaled, inputs, precisions=("fp16",))
+    assert diagnosis.verdict in ("noise", "clean") and 1 < diagnosis.precisions[0].scale < 2**16
 
 
 def test_a_sum_that_stagnates_is_a_bug_though_its_math_is_right():
@@ -148,12 +150,12 @@ def test_a_sum_that_stagnates_is_a_bug_though_its_math_is_right():
 
     torch.manual_seed(0)
     module = Module(stagnates, w=torch.randn(1))
-    found = diagnosed(module, (0.1 * torch.randn(4, 1200),), precisions=("bf16", "fp32"))
-    assert found.verification.status == "proven"
-    assert {p.format: p.verdict for p in found.precisions} == {"bf16": "bug", "fp32": "clean"} or (
-        found.precisions[0].verdict == "bug" and found.precisions[1].verdict in ("noise", "clean")
+    diagnosis = diagnosed(module, (0.1 * torch.randn(4, 1200),), precisions=("bf16", "fp32"))
+    assert diagnosis.verification.status == "proven"
+    assert {p.format: p.verdict for p in diagnosis.precisions} == {"bf16": "bug", "fp32": "clean"} or (
+        diagnosis.precisions[0].verdict == "bug" and diagnosis.precisions[1].verdict in ("noise", "clean")
     )
-    assert "drifts" in found.precisions[0].summary
+    assert "drifts" in diagnosis.precisions[0].summary
 
 
 class Branching(torch.autograd.Function):
@@ -178,8 +180,8 @@ def test_an_order_that_changes_is_a_decision_and_no_bug(chosen):
         torch.manual_seed(seed)
         module = nn.Sequential(nn.Linear(16, 64), Module(lambda self, x: chosen(x)), nn.LazyLinear(3))
         module(torch.randn(6, 16))
-        found = diagnosed(module, (torch.randn(6, 16),))
-        assert found.verdict in ("routing", "noise", "clean"), found.summary
+        diagnosis = diagnosed(module, (torch.randn(6, 16),))
+        assert diagnosis.verdict in ("routing", "noise", "clean"), diagnosis.summary
 
 
 def test_sparse_gradients_pass():
@@ -192,23 +194,23 @@ def test_a_module_that_refuses_other_dtypes_is_run_under_autocast():
         assert x.dtype in (torch.float32, torch.float64)
         return x @ self.w
 
-    found = diagnosed(Module(strict, w=torch.randn(12, 5)), (torch.randn(8, 12),))
-    assert found and found.precisions[0].policy == "autocast"
+    diagnosis = diagnosed(Module(strict, w=torch.randn(12, 5)), (torch.randn(8, 12),))
+    assert diagnosis and diagnosis.precisions[0].policy == "autocast"
 
 
 def test_what_vanishes_and_is_divided_by_is_no_overflow():
     module = Module(lambda self, x: x * self.w * torch.rsqrt(x.square().mean(-1, keepdim=True)), w=torch.randn(12))
-    found = diagnosed(module, (1e-5 * torch.randn(8, 12),), precisions=("fp16",))
-    assert found.verdict == "underflow" and "vanishes" in found.summary
+    diagnosis = diagnosed(module, (1e-5 * torch.randn(8, 12),), precisions=("fp16",))
+    assert diagnosis.verdict == "underflow" and "vanishes" in diagnosis.summary
 
 
 @pytest.mark.parametrize(("format", "verdict"), [("bf16", "bug"), ("fp16", None)])
 def test_a_kernel_that_is_wrong_in_one_dtype_alone(format, verdict):
-    found = diagnosed(*mlp(Module(lambda self, x: Branching.apply(x))), precisions=(format,))
-    assert found.verification.status == "proven"
-    assert found.verdict == verdict if verdict else found.verdict in ("noise", "clean")
+    diagnosis = diagnosed(*mlp(Module(lambda self, x: Branching.apply(x))), precisions=(format,))
+    assert diagnosis.verification.status == "proven"
+    assert diagnosis.verdict == verdict if verdict else diagnosis.verdict in ("noise", "clean")
     if verdict:
-        assert {j.name for j in found.precisions[0].parameters if j.verdict == "bug"} == {"0.weight", "0.bias"}
+        assert {j.name for j in diagnosis.precisions[0].parameters if j.verdict == "bug"} == {"0.weight", "0.bias"}
 
 
 def test_a_right_branch_on_the_dtype_is_no_bug():
@@ -222,8 +224,8 @@ def test_half_inside_is_promoted_in_the_reference():
     def narrow(self, x):
         return torch.tanh(x).half().to(x.dtype)
 
-    found = diagnosed(*mlp(Module(narrow)))
-    assert found.verification.status == "proven" and found
+    diagnosis = diagnosed(*mlp(Module(narrow)))
+    assert diagnosis.verification.status == "proven" and diagnosis
 
 
 # What cannot be judged says so; what can, is.
@@ -239,8 +241,8 @@ class Unsteady(nn.Module):
 
 
 def test_a_module_that_is_not_deterministic_is_inconclusive_with_the_reason():
-    found = diagnosed(Unsteady(), (torch.randn(8, 12),))
-    assert found.verdict == "inconclusive" and not found and "differ" in found.summary
+    diagnosis = diagnosed(Unsteady(), (torch.randn(8, 12),))
+    assert diagnosis.verdict == "inconclusive" and not diagnosis and "differ" in diagnosis.summary
 
 
 class Numpy(torch.autograd.Function):
@@ -255,8 +257,8 @@ class Numpy(torch.autograd.Function):
 
 
 def test_what_leaves_torch_is_named():
-    found = diagnosed(*mlp(Module(lambda self, x: Numpy.apply(x))))
-    assert found.verdict == "inconclusive" and "numpy" in found.summary
+    diagnosis = diagnosed(*mlp(Module(lambda self, x: Numpy.apply(x))))
+    assert diagnosis.verdict == "inconclusive" and "numpy" in diagnosis.summary
 
 
 def test_a_branch_on_values_that_flips_is_routing_or_noise_never_a_bug():
@@ -269,8 +271,8 @@ def test_a_branch_on_values_that_flips_is_routing_or_noise_never_a_bug():
 
     torch.manual_seed(1)
     module = Module(branches, w=torch.randn(12, 5))
-    found = diagnosed(module, (torch.randn(8, 12),))
-    assert found.verdict != "bug"
+    diagnosis = diagnosed(module, (torch.randn(8, 12),))
+    assert diagnosis.verdict != "bug"
 
 
 def test_dropout_draws_the_same_in_every_run():
@@ -288,13 +290,17 @@ def test_a_module_that_makes_fp32_tensors_of_its_own_is_run_under_autocast():
     def mixes(self, x):
         return x @ torch.eye(12) @ self.w
 
-    found = diagnosed(Module(mixes, w=torch.randn(12, 5)), (torch.randn(8, 12),))
-    assert found and found.precisions[0].policy == "autocast"
+    diagnosis = diagnosed(Module(mixes, w=torch.randn(12, 5)), (torch.randn(8, 12),))
+    assert diagnosis and diagnosis.precisions[0].policy == "autocast"
 
 
 def test_not_finite_in_float64_is_inconclusive():
-    found = diagnosed(Module(lambda self, x: (x * self.w).log(), w=torch.randn(12)), (torch.randn(8, 12),))
-    assert found.verdict == "inconclusive" and "finite" in found.summary and found.to_dict()["parameters"] == []
+    diagnosis = diagnosed(Module(lambda self, x: (x * self.w).log(), w=torch.randn(12)), (torch.randn(8, 12),))
+    assert (
+        diagnosis.verdict == "inconclusive"
+        and "finite" in diagnosis.summary
+        and diagnosis.to_dict()["parameters"] == []
+    )
 
 
 # What is left behind.
@@ -325,8 +331,8 @@ def test_module_inputs_and_every_random_state_are_as_before():
     kept, generator = x.clone(), module.generator.get_state()
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     grad_mode, threads = torch.is_grad_enabled(), torch.get_num_threads()
-    found = diagnosed(module, (x,), precisions=("bf16", "fp16", "fp8_e4m3"))
-    assert found.verdict in ("noise", "clean")
+    diagnosis = diagnosed(module, (x,), precisions=("bf16", "fp16", "fp8_e4m3"))
+    assert diagnosis.verdict in ("noise", "clean")
     assert {name: value.data_ptr() for name, value in module.state_dict().items()} == places
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert torch.equal(x, kept) and x.grad is None and torch.equal(module.generator.get_state(), generator)

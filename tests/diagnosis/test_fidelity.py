@@ -65,11 +65,11 @@ def test_simulated_and_real_errors_agree(name, format, device):
     with settled():
         specimen = ModuleSpecimen(*CASES[name](), name, 0, torch.device(device))
         try:
-            found = Laboratory(specimen, 0).measure(format_named(format), "cast", 2)
+            measured = Laboratory(specimen, 0).measure(format_named(format), "cast", 2)
         finally:
             specimen.close()
-    assert found.real_replayed is not None, found.unreal
-    simulated, real = together(found.replayed), together(found.real_replayed)
+    assert measured.real_replayed is not None, measured.unreal
+    simulated, real = together(measured.replayed), together(measured.real_replayed)
     print(f"{name} {format} {device}: simulated {simulated:.2e}, real {real:.2e}, ratio {simulated / real:.2f}")
     assert 0.5 <= simulated / real <= 2
 
@@ -87,9 +87,9 @@ def test_so_they_do_for_the_engines_own_models(name, format, device):
     model = kind(kind.Config.matching(50_000, inputs=32, outputs=10), device=device)
     x, target = torch.randn(256, 32, device=device), torch.randint(0, 10, (256,), device=device)
     with settled():
-        found = Laboratory(ModelSpecimen(model, Loss("cross_entropy"), x, target, name=name), 0).measure(
+        measured = Laboratory(ModelSpecimen(model, Loss("cross_entropy"), x, target, name=name), 0).measure(
             format_named(format), "cast", 2
         )
-    simulated, real = together(found.replayed), together(found.real_replayed)
+    simulated, real = together(measured.replayed), together(measured.real_replayed)
     print(f"engine {name} {format} {device}: simulated {simulated:.2e}, real {real:.2e}, ratio {simulated / real:.2f}")
     assert 0.5 <= simulated / real <= 2

@@ -59,8 +59,8 @@ def measured(case, format="bf16"):
 
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_the_flipped_rows_are_found_exactly_and_explained(choose):
-    found = gradproof.diagnose(*near_ties(choose), precisions=("bf16", "fp16"), replicas=8)
-    bf16, fp16 = found.precisions
+    diagnosis = gradproof.diagnose(*near_ties(choose), precisions=("bf16", "fp16"), replicas=8)
+    bf16, fp16 = diagnosis.precisions
     if choose is CHOICES["topk"]:  # torch.topk promises no order of equal scores: what it did is what counts
         with torch.no_grad():
             scores = near_ties(choose)[1][1]
@@ -88,7 +88,7 @@ def test_the_two_parts_of_the_error_add_up_as_vectors():
 def test_replayed_decisions_leave_rounding_alone():
     """With the reference's routing the error is that of the same module where nothing is near a tie."""
     _, run = measured(near_ties(sorted_first))
-    free, replayed = (max(c.relative for c in each.tensors.values()) for each in (run.nearest, run.replayed))
+    free, replayed = (max(c.relative for c in taken.tensors.values()) for taken in (run.nearest, run.replayed))
     assert free > 0.1 and replayed < 0.02
     assert all(max(c.relative for c in r.tensors.values()) < 0.05 for r in run.replicas)
 
@@ -110,8 +110,8 @@ def test_flips_that_no_margin_explains_are_a_bug():
         index = WrongInBf16.apply(scores.detach())
         return scores.gather(1, index), index
 
-    found = gradproof.diagnose(*near_ties(choose), precisions=("bf16",), replicas=8)
-    assert found.verdict == "bug" and found.precisions[0].routing.margin_explained < 0.5
+    diagnosis = gradproof.diagnose(*near_ties(choose), precisions=("bf16",), replicas=8)
+    assert diagnosis.verdict == "bug" and diagnosis.precisions[0].routing.margin_explained < 0.5
 
 
 def test_a_model_of_ours_finds_its_own_flips():
@@ -128,8 +128,8 @@ def test_a_model_of_ours_finds_its_own_flips():
     x, target = torch.randn(128, 16), torch.randint(0, 5, (128,))
     with settled():
         specimen = ModelSpecimen(model, Loss("cross_entropy"), x, target, name="near ties")
-        found = examine(specimen, checked_formats(["bf16"]), "cast", 8, 0, lambda what: None)
-    assert found.verification.status == "proven"
-    assert found.precisions[0].routing.decisions == 128
-    assert found.precisions[0].routing.flips == 0, "the router stays fp32 in a bf16 run"
-    assert found.verdict in ("noise", "clean")
+        diagnosis = examine(specimen, checked_formats(["bf16"]), "cast", 8, 0, lambda what: None)
+    assert diagnosis.verification.status == "proven"
+    assert diagnosis.precisions[0].routing.decisions == 128
+    assert diagnosis.precisions[0].routing.flips == 0, "the router stays fp32 in a bf16 run"
+    assert diagnosis.verdict in ("noise", "clean")

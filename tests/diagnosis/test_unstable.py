@@ -139,30 +139,30 @@ CASES = {
 @pytest.mark.parametrize("format", ["bf16", "fp16"])
 def test_an_unstable_part_is_a_bug_and_is_named(make, inputs, op, format):
     torch.manual_seed(0)
-    found = diagnosed(make(False), *inputs(), precisions=(format,))
-    assert found.verdict == "bug" and found.verification.status == "proven"
-    assert f"{op} (forward) loses too much in {format}" in found.summary and "in fp32" in found.summary
-    part = found.precisions[0].unstable
+    diagnosis = diagnosed(make(False), *inputs(), precisions=(format,))
+    assert diagnosis.verdict == "bug" and diagnosis.verification.status == "proven"
+    assert f"{op} (forward) loses too much in {format}" in diagnosis.summary and "in fp32" in diagnosis.summary
+    part = diagnosis.precisions[0].unstable
     assert part["noise"] > 5 * part["products"] and part["noise"] > 20 * part["entry"]
-    assert found.to_dict()["first_divergence"]["op"] == op
+    assert diagnosis.to_dict()["first_divergence"]["op"] == op
 
 
 @pytest.mark.parametrize(("make", "inputs", "op"), CASES.values(), ids=CASES)
 def test_its_stable_twin_is_noise(make, inputs, op):
     torch.manual_seed(0)
-    found = diagnosed(make(True), *inputs(), precisions=("bf16", "fp16"))
-    assert found.verdict in ("noise", "clean"), found.summary
-    assert all(p.unstable is None for p in found.precisions)
+    diagnosis = diagnosed(make(True), *inputs(), precisions=("bf16", "fp16"))
+    assert diagnosis.verdict in ("noise", "clean"), diagnosis.summary
+    assert all(p.unstable is None for p in diagnosis.precisions)
 
 
 @pytest.mark.parametrize("format", ["bf16", "fp16"])
 def test_products_that_cancel_are_a_bug(format):
     torch.manual_seed(0)
     module, twin, x = Kernel(False), Kernel(True), 12 + 0.5 * torch.randn(32, 6)
-    found = diagnosed(module, x, precisions=(format,))
-    assert found.verdict == "bug"
-    assert f"mm (forward) is large and cancels, which leaves little but rounding in {format}" in found.summary
-    part = found.precisions[0].unstable
+    diagnosis = diagnosed(module, x, precisions=(format,))
+    assert diagnosis.verdict == "bug"
+    assert f"mm (forward) is large and cancels, which leaves little but rounding in {format}" in diagnosis.summary
+    part = diagnosis.precisions[0].unstable
     assert part["op"] == "mm" and part["noise"] < 5 * part["products"] and part["noise"] > 6.5 * part["entry"]
     assert diagnosed(twin, x, precisions=(format,)).verdict in ("noise", "clean")
 
@@ -172,19 +172,19 @@ def test_what_the_code_itself_casts_to_a_narrow_type_is_no_excuse(format, kind):
     """Replicas round it too, so that it would be noise of the format's."""
     torch.manual_seed(0)
     x = torch.randn(40, 12)
-    found = diagnosed(Kept(kind), x, precisions=(format,))
-    assert found.verdict == "bug" and found.precisions[0].unstable["op"] == "sigmoid", found.summary
+    diagnosis = diagnosed(Kept(kind), x, precisions=(format,))
+    assert diagnosis.verdict == "bug" and diagnosis.precisions[0].unstable["op"] == "sigmoid", diagnosis.summary
     assert diagnosed(Kept(None), x, precisions=(format,)).verdict in ("noise", "clean")
 
 
 def test_values_that_the_format_cannot_tell_apart_are_routing_where_they_are_compared():
     torch.manual_seed(0)
     inputs = 2 * torch.randn(2, 120, 16), torch.randint(3, 10, (2, 120))
-    found = diagnosed(Window(False), *inputs, precisions=("bf16", "fp16", "fp8_e4m3"))
-    verdicts = {p.format: p.verdict for p in found.precisions}
+    diagnosis = diagnosed(Window(False), *inputs, precisions=("bf16", "fp16", "fp8_e4m3"))
+    verdicts = {p.format: p.verdict for p in diagnosis.precisions}
     assert verdicts["bf16"] == verdicts["fp8_e4m3"] == "routing" and verdicts["fp16"] in ("noise", "clean")
-    assert "comparisons come out otherwise, most at le (forward)" in found.summary
-    part = found.precisions[0].unstable
+    assert "comparisons come out otherwise, most at le (forward)" in diagnosis.summary
+    part = diagnosis.precisions[0].unstable
     assert 0 < part["flips"] < part["comparisons"] == 2 * 120 * 120
     twin = diagnosed(Window(True), *inputs)
     assert twin.verdict in ("noise", "clean"), twin.summary
@@ -192,15 +192,18 @@ def test_values_that_the_format_cannot_tell_apart_are_routing_where_they_are_com
 
 def test_a_buffer_that_must_not_be_rounded_is_named_with_its_module():
     torch.manual_seed(0)
-    found = diagnosed(Rotated(), torch.randn(4, 24, 16))
-    assert found.verdict == "bug" and "a buffer or constant in turn (forward) loses too much in bf16" in found.summary
+    diagnosis = diagnosed(Rotated(), torch.randn(4, 24, 16))
+    assert (
+        diagnosis.verdict == "bug"
+        and "a buffer or constant in turn (forward) loses too much in bf16" in diagnosis.summary
+    )
 
 
 def test_a_format_of_operands_has_what_its_rest_has_and_the_record_is_plain():
     torch.manual_seed(0)
-    found = diagnosed(Total(False), torch.randn(16, 6, 36, 8), precisions=("fp8_e4m3",))
-    assert found.verdict == "bug" and "as in bf16" in found.summary
-    assert json.loads(found.to_json())["precisions"][0]["unstable"]["op"] == "add"
+    diagnosis = diagnosed(Total(False), torch.randn(16, 6, 36, 8), precisions=("fp8_e4m3",))
+    assert diagnosis.verdict == "bug" and "as in bf16" in diagnosis.summary
+    assert json.loads(diagnosis.to_json())["precisions"][0]["unstable"]["op"] == "add"
 
 
 class Difference(nn.Module):
@@ -232,10 +235,10 @@ def deep():
 @pytest.mark.parametrize("make", [Difference, Saturated, deep])
 def test_mere_noise_stays_noise_however_large(make):
     torch.manual_seed(0)
-    found = diagnosed(make(), torch.randn(24, 12))
-    assert found.verdict in ("noise", "clean"), found.summary
+    diagnosis = diagnosed(make(), torch.randn(24, 12))
+    assert diagnosis.verdict in ("noise", "clean"), diagnosis.summary
     if make is not deep:
-        assert found.precisions[0].noise > 20 * 2**-8, "what is tested here is large noise"
+        assert diagnosis.precisions[0].noise > 20 * 2**-8, "what is tested here is large noise"
 
 
 def test_only_the_ops_that_are_asked_for_round():
@@ -258,5 +261,5 @@ def test_a_constant_that_is_made_fp32_is_an_island():
 
     x = torch.randn(3, 5).bfloat16().float()
     with rounding("bf16"):
-        found = turned(x)
-    assert torch.equal(found, turned(x.bfloat16()).float())
+        rounded = turned(x)
+    assert torch.equal(rounded, turned(x.bfloat16()).float())

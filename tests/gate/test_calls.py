@@ -142,8 +142,8 @@ def test_an_argument_named_as_a_secret_is_one():
 
 
 def test_labelled_rows():
-    found = labelled(b'{"command": "ls", "label": "allow", "group": "g"}')
-    assert (found.call, found.label, found.group) == (Call("Bash", {"command": "ls"}), "allow", "g")
+    row = labelled(b'{"command": "ls", "label": "allow", "group": "g"}')
+    assert (row.call, row.label, row.group) == (Call("Bash", {"command": "ls"}), "allow", "g")
     for bad in (b'{"command": "ls"}', b'{"command": "ls", "label": "maybe"}', b'{"command": "ls", "label": 1}'):
         with pytest.raises(ValueError, match="label must be allow or block"):
             labelled(bad)

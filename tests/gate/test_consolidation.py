@@ -5,6 +5,7 @@ import torch
 from gradproof.gate.consolidation import ConsolidatedStep, Consolidation, decayed, fisher
 from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train.adamw import AdamW
+from gradproof.train.parts import Parts
 from gradproof.train.step import TrainStep
 
 CONFIG = TransformerConfig(7, 8, 2, 1, 0, 9, 6, "classify")
@@ -34,15 +35,15 @@ def test_fisher_is_that_of_autograd(agree):
             for name, grad in zip(leaves, grads, strict=True):
                 if grad is not None:
                     want[name] += likelihood.exp().detach() * grad.square() / len(rows())
-    for name, found in own.params.views(found_P).items():
-        agree(found, want[name], 1e-10)
+    for name, ours in own.params.views(found_P).items():
+        agree(ours, want[name], 1e-10)
 
 
 def test_the_gradient_is_that_of_the_penalty(agree, normal):
     flat_P, anchor_P, grad_P, noise_P = normal(0, (40,), (40,), (40,), (40,))
     held = Consolidation(anchor_P, noise_P.square(), strength=0.3)
     leaf_P = flat_P.clone().requires_grad_()
-    held.penalty(leaf_P).backward()
+    (held.rate * (held.fisher_P * (leaf_P - anchor_P).square()).sum()).backward()
     assert leaf_P.grad is not None
     found_P = grad_P.clone()
     held.add_gradient(found_P, flat_P, 2.0)
@@ -60,13 +61,11 @@ def test_a_step_takes_the_penalty_along(agree):
     step.consolidation = held
     step(x_BS, (label_B, weight_B))
 
-    class ByHand(TrainStep):
-        def _update(self, loss, load_E, kernels):
-            params = self.model.params
-            params.grad_P.add_(2 * held.rate * held.fisher_P * (params.flat_P - held.anchor_P))
-            return super()._update(loss, load_E, kernels)
-
-    ByHand(second, "bce", AdamW(lr=1e-2), "fp64")(x_BS, (label_B, weight_B))
+    by_hand, params = TrainStep(second, "bce", AdamW(lr=1e-2), "fp64"), second.params
+    parts = Parts(by_hand.training, by_hand.choose(len(x_BS)))
+    backed = parts.gradients([(x_BS, (label_B, weight_B))])
+    params.grad_P.add_(2 * held.rate * held.fisher_P * (params.flat_P - held.anchor_P))
+    by_hand.training.end(backed.loss, backed.load, parts.kernels)
     agree(first.params.flat_P, second.params.flat_P, 1e-12)
     plain = model()
     plain.params.flat_P += 0.01
@@ -84,4 +83,4 @@ def test_nothing_known_holds_nothing():
     held = Consolidation(torch.zeros(3), torch.zeros(3))
     grad_P = torch.ones(3)
     held.add_gradient(grad_P, torch.ones(3))
-    assert torch.equal(grad_P, torch.ones(3)) and float(held.penalty(torch.ones(3))) == 0.0
+    assert torch.equal(grad_P, torch.ones(3)) and held.rate == 0.0

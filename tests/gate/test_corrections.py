@@ -114,8 +114,8 @@ def test_the_nearest_correction_speaks():
 def test_the_newest_of_two_equal_corrections_speaks():
     """Who changes their mind is heard."""
     known = Corrections(Correction(str(i), bash("make x"), bool(i % 2)) for i in range(4))
-    found = known.find(bash("make x"))
-    assert found is not None and found.decision == "3"
+    correction = known.find(bash("make x"))
+    assert correction is not None and correction.decision == "3"
 
 
 def test_a_call_whose_middle_is_cut_is_not_allowed_for_likeness():
@@ -129,10 +129,10 @@ def test_what_is_nearer_to_a_rival_is_left_alone():
     """People allowed many such calls: a correction of one reaches what is more like it than like any of them."""
     call = bash("find ./private -type d -empty -exec rmdir {} +")
     allowed = [bash(f"find ./{name} -type d -empty -exec rmdir {{}} +") for name in ("build", "dist/old", "src")]
-    found = rivals(call, [*allowed, call, bash("ls"), bash("find / -type d -empty -exec rmdir {} +")])
-    assert set(found) == set(allowed)
-    memory = Corrections([Correction("1", call, False, found)])
-    assert all(memory.find(each) is None for each in allowed)
+    own_rivals = rivals(call, [*allowed, call, bash("ls"), bash("find / -type d -empty -exec rmdir {} +")])
+    assert set(own_rivals) == set(allowed)
+    memory = Corrections([Correction("1", call, False, own_rivals)])
+    assert all(memory.find(rival) is None for rival in allowed)
     assert memory.find(bash("find ./build2 -type d -empty -exec rmdir {} +")) is None
     for near in (
         "find ./private/x -type d -empty -exec rmdir {} +",
@@ -146,15 +146,15 @@ def test_one_command_of_a_line_is_enough_to_block_it_and_not_to_allow_it():
     call, lines = bash("terraform destroy -auto-approve"), ("export A=1; {}", "{} && ls", "ls\n{}", "x || {} | tee log")
     commands = [bash(line.format("terraform destroy -auto-approve")) for line in lines]
     block, allow = Corrections([Correction("1", call, False)]), Corrections([Correction("1", call, True)])
-    assert [block.find(each) is not None for each in commands] == [True, True, True, False]
-    assert not any(allow.find(each) for each in commands)
+    assert [block.find(command) is not None for command in commands] == [True, True, True, False]
+    assert not any(allow.find(command) for command in commands)
     assert block.find(bash("echo 'x; terraform destroy -auto-approve'")) is None  # in quotes it is no command
 
 
 def test_who_speaks_for_a_whole_line_is_heard_before_one_of_its_commands():
     known = Corrections([Correction("1", bash("make x"), False), Correction("2", bash("ls && make x"), True)])
-    found = known.find(bash("ls && make x"))
-    assert found is not None and found.decision == "2"
+    correction = known.find(bash("ls && make x"))
+    assert correction is not None and correction.decision == "2"
 
 
 def test_a_rival_may_be_one_command_of_a_line():

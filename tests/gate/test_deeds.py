@@ -16,13 +16,13 @@ def of(command):
 @given(st.text(max_size=80))
 def test_any_text_has_deeds(written):
     """Ascending, each once, within the numbers; none of a text without an argument."""
-    found = deeds(written)
-    assert (np.diff(found) > 0).all() and (not len(found) or (found[0] >= 0 and found[-1] < NUMBERS))
+    deed_H = deeds(written)
+    assert (np.diff(deed_H) > 0).all() and (not len(deed_H) or (deed_H[0] >= 0 and deed_H[-1] < NUMBERS))
     assert len(deeds("Bash")) == 0
 
 
 @pytest.mark.parametrize(
-    ("word", "found"),
+    ("word", "expected"),
     [
         ("http://10.0.0.1/a.py", ["url", "url of an address", "url ends in .py"]),
         ("https://$HOST", ["url", "url of an address"]),
@@ -38,8 +38,8 @@ def test_any_text_has_deeds(written):
         ("main", ["main"]),
     ],
 )
-def test_the_sorts_of_a_word(word, found):
-    assert sorts(word) == found
+def test_the_sorts_of_a_word(word, expected):
+    assert sorts(word) == expected
 
 
 def test_names_and_numbers_do_not_count_and_folders_do():

@@ -107,7 +107,7 @@ def test_batches_hold_both_classes_and_every_call_in_turn():
     tokens = [[0] * (1 + i % 30) for i in range(400)]
     recipe = Recipe(steps=19, batch=16, blocked=4)
     drawn = list(batches(tokens, allow_R, np.arange(400), recipe, np.random.default_rng(0)))
-    assert len(drawn) == 19 and all(len(each) == 16 and (~allow_R[each]).sum() == 4 for each in drawn)
+    assert len(drawn) == 19 and all(len(batch) == 16 and (~allow_R[batch]).sum() == 4 for batch in drawn)
     seen = np.concatenate(drawn)
     counts = np.bincount(seen[allow_R[seen]], minlength=400)[12:]
     assert counts.max() <= 1

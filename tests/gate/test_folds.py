@@ -44,7 +44,7 @@ def test_groups_stay_together_where_there_are_enough():
     label_R, group = [i % 2 for i in range(120)], [f"{i % 12}" for i in range(120)]
     made = folds.make(texts, label_R, group, 3)
     assert made.by_row == ()
-    assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=True) if g == each}) == 1 for each in set(group))
+    assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=True) if g == name}) == 1 for name in set(group))
     few = folds.make(texts, label_R, [f"{label}{i % 2}" for i, label in enumerate(label_R)], 3)
     assert few.by_row == ("the data",)
 

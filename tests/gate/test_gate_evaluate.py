@@ -108,9 +108,9 @@ def test_a_groups_recall_is_at_the_threshold_of_all():
     """One of two calls of `a` is above all allowed ones, none of `b`."""
     block_R = np.array([True, True, True] + [False] * 200)
     score_R = np.concatenate(([5.0, 0.0, 0.0], np.linspace(0.1, 1, 200)))
-    found = grouped([Scored(score_R, block_R)], [["a", "a", "b"] + ["c"] * 200])
-    assert found["a"]["recall_at_1pct"] == 0.5 and found["b"]["recall_at_1pct"] == 0.0
-    assert found["c"]["auc"] is None and found["c"]["false_blocks_at_1pct"] == 0.01
+    by_group = grouped([Scored(score_R, block_R)], [["a", "a", "b"] + ["c"] * 200])
+    assert by_group["a"]["recall_at_1pct"] == 0.5 and by_group["b"]["recall_at_1pct"] == 0.0
+    assert by_group["c"]["auc"] is None and by_group["c"]["false_blocks_at_1pct"] == 0.01
 
 
 def test_bad_rows_are_named(tmp_path):
@@ -145,20 +145,20 @@ def test_a_stream_is_replayed(tmp_path):
     taken = new.text[0] + "1"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate_stream, "harmful", lambda: (taken, *starter.harmful()[:40]))
-        found = evaluate_stream.by_stream(
+        record = evaluate_stream.by_stream(
             new, train, feedback=evaluate_stream.Feedback(delay=3), config=SMALL, recipe=QUICK
         )
-    assert found["made_up"] <= 40  # what resembles a call of the stream is left out
-    assert found["kind"] == "stream" and found["blocks"] == 25 and found["rows"] > 40
-    assert found["off"]["corrections"] == 0 and all(0 <= i < found["rows"] for i in found["learning"]["corrected"])
+    assert record["made_up"] <= 40  # what resembles a call of the stream is left out
+    assert record["kind"] == "stream" and record["blocks"] == 25 and record["rows"] > 40
+    assert record["off"]["corrections"] == 0 and all(0 <= i < record["rows"] for i in record["learning"]["corrected"])
     both = {"positions": 10, "corrections": 20}
     for name in ("learning", "off"):
-        found[name]["rest"] = {point: found[name]["rest"]["positions"] for point in both}
-    page = render("gate.html", {**found, "rest_begins": 10, "points": both})
+        record[name]["rest"] = {point: record[name]["rest"]["positions"] for point in both}
+    page = render("gate.html", {**record, "rest_begins": 10, "points": both})
     assert "learning off" in page and "<svg" in page and "after 100 corrections" in page
-    told = "\n".join(evaluate.lines({**found, "points": both}))
+    told = "\n".join(evaluate.lines({**record, "points": both}))
     assert "after 10 positions" in told and "after 100 corrections, 20 positions" in told and "before, " in told
-    assert found["old_auc_lost"] == pytest.approx(found["off"]["old_auc"] - found["learning"]["old_auc"])
+    assert record["old_auc_lost"] == pytest.approx(record["off"]["old_auc"] - record["learning"]["old_auc"])
     with pytest.raises(ValueError, match="share"):
         evaluate_stream.Feedback(share=0)
 
@@ -187,5 +187,5 @@ def test_the_published_set():
     folder = os.environ.get("GRADPROOF_DATA")
     if not folder or not (Path(folder) / "gate" / "slp.jsonl").exists():
         pytest.skip("GRADPROOF_DATA names no folder with gate/slp.jsonl")
-    found = by_folds(read([Path(folder) / "gate" / "slp.jsonl"]), count=5)
-    assert found["auc"] > 0.985 and found["baseline"]["ours_minus_theirs"]["auc"]["high"] > 0
+    record = by_folds(read([Path(folder) / "gate" / "slp.jsonl"]), count=5)
+    assert record["auc"] > 0.985 and record["baseline"]["ours_minus_theirs"]["auc"]["high"] > 0

@@ -27,8 +27,8 @@ def test_a_signal_is_there_when_the_store_is_opened_again(store):
     given = store.journal.remark(id, "false_block")
     store.close()
     again = Store(store.folder, store.clock)
-    assert [(each.text, each.signal) for each in again.journal.pending()] == [("Bash\ncommand: ls", given)]
-    assert [each.decision for each in again.journal.corrections()] == [id]
+    assert [(example.text, example.signal) for example in again.journal.pending()] == [("Bash\ncommand: ls", given)]
+    assert [correction.decision for correction in again.journal.corrections()] == [id]
     again.close()
     store.__init__(store.folder, store.clock)  # for the fixture to close
 
@@ -40,7 +40,7 @@ def test_what_people_said_since(store):
     store.journal.remark(decision(store), "allow")
     first, second, third = store.journal.said()
     store.journal.learned(store.journal.pending())
-    assert [each.text[-1] for each in (first, second, third)] == ["0", "1", "2"]
+    assert [example.text[-1] for example in (first, second, third)] == ["0", "1", "2"]
     assert store.journal.said(first.key) == [second, third] and store.journal.said(third.key) == []
 
 
@@ -111,7 +111,7 @@ def test_the_oldest_unremarked_go_first(store, monkeypatch):
     first = decision(store)
     store.journal.remark(first, "false_block")
     ids = [decision(store) for _ in range(50)]
-    kept = {each["id"] for each in store.journal.decisions(1000)}
+    kept = {record["id"] for record in store.journal.decisions(1000)}
     assert first in kept and ids[-1] in kept and ids[0] not in kept and len(kept) <= 21
     assert len(store.journal.pending()) == 1
 
@@ -144,10 +144,10 @@ def test_examples_are_a_bounded_sample_of_the_distinct(store, monkeypatch):
     monkeypatch.setitem(journal_module.MOST_EXAMPLES, "replay", 10)
     rows = [(f"Bash\ncommand: {i}", signal("allow")) for i in range(100)]
     store.journal.add("replay", rows)
-    kept = [each.text for each in store.journal.examples("replay_allow")]
+    kept = [example.text for example in store.journal.examples("replay_allow")]
     assert len(kept) == 10
     store.journal.add("replay", rows[::-1])
-    assert [each.text for each in store.journal.examples("replay_allow")] == kept
+    assert [example.text for example in store.journal.examples("replay_allow")] == kept
 
 
 def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):

@@ -26,9 +26,9 @@ TEXTS = [row.text for row in rows(5)]
 
 
 def test_logits_are_the_gates(trained):
-    found = KeptLogits().logits(trained, [*TEXTS, TEXTS[0]])
-    want = trained.logits([trained.encode(each) for each in TEXTS])
-    assert list(found) == TEXTS and np.allclose(list(found.values()), want, atol=1e-5)
+    logits = KeptLogits().logits(trained, [*TEXTS, TEXTS[0]])
+    want = trained.logits([trained.encode(text) for text in TEXTS])
+    assert list(logits) == TEXTS and np.allclose(list(logits.values()), want, atol=1e-5)
     assert KeptLogits().logits(trained, []) == {}
 
 

@@ -10,9 +10,9 @@ def test_as_many_as_there_are_pieces(text):
     """One number for each distinct piece of each length, but for collisions, which are rare."""
     plain = "".join("0" if c.isascii() and c.isdigit() else c for c in text).encode()
     pieces = {plain[i : i + n] for n in range(1, LONGEST + 1) for i in range(len(plain) - n + 1)}
-    found = ngrams(text)
-    assert len(pieces) * 0.97 - 1 <= len(found) <= len(pieces)
-    assert (np.diff(found) > 0).all() and (len(found) == 0 or (found[0] >= 0 and found[-1] < NUMBERS))
+    gram_G = ngrams(text)
+    assert len(pieces) * 0.97 - 1 <= len(gram_G) <= len(pieces)
+    assert (np.diff(gram_G) > 0).all() and (len(gram_G) == 0 or (gram_G[0] >= 0 and gram_G[-1] < NUMBERS))
 
 
 def test_each_length_has_its_own_numbers():

@@ -30,7 +30,7 @@ def test_the_solution_is_stationary(trained):
     gate, texts, given = problem(trained)
     _, _, label_R, mass_R, anchor_N = given
     network, before_N = gate.network, gate.network.params[WEIGHT].clone()
-    encoded = [gate.encode(each) for each in texts]
+    encoded = [gate.encode(written) for written in texts]
     gram_BG = network.split(gate.batch(encoded))[1]
     y_B = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], before_N)[0]
     e_B = torch.from_numpy(gate.logits(encoded)) - y_B.double()
@@ -50,10 +50,10 @@ def test_what_was_said_is_followed_and_the_rest_stays(trained):
     """A weight of no n-gram that occurs goes back to where the gate began."""
     gate, texts, given = problem(trained)
     proximal.solve(gate.network, *given)
-    z_R = gate.logits([gate.encode(each) for each in texts])
+    z_R = gate.logits([gate.encode(written) for written in texts])
     assert ((z_R > 0) == given[2].numpy().astype(bool)).all()
     touched_N = torch.zeros_like(gate.network.params[WEIGHT], dtype=torch.bool)
-    gram_BG = gate.network.split(gate.batch([gate.encode(each) for each in texts]))[1]
+    gram_BG = gate.network.split(gate.batch([gate.encode(written) for written in texts]))[1]
     touched_N[gram_BG[gram_BG >= 0]] = True
     anchor_N = given[-1]
     assert torch.allclose(gate.network.params[WEIGHT][~touched_N], anchor_N[~touched_N], atol=1e-3)
@@ -62,7 +62,7 @@ def test_what_was_said_is_followed_and_the_rest_stays(trained):
 def test_linear_is_the_ngrams_part(trained):
     """The whole logit minus the encoder's, for rows of several lengths, one of them empty."""
     gate, texts, (grams, encoded_R, *_) = problem(trained)
-    z_R = gate.logits([gate.encode(each) for each in texts])
+    z_R = gate.logits([gate.encode(written) for written in texts])
     assert np.allclose(proximal.linear(gate.network, grams), z_R - encoded_R.numpy(), atol=1e-4)
     assert proximal.linear(gate.network, [np.zeros(0, dtype=np.int64)]).tolist() == [0.0]
 
@@ -70,8 +70,8 @@ def test_linear_is_the_ngrams_part(trained):
 def test_ngrams_of_several_calls_become_known(trained):
     gate, readings = trained.copy(), KeptLogits()
     gate.network.buffers[KNOWN].zero_()
-    calls = [text(bash(each)) for each in ("terraform apply", "terraform destroy", "zyx")]
+    calls = [text(bash(command)) for command in ("terraform apply", "terraform destroy", "zyx")]
     proximal.get_to_know(gate.network, readings.grams(gate, calls))
-    both, once = (readings.row(gate, text(bash(each))).gram_G for each in ("terraform ", "zyx"))
+    both, once = (readings.row(gate, text(bash(command))).gram_G for command in ("terraform ", "zyx"))
     known = gate.network.buffers[KNOWN]
     assert any(bool(known[n]) for n in both) and not all(bool(known[n]) for n in once)

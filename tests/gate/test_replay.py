@@ -23,7 +23,7 @@ def test_shares(new, kept, pinned, echo, size):
     draws = np.random.default_rng(0)
     pools = {name: pool(name, *counts) for name, counts in dict(new=new, kept=kept, pinned=pinned, echo=echo).items()}
     batch = replay.compose(pools["new"], pools["kept"], pools["pinned"], pools["echo"], size, draws)
-    count = Counter(each.text for each in batch)
+    count = Counter(example.text for example in batch)
     assert count["echo"] <= size / 4 and len(batch) <= size
     if pools["new"] and pools["kept"]:
         assert count["new"] == size // 2 and len(batch) == size
@@ -34,8 +34,8 @@ def test_shares(new, kept, pinned, echo, size):
 def test_classes_are_balanced():
     """One call to block among a hundred is drawn as often as all the others together."""
     drawn = replay.balanced(pool("x", 100, 1), 40, np.random.default_rng(0))
-    assert sum(each.target for each in drawn) == 20
-    assert {each.target for each in replay.balanced(pool("x", 5, 0), 9, np.random.default_rng(0))} == {1.0}
+    assert sum(example.target for example in drawn) == 20
+    assert {example.target for example in replay.balanced(pool("x", 5, 0), 9, np.random.default_rng(0))} == {1.0}
 
 
 def test_replay_has_even_mass():
@@ -57,7 +57,7 @@ def test_more_calls_to_replay_do_not_count_more(monkeypatch):
 def test_the_echo_is_a_quarter_at_most():
     """The newest of those that nothing else is said of."""
     echo = [LabelledText(b"", name, signal("allow")) for name in "abcdefc"]
-    assert [each.text for each in replay.quarter(echo, {"f": 4.0, "x": 5.0})] == ["c", "d", "e"]
+    assert [example.text for example in replay.quarter(echo, {"f": 4.0, "x": 5.0})] == ["c", "d", "e"]
     assert replay.quarter(echo, {"x": 2.0}) == [] and replay.quarter([], {"x": 9.0}) == []
 
 
@@ -77,7 +77,7 @@ def test_the_echo_waits_for_the_review(store):
     record(31, "ask")
     record(32, "block", rule="rule: deny")
     journal.remark(record(33), "override_allow")
-    assert [(each.key.decode(), each.signal) for each in replay.echo(journal, 24)] == [(old, signal("allow"))]
+    assert [(example.key.decode(), example.signal) for example in replay.echo(journal, 24)] == [(old, signal("allow"))]
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -49,7 +49,7 @@ def test_the_bootstrap_tells_better_from_equal():
     block_R = generator.random(600) < 0.2
     noise_R = generator.normal(size=600)
     good, poor = Scored(noise_R + 3 * block_R, block_R), Scored(noise_R + 0.5 * block_R, block_R)
-    found = roc.paired_bootstrap([good], [poor], draws=60)["auc"]
-    assert 0 < found["low"] <= found["difference"] <= found["high"]
+    advantage = roc.paired_bootstrap([good], [poor], draws=60)["auc"]
+    assert 0 < advantage["low"] <= advantage["difference"] <= advantage["high"]
     same = roc.paired_bootstrap([good], [good], draws=20)["recall_at_1pct"]
     assert same == {"difference": 0.0, "low": 0.0, "high": 0.0}

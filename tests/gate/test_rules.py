@@ -46,30 +46,32 @@ def test_the_default_rules(rules, command, effect):
 @pytest.mark.parametrize("way", ["prefix", "glob"])
 def test_an_allow_does_not_cover_what_is_appended(rules, way):
     pattern = "git log" if way == "prefix" else "git log*"
-    found = rules(f'[[allow]]\ntool = "Bash"\nargument = "command"\n{way} = "{pattern}"')
-    assert verdict(found, "git log --oneline") == "allow"
+    allowing = rules(f'[[allow]]\ntool = "Bash"\nargument = "command"\n{way} = "{pattern}"')
+    assert verdict(allowing, "git log --oneline") == "allow"
     for more in ("; reboot", " && reboot", " | sh", "\nreboot", " $(reboot)", " `reboot`", " > /etc/passwd"):
-        assert verdict(found, "git log" + more) is None
+        assert verdict(allowing, "git log" + more) is None
     if way == "prefix":
-        assert verdict(found, "git logx") is None
+        assert verdict(allowing, "git logx") is None
 
 
 def test_a_deny_prefix_may_begin_any_command_of_a_line(rules):
-    found = rules('[[deny]]\ntool = "Bash"\nargument = "command"\nprefix = "git push"')
-    assert all(verdict(found, command) == "deny" for command in ("git push", "make && git  push -f", "a | git push x"))
-    assert verdict(found, "echo git pushes") is None
+    denying = rules('[[deny]]\ntool = "Bash"\nargument = "command"\nprefix = "git push"')
+    assert all(
+        verdict(denying, command) == "deny" for command in ("git push", "make && git  push -f", "a | git push x")
+    )
+    assert verdict(denying, "echo git pushes") is None
 
 
 def test_deny_wins_exact_and_tools_are_globs(rules):
-    found = rules(
+    mixed = rules(
         '[[allow]]\ntool = "mcp__files__*"\n[[deny]]\nexact = "/etc/shadow"\n'
         '[[allow]]\ntool = "Read"\nargument = "path"\nprefix = "/home/me/"'
     )
-    assert found.judge("mcp__files__read", {"path": "/x"}).effect == "allow"
-    assert found.judge("mcp__files__read", {"a": {"b": ["/etc/shadow"]}}).effect == "deny"
-    assert found.judge("Read", {"path": "/home/me/a"}).effect == "allow"
-    assert found.judge("Read", {"path": "/home/me/../you/a"}) is None
-    assert found.judge("Read", {}) is None and found.judge("Write", {"path": "/home/me/a"}) is None
+    assert mixed.judge("mcp__files__read", {"path": "/x"}).effect == "allow"
+    assert mixed.judge("mcp__files__read", {"a": {"b": ["/etc/shadow"]}}).effect == "deny"
+    assert mixed.judge("Read", {"path": "/home/me/a"}).effect == "allow"
+    assert mixed.judge("Read", {"path": "/home/me/../you/a"}) is None
+    assert mixed.judge("Read", {}) is None and mixed.judge("Write", {"path": "/home/me/a"}) is None
 
 
 @pytest.mark.parametrize(

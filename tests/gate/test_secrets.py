@@ -49,9 +49,9 @@ PLACES = st.sampled_from(
 @given(KEYS, PLACES)
 def test_a_planted_key_is_gone(key, place):
     """Not the whole, nor a part worth having."""
-    found = redact(place.format(key))
+    redacted = redact(place.format(key))
     tail = key[-12:]
-    assert key not in found and tail not in found and "<" in found
+    assert key not in redacted and tail not in redacted and "<" in redacted
 
 
 @given(
@@ -66,8 +66,8 @@ def test_what_is_named_a_secret_is_one(value, place):
 
 @given(some(10), some(10))
 def test_passwords_in_addresses(user, password):
-    found = redact(f"psql postgres://{user}:{password}@db.example.com/app")
-    assert f":{password}@" not in found and f"{user}:<PASSWORD>@db.example.com/app" in found
+    redacted = redact(f"psql postgres://{user}:{password}@db.example.com/app")
+    assert f":{password}@" not in redacted and f"{user}:<PASSWORD>@db.example.com/app" in redacted
 
 
 def test_private_keys_whole_or_cut_off():

@@ -18,8 +18,8 @@ TABLE = {  # kind: raw label, target, weights when said once, twice, three times
 def test_every_row_of_the_table(kind):
     label, target, weights = TABLE[kind]
     given = [signal(kind, again) for again in range(4)]
-    assert [each.weight for each in given] == list(weights)
-    assert {(each.label, each.target) for each in given} == {(label, target)}
+    assert [given_signal.weight for given_signal in given] == list(weights)
+    assert {(given_signal.label, given_signal.target) for given_signal in given} == {(label, target)}
     assert given[0].outcome == ("allow" if target else "block")
 
 

@@ -28,7 +28,7 @@ def test_the_serving_one_is_never_pruned(versions):
     versions.add(b"first", {})
     for _ in range(3 * KEEP):
         versions.add(b"x", {}, b"moments", serve=False)
-    numbers = [each.number for each in versions.all()]
+    numbers = [version.number for version in versions.all()]
     assert versions.serving() == 1 == numbers[0] and len(numbers) == KEEP + 1
     assert [versions.optimizer(n) for n in numbers[-3:]] == [b"", b"moments", b"moments"]
 

@@ -54,15 +54,15 @@ def triton_device(monkeypatch):
 
 @pytest.fixture(scope="session")
 def near():
-    """near(found, ordinary, right, scale): as near to the float64 result as the reference in the same format is, to a
+    """near(fast, ordinary, right, scale): as near to the float64 result as the reference in the same format is, to a
     factor of 2 and a few roundings of `scale`, by default the result itself."""
 
-    def check(found, ordinary, right, scale=None, roundings=4):
-        assert (found.shape, found.dtype) == (ordinary.shape, ordinary.dtype)
+    def check(fast, ordinary, right, scale=None, roundings=4):
+        assert (fast.shape, fast.dtype) == (ordinary.shape, ordinary.dtype)
         right = right.double().cpu()
-        error, usual = (float((each.double().cpu() - right).norm()) for each in (found, ordinary))
+        error, usual = (float((answer.double().cpu() - right).norm()) for answer in (fast, ordinary))
         size = float((right if scale is None else scale.double().cpu()).norm())
-        bound = 2 * usual + roundings * torch.finfo(found.dtype).eps * size
+        bound = 2 * usual + roundings * torch.finfo(fast.dtype).eps * size
         assert error <= bound, f"off by {error:.3g} of {size:.3g}, the reference by {usual:.3g}"
 
     return check

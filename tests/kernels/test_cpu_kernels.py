@@ -87,11 +87,11 @@ def draw(seed, *shapes):
     return [torch.randn(shape, generator=generator) for shape in shapes]
 
 
-def near(found, exact, own):
-    """‖found − exact‖ ≤ 4‖own − exact‖ + 8u‖exact‖, where `own` is the op's answer in float32."""
-    assert (found.shape, found.dtype) == (exact.shape, torch.float32)
+def near(fast, exact, own):
+    """‖fast − exact‖ ≤ 4‖own − exact‖ + 8u‖exact‖, where `own` is the op's answer in float32."""
+    assert (fast.shape, fast.dtype) == (exact.shape, torch.float32)
     u = torch.finfo(torch.float32).eps / 2
-    error, allowed = (found.double() - exact).norm(), 4 * (own.double() - exact).norm() + 8 * u * exact.norm()
+    error, allowed = (fast.double() - exact).norm(), 4 * (own.double() - exact).norm() + 8 * u * exact.norm()
     assert error <= allowed, f"off by {error:.3g}, allowed {allowed:.3g}, of {exact.norm():.3g}"
 
 
@@ -137,16 +137,16 @@ def _reference(x_NI, theta_EP, dy_NO, plan, chain):
     return y_NO, *ref_experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)
 
 
-def _check(found, x_NI, theta_EP, dy_NO, plan, chain, before_EP=None):
+def _check(fast, x_NI, theta_EP, dy_NO, plan, chain, before_EP=None):
     """y, dx and the gradient of each parameter of each expert; `before_EP` is what the gradients were added to."""
     exact = _reference(x_NI.double(), theta_EP.double(), dy_NO.double(), plan, chain)
     own = _reference(x_NI, theta_EP, dy_NO, plan, chain)
-    near(found[0], exact[0], own[0])
-    if found[1] is not None:
-        near(found[1], exact[1], own[1])
+    near(fast[0], exact[0], own[0])
+    if fast[1] is not None:
+        near(fast[1], exact[1], own[1])
     before_EP = torch.zeros_like(theta_EP) if before_EP is None else before_EP
-    for found_P, exact_P, own_P, before_P in zip(found[2], exact[2], own[2], before_EP, strict=True):
-        parts = [chain.views(each) for each in (found_P, exact_P + before_P, own_P + before_P)]
+    for fast_P, exact_P, own_P, before_P in zip(fast[2], exact[2], own[2], before_EP, strict=True):
+        parts = [chain.views(grad_P) for grad_P in (fast_P, exact_P + before_P, own_P + before_P)]
         for name in parts[0]:
             near(*(part[name] for part in parts))
 
@@ -156,7 +156,7 @@ def test_experts(name, schedule):
     """A wrong tile edge, an expert's rows given to another, a lost thread's gradients, a wrong layer order."""
     chain, plan = CASES[name]
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
-    before = [each.clone() for each in (x_NI, theta_EP, dy_NO, *plan)]
+    before = [tensor.clone() for tensor in (x_NI, theta_EP, dy_NO, *plan)]
     y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
     dx_NI, dtheta_EP = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)
     _check((y_NO, dx_NI, dtheta_EP), x_NI, theta_EP, dy_NO, plan, chain)
@@ -252,8 +252,8 @@ def test_nan_stays_in_its_row(schedule):
     y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
     dx_NI, dtheta_EP = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)
     assert dx_NI is not None
-    for each in (y_NO, dx_NI):
-        assert bool(each[row].isnan().all()) and int(each.isnan().any(1).sum()) == 1
+    for rows in (y_NO, dx_NI):
+        assert bool(rows[row].isnan().all()) and int(rows.isnan().any(1).sum()) == 1
     assert dtheta_EP.isnan().any(1).tolist() == [False, True, False, False]
     assert bool(chain.views(dtheta_EP[1])["linear.0.weight"].isnan().all())
 
@@ -300,12 +300,12 @@ def test_norm_gelu(rows, width, active, threads):
     given = (h_TH, b_H, 4 * gamma_H, beta_H)
     y_TH, _ = norm_gelu.forward(*given, active)
     grads = norm_gelu.backward(dy_TH, None, *given, active)
-    exact = [each.double() for each in given]
+    exact = [operand.double() for operand in given]
     near(y_TH, ref_norm_gelu.forward(*exact, active)[0], ref_norm_gelu.forward(*given, active)[0])
     right = ref_norm_gelu.backward(dy_TH.double(), None, *exact, active)
     own = ref_norm_gelu.backward(dy_TH, None, *given, active)
-    for each in zip(grads, right, own, strict=True):
-        near(*each)
+    for compared in zip(grads, right, own, strict=True):
+        near(*compared)
     assert all(same_bits(a, b) for a, b in zip(grads, norm_gelu.backward(dy_TH, None, *given, active), strict=True))
 
 
@@ -315,8 +315,8 @@ def test_norm_gelu_far_out():
     gamma_H, zeros_H, dy_TH = torch.tensor([1e30, 1e30, 300.0, 300.0]), torch.zeros(4), torch.ones(1, 4)
     y_TH, _ = norm_gelu.forward(h_TH, zeros_H, gamma_H, zeros_H)
     assert bool((y_TH[0, [0, 2]].abs() < 1e-30).all()) and torch.allclose(y_TH[0, [1, 3]], gamma_H[[1, 3]])
-    found = norm_gelu.backward(dy_TH, None, h_TH, zeros_H, gamma_H, zeros_H)
-    assert torch.allclose(found.dbeta_H, torch.tensor([0.0, 1.0, 0.0, 1.0]), atol=1e-30)
+    grads = norm_gelu.backward(dy_TH, None, h_TH, zeros_H, gamma_H, zeros_H)
+    assert torch.allclose(grads.dbeta_H, torch.tensor([0.0, 1.0, 0.0, 1.0]), atol=1e-30)
 
 
 def test_norm_gelu_nan_stays_in_its_row():
@@ -324,8 +324,8 @@ def test_norm_gelu_nan_stays_in_its_row():
     h_TH[4, 3] = torch.nan
     y_TH, _ = norm_gelu.forward(h_TH, b_H, gamma_H, beta_H)
     dh_TH = norm_gelu.backward(dy_TH, None, h_TH, b_H, gamma_H, beta_H).dh_TH
-    for each in (y_TH, dh_TH):
-        assert each.isnan().all(1).tolist() == each.isnan().any(1).tolist() == [row == 4 for row in range(9)]
+    for rows_TH in (y_TH, dh_TH):
+        assert rows_TH.isnan().all(1).tolist() == rows_TH.isnan().any(1).tolist() == [row == 4 for row in range(9)]
 
 
 # --- route ------------------------------------------------------------------------------------------------------------
@@ -346,10 +346,10 @@ def test_route(routing, rows, threads):
         for to in (torch.float64, torch.float32):
             right, kept = ref_route.forward(z_TE.to(to), None if correction is None else correction.to(to), routing, of)
             assert torch.equal(saved.index_TK, kept.index_TK) and saved.rows == kept.rows
-            found = ref_route.backward(Routed(dgates_TE.to(to), daux.to(to)), kept, routing)
-            answers.append((*right, found, kept.q_TE, kept.share_E))
-        for each in zip((gates_TE, aux, dz_TE, saved.q_TE, saved.share_E), *answers, strict=True):
-            near(*each)
+            right_dz_TE = ref_route.backward(Routed(dgates_TE.to(to), daux.to(to)), kept, routing)
+            answers.append((*right, right_dz_TE, kept.q_TE, kept.share_E))
+        for compared in zip((gates_TE, aux, dz_TE, saved.q_TE, saved.share_E), *answers, strict=True):
+            near(*compared)
         assert torch.equal(gates_TE == 0, ref_route.forward(z_TE, correction, routing, of)[0].gates_TE == 0)
 
 
@@ -374,7 +374,7 @@ def test_route_in_the_tails():
     assert torch.allclose(gates_TE.double(), right_TE, rtol=1e-6, atol=1e-12)
     assert torch.allclose(aux.double(), right, rtol=1e-6)
     dy = Routed(torch.ones_like(z_TE), torch.ones(()))
-    right = ref_route.backward(Routed(*(each.double() for each in dy)), kept, routing)
+    right = ref_route.backward(Routed(*(cotangent.double() for cotangent in dy)), kept, routing)
     assert torch.allclose(route.backward(dy, saved, routing).double(), right, rtol=1e-5, atol=1e-9)
 
 
@@ -401,14 +401,14 @@ def test_dispatch_and_combine(rows, number, k, width, threads):
         ref_dispatch.backward(drows_NI, None, plan),
     )
     given = (drows_NI, gates_TE)
-    exact = [each.double() for each in given]
+    exact = [operand.double() for operand in given]
     y_TI, _ = combine.forward(*given, plan)
     near(y_TI, ref_combine.forward(*exact, plan)[0], ref_combine.forward(*given, plan)[0])
-    found = combine.backward(dy_TI, None, *given, plan)
+    grads = combine.backward(dy_TI, None, *given, plan)
     right = ref_combine.backward(dy_TI.double(), None, *exact, plan)
-    for each in zip(found, right, ref_combine.backward(dy_TI, None, *given, plan), strict=True):
-        near(*each)
-    assert torch.equal(found[1] == 0, right[1] == 0)
+    for compared in zip(grads, right, ref_combine.backward(dy_TI, None, *given, plan), strict=True):
+        near(*compared)
+    assert torch.equal(grads[1] == 0, right[1] == 0)
 
 
 def test_dispatch_and_combine_reuse_a_workspace():
@@ -449,8 +449,8 @@ def test_cross_entropy(rows, classes, threads):
                 given = (z_TC.to(to), target_T, None if weights is None else weights.to(to), total)
                 right, kept = ref_cross_entropy.forward(*given)
                 answers.append((right, ref_cross_entropy.backward(dloss.to(to), kept, z_TC.to(to), target_T)))
-            for each in zip((loss, dz_TC), *answers, strict=True):
-                near(*each)
+            for compared in zip((loss, dz_TC), *answers, strict=True):
+                near(*compared)
 
 
 def test_cross_entropy_of_masked_logits():
@@ -469,9 +469,9 @@ def test_cross_entropy_refuses_a_wrong_target(target):
     z_TC = torch.zeros(2, 3)
     with pytest.raises(ValueError) as right:
         ref_cross_entropy.forward(z_TC, target)
-    with pytest.raises(ValueError) as found:
+    with pytest.raises(ValueError) as refusal:
         cross_entropy.forward(z_TC, target)
-    assert str(found.value) == str(right.value)
+    assert str(refusal.value) == str(right.value)
 
 
 def test_cross_entropy_of_nothing_but_padding(threads):
@@ -497,19 +497,19 @@ def test_adamw(blocks, threads):
     rate, divisor, skip = torch.tensor(0.01), torch.tensor(3.7), torch.zeros(())
     for count in (1.0, 2.0, 500.0):
         given = (p_P, g_P, m_P, v_P, decayed_B, torch.tensor(count), rate, divisor, skip)
-        exact_given = [each.double() if each.is_floating_point() else each for each in given]
+        exact_given = [tensor.double() if tensor.is_floating_point() else tensor for tensor in given]
         exact, _ = ref_adamw.forward(*exact_given, weight_decay=0.3)
         own, _ = ref_adamw.forward(*given, weight_decay=0.3)
-        found, _ = adamw.forward(*given, weight_decay=0.3)
-        for each in zip(found, exact, own, strict=True):
-            near(*each)
+        fast, _ = adamw.forward(*given, weight_decay=0.3)
+        for compared in zip(fast, exact, own, strict=True):
+            near(*compared)
         adamw.step(*given, weight_decay=0.3)
-        assert all(same_bits(a, b) for a, b in zip(found, (p_P, m_P, v_P), strict=True))
+        assert all(same_bits(a, b) for a, b in zip(fast, (p_P, m_P, v_P), strict=True))
 
 
 def test_adamw_skips():
     p_P, m_P, v_P = draw(14, (128,), (128,), (128,))
-    before = [each.clone() for each in (p_P, m_P, v_P)]
+    before = [buffer_P.clone() for buffer_P in (p_P, m_P, v_P)]
     g_P, nan, one = torch.full((128,), torch.nan), torch.tensor(torch.nan), torch.ones(())
     adamw.step(p_P, g_P, m_P, v_P, torch.ones(2, dtype=torch.bool), one, one, nan, one)
     assert all(torch.equal(a, b) for a, b in zip(before, (p_P, m_P, v_P), strict=True))
@@ -539,9 +539,9 @@ def test_norm(threads):
     (g_P,) = draw(16, (64 * 1000,))
     for scaled_P in (g_P, 1e25 * g_P, 1e-25 * g_P):
         exact = scaled_P.double().norm()
-        found = adamw.norm(scaled_P)
-        assert abs(float(found) - float(exact)) <= 1e-7 * float(exact)
-        assert torch.equal(found, adamw.norm(scaled_P))
+        norm = adamw.norm(scaled_P)
+        assert abs(float(norm) - float(exact)) <= 1e-7 * float(exact)
+        assert torch.equal(norm, adamw.norm(scaled_P))
     g_P[70] = torch.inf
     assert float(adamw.norm(g_P)) == float("inf")
     g_P[71] = torch.nan
@@ -562,8 +562,8 @@ MIXTURES = {
 def _mixed(module, x_TI, theta_P, dy, of, **options):
     """Outputs, load and gradients; dy in the dtype of the input."""
     y, saved = module.forward(x_TI, theta_P, None, of)
-    grads = module.backward(Mixed(*(each.to(x_TI.dtype) for each in dy)), saved, x_TI, theta_P, of, **options)
-    return [each.clone() for each in y], saved.load_E, grads
+    grads = module.backward(Mixed(*(cotangent.to(x_TI.dtype) for cotangent in dy)), saved, x_TI, theta_P, of, **options)
+    return [output.clone() for output in y], saved.load_E, grads
 
 
 def _mixture_inputs(name, seed=1):
@@ -582,11 +582,11 @@ def test_mixture(name, schedule):
     exact, right_E, exact_grads = _mixed(ref_mixture, x_TI.double(), theta_P.double(), dy, of)
     own, _, own_grads = _mixed(ref_mixture, x_TI, theta_P, dy, of)
     assert torch.equal(load_E, right_E)
-    for each in zip((*outputs, grads[0]), (*exact, exact_grads[0]), (*own, own_grads[0]), strict=True):
-        near(*each)
-    parts = [of.by_name(each) for each in (grads[1], exact_grads[1], own_grads[1])]
+    for compared in zip((*outputs, grads[0]), (*exact, exact_grads[0]), (*own, own_grads[0]), strict=True):
+        near(*compared)
+    parts = [of.by_name(grad_P) for grad_P in (grads[1], exact_grads[1], own_grads[1])]
     for part in parts[0]:
-        near(*(each[part] for each in parts))
+        near(*(grads_by_name[part] for grads_by_name in parts))
     again, _, grads_again = _mixed(mixture, x_TI, theta_P, dy, of)
     assert all(same_bits(a, b) for a, b in zip((*outputs, *grads), (*again, *grads_again), strict=True))
 
@@ -602,10 +602,10 @@ def test_mixture_writes_over_and_adds(schedule):
     (before_P,) = draw(2, theta_P.shape)
     _, _, (_, added_P) = _mixed(mixture, x_TI, theta_P, dy, of, out_P=before_P.clone(), accumulate=True)
     for written, right, added, before in zip(
-        *(of.by_name(each).values() for each in (out_P, right_P, added_P, before_P)), strict=True
+        *(of.by_name(grad_P).values() for grad_P in (out_P, right_P, added_P, before_P)), strict=True
     ):
         assert same_bits(written, right) and torch.allclose(added - before, right, rtol=1e-4, atol=1e-4)
-    assert int(out_P.isnan().sum()) == theta_P.numel() - sum(each.numel() for each in of.by_name(theta_P).values())
+    assert int(out_P.isnan().sum()) == theta_P.numel() - sum(view.numel() for view in of.by_name(theta_P).values())
 
 
 def test_mixture_reuses_a_workspace(threads):
@@ -614,12 +614,12 @@ def test_mixture_reuses_a_workspace(threads):
     kept = []
     for seed in (3, 4):
         x_TI, theta_P, dy, _ = _mixture_inputs("nano", seed)
-        found, saved = mixture.forward(x_TI, theta_P, None, of, workspace=workspace)
+        fast, saved = mixture.forward(x_TI, theta_P, None, of, workspace=workspace)
         grads = mixture.backward(dy, saved, x_TI, theta_P, of, workspace=workspace)
         right, _, right_grads = _mixed(mixture, x_TI, theta_P, dy, of)
-        assert all(same_bits(a, b) for a, b in zip((*found, *grads), (*right, *right_grads), strict=True))
-        kept.append((found.gates_TE, right[1]))
-    assert all(same_bits(*each) for each in kept)
+        assert all(same_bits(a, b) for a, b in zip((*fast, *grads), (*right, *right_grads), strict=True))
+        kept.append((fast.gates_TE, right[1]))
+    assert all(same_bits(*gates) for gates in kept)
 
 
 def test_whole_experts_are_dealt_to_threads_alike(monkeypatch):
@@ -629,13 +629,13 @@ def test_whole_experts_are_dealt_to_threads_alike(monkeypatch):
         ref_dispatch.plan(torch.tensor([0] * 4 + [1] * 26 + [2] * 24 + [3] * 6)[:, None], 4),
     )
     x_NI, theta_EP, dy_NO = _inputs(chain, plan)
-    found = []
+    answers = []
     for threads in (1, 2, 3, 4):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain)
-        found.append((y_NO, *experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)))
-    for each in found[1:]:
-        assert all(same_bits(a, b) for a, b in zip(found[0], each, strict=True))
+        answers.append((y_NO, *experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain)))
+    for answer in answers[1:]:
+        assert all(same_bits(a, b) for a, b in zip(answers[0], answer, strict=True))
 
 
 def test_mixture_refuses_what_it_would_misread():
@@ -656,7 +656,7 @@ def _ending(blocks, spoilt=None, scale=1.0, loss=0.7):
     if spoilt is not None:
         g_P[-1] = spoilt
     state = (p_P, g_P, 0.1 * m_P, 0.01 * v_P.square(), torch.arange(blocks) % 3 != 1)
-    return state, [torch.tensor(each) for each in (6.0, 2.0, 0.01, scale, loss)]
+    return state, [torch.tensor(scalar) for scalar in (6.0, 2.0, 0.01, scale, loss)]
 
 
 @pytest.mark.parametrize("blocks", [1, 37, 1200])
@@ -664,17 +664,17 @@ def _ending(blocks, spoilt=None, scale=1.0, loss=0.7):
 def test_update(blocks, clip, threads):
     """Threads that clip by their own part of the norm, or count each for itself."""
     state, scalars = _ending(blocks, scale=8.0)
-    found, _ = update.forward(*state, *scalars, clip=clip)
+    fast, _ = update.forward(*state, *scalars, clip=clip)
     exact, _ = ref_update.forward(
-        *(each.double() if each.is_floating_point() else each for each in state),
-        *(each.double() for each in scalars),
+        *(tensor.double() if tensor.is_floating_point() else tensor for tensor in state),
+        *(scalar.double() for scalar in scalars),
         clip=clip,
     )
     own, _ = ref_update.forward(*state, *scalars, clip=clip)
-    for each in zip(found, exact, own, strict=True):
-        near(*each)
+    for compared in zip(fast, exact, own, strict=True):
+        near(*compared)
     again, _ = update.forward(*state, *scalars, clip=clip)
-    assert all(same_bits(a, b) for a, b in zip(found, again, strict=True))
+    assert all(same_bits(a, b) for a, b in zip(fast, again, strict=True))
 
 
 @pytest.mark.parametrize("spoilt, loss", [(torch.nan, 0.7), (torch.inf, 0.7), (None, torch.nan), (None, -torch.inf)])
@@ -682,7 +682,7 @@ def test_update_skips(spoilt, loss, threads):
     """One entry at the far end: every thread must learn of it before it moves anything."""
     state, scalars = _ending(1200, spoilt, loss=loss)
     count, skips = scalars[0].clone(), scalars[1].clone()
-    p_P, g_P, m_P, v_P, decayed_B = (each.clone() for each in state)
+    p_P, g_P, m_P, v_P, decayed_B = (tensor.clone() for tensor in state)
     norm, skipped = update.step(p_P, g_P, m_P, v_P, decayed_B, count, skips, *scalars[2:], clip=1.0)
     assert all(torch.equal(a, b) for a, b in zip((p_P, m_P, v_P), (state[0], state[2], state[3]), strict=True))
     assert (float(count), float(skips), float(skipped)) == (6, 3, 1)
@@ -708,18 +708,18 @@ def test_ffn_writes_and_adds(rows, width, inner, threads):
     shapes = (rows, width), (inner, width), (inner,), (width, inner), (width,), (rows, width)
     x, w1, b1, w2, b2, dy = (torch.randn(shape, generator=generator) for shape in shapes)
     given = (x * 4, w1, b1, w2, b2)
-    right, kept = ffn.forward(*(each.double() for each in given))
-    expected = ffn.backward(dy.double(), kept, *(each.double() for each in (x * 4, w1, w2)))[1:]
+    right, kept = ffn.forward(*(operand.double() for operand in given))
+    expected = ffn.backward(dy.double(), kept, *(operand.double() for operand in (x * 4, w1, w2)))[1:]
     torch.set_num_threads(threads)
     try:
         for start, accumulate in ((None, False), (torch.nan, False), (1.5, True)):
             y, saved = kernel.forward(*given)
-            out = None if start is None else tuple(torch.full_like(each, start) for each in (w1, b1, w2, b2))
-            found = kernel.backward(dy, saved, x * 4, w1, w2, out, accumulate)[1:]
+            out = None if start is None else tuple(torch.full_like(parameter, start) for parameter in (w1, b1, w2, b2))
+            grads = kernel.backward(dy, saved, x * 4, w1, w2, out, accumulate)[1:]
             torch.testing.assert_close(y.double(), right, rtol=1e-4, atol=1e-4)
-            for a, b in zip(found, expected, strict=True):
+            for a, b in zip(grads, expected, strict=True):
                 torch.testing.assert_close(a.double(), b + (start if accumulate else 0), rtol=1e-4, atol=1e-4)
-            assert out is None or all(a is b for a, b in zip(out, found, strict=True))
+            assert out is None or all(a is b for a, b in zip(out, grads, strict=True))
     finally:
         torch.set_num_threads(1)
 
@@ -738,8 +738,8 @@ def read(reader, *shape):
 @pytest.mark.parametrize("reader", READERS, ids=str)
 def test_readings(reader, tokens, threads):
     token_BS, theta_P = read(reader, 4, tokens)
-    found, own = (each.forward(token_BS, theta_P, reader)[0] for each in (reading, ref_reading))
-    near(found, ref_reading.forward(token_BS, theta_P.double(), reader)[0], own)
+    fast, own = (module.forward(token_BS, theta_P, reader)[0] for module in (reading, ref_reading))
+    near(fast, ref_reading.forward(token_BS, theta_P.double(), reader)[0], own)
 
 
 def test_a_sequence_is_read_the_same_alone_and_among_others(threads):

@@ -34,10 +34,10 @@ def room(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(room_like(x))
 
 
-def error(found: torch.Tensor, x: torch.Tensor, w: torch.Tensor, before: float = 0.0) -> float:
+def error(out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, before: float = 0.0) -> float:
     """Relative to the sum of the terms' sizes, so that what cancels does not count."""
     exact, size = x.double() @ w.double() + before, x.double().abs() @ w.double().abs() + abs(before)
-    return float(((found.double() - exact).abs() / size.clamp(min=1e-30)).max()) if found.numel() else 0.0
+    return float(((out.double() - exact).abs() / size.clamp(min=1e-30)).max()) if out.numel() else 0.0
 
 
 @pytest.mark.parametrize("add", (False, True))
@@ -99,7 +99,7 @@ def test_our_tile_is_taken_where_it_matters_and_is_right(rows: int, transposed: 
     formats = (module._FORMATS[x.dtype],) * 2
     aligned = module._alignment(x.data_ptr(), w.data_ptr(), out.data_ptr())
     plan = module._plan(width, rows, width, *layouts, width, formats, aligned, x.device.index)
-    taken = next(each for each in plan.proposals if module.ctypes.addressof(each) == plan.algorithm)
+    taken = next(proposal for proposal in plan.proposals if module.ctypes.addressof(proposal) == plan.algorithm)
     assert module._tile(taken) == module.TILE
 
 

@@ -73,10 +73,10 @@ def judged(kernel, device, name):
 def test_the_contract_admits_the_kernel(kernel, triton_device, name):
     """A product over the border of two experts, a padded output that is not cut off, an expert without rows whose
     gradient stays as it was, or a weight gradient rounded to bf16 would fail."""
-    found = list(judged(kernel, triton_device, name))
+    evidence = list(judged(kernel, triton_device, name))
     claims = {"no_alias", "matches_reference", "deterministic", "writes_all", "zero_rows_safe", "accumulates"}
-    assert {e.claim for e in found} >= claims
-    assert not [e for e in found if e.status != "proven"]
+    assert {e.claim for e in evidence} >= claims
+    assert not [e for e in evidence if e.status != "proven"]
 
 
 def test_which_chains_it_serves(kernel):
@@ -94,7 +94,7 @@ def drawn(device, name, seed=0):
     made = experts._arguments(plan, of, seeded(seed, name))
     x_NI, theta_EP = made["x"].float().to(device), made["theta"].float().to(device)
     dy_NO = torch.randn(len(x_NI), of.widths[-1], generator=seeded(seed, name, "dy")).to(device)
-    return x_NI, theta_EP, theta_EP.to(BF16), dy_NO, dispatch.DispatchPlan(*(each.to(device) for each in plan))
+    return x_NI, theta_EP, theta_EP.to(BF16), dy_NO, dispatch.DispatchPlan(*(indices.to(device) for indices in plan))
 
 
 def run(module, of, x_NI, theta_EP, narrow_EP, dy_NO, plan, **options):
@@ -109,9 +109,9 @@ def run(module, of, x_NI, theta_EP, narrow_EP, dy_NO, plan, **options):
 def test_results_are_fp32(kernel, triton_device):
     """Masters, gradients and what is combined stay in fp32; only the tape is narrow."""
     of, given = CASES["K = E"][0], drawn(triton_device, "K = E")
-    assert {each.dtype for each in run(kernel, of, *given)} == {torch.float32}
+    assert {answer.dtype for answer in run(kernel, of, *given)} == {torch.float32}
     _, saved = kernel.forward(given[0], given[1], given[4], of, given[2])
-    assert {each.dtype for each in (saved.x_NI, *saved.h)} == {BF16}
+    assert {tape.dtype for tape in (saved.x_NI, *saved.h)} == {BF16}
 
 
 def test_strided_parameters(kernel, triton_device):
@@ -127,9 +127,9 @@ def test_strided_parameters(kernel, triton_device):
         return held, held[:, : tensor.shape[1]]
 
     held_EP, out_EP = apart(torch.zeros_like(theta_EP), 192)
-    found = run(kernel, of, x_NI, apart(theta_EP, 128)[1], apart(narrow_EP, 64)[1], dy_NO, plan, out_EP=out_EP)
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    assert found[2] is out_EP and held_EP[:, theta_EP.shape[1] :].isnan().all()
+    strided = run(kernel, of, x_NI, apart(theta_EP, 128)[1], apart(narrow_EP, 64)[1], dy_NO, plan, out_EP=out_EP)
+    assert all(torch.equal(a, b) for a, b in zip(strided, right, strict=True))
+    assert strided[2] is out_EP and held_EP[:, theta_EP.shape[1] :].isnan().all()
 
 
 def test_accumulating(kernel, triton_device):
@@ -143,8 +143,8 @@ def test_accumulating(kernel, triton_device):
     assert torch.allclose(added[2], there_EP + dtheta_EP, rtol=1e-6, atol=1e-6)
     assert torch.equal(added[2][1:3], there_EP[1:3]) and (dtheta_EP[1:3] == 0).all()
     padding = torch.ones_like(dtheta_EP, dtype=torch.bool)
-    for each in padding:
-        for view in of.views(each).values():
+    for padding_P in padding:
+        for view in of.views(padding_P).values():
             view.fill_(False)
     assert padding.any() and (dtheta_EP[padding] == 0).all()
     written = run(kernel, of, *given, out_EP=there_EP.clone())[2]
@@ -167,9 +167,9 @@ def test_a_workspace_serves_other_routing(kernel, triton_device):
     )
     for name in (*names, names[0]):
         of, given = CASES[name][0], drawn(triton_device, name)
-        found = [each.clone() for each in run(kernel, of, *given, workspace=workspace)]
+        fast = [answer.clone() for answer in run(kernel, of, *given, workspace=workspace)]
         right = run(kernel, of, *given)
-        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), name
+        assert all(torch.equal(a, b) for a, b in zip(fast, right, strict=True)), name
     held = workspace.bytes()
     run(kernel, CASES[names[1]][0], *drawn(triton_device, names[1]), workspace=workspace)
     assert workspace.bytes() == held
@@ -209,18 +209,18 @@ SHAPES = [(1, 1), (1, 65), (33, 1), (31, 63), (32, 64), (33, 65), (3, 130), (129
 def test_weight_gradients(kernel, triton_device, outputs, inputs, counts):
     """A tile or a chunk of rows that is short, full or one more than full: each row counts once, in its own expert;
     products of bf16 are exact in fp32, so the sums are off by their own rounding alone."""
-    _, found, right, size = gradients(kernel, triton_device, outputs, inputs, counts)
-    assert ((found - right).abs() <= 4 * max(counts) * 2**-24 * size).all()
+    _, dw_EOI, right, size = gradients(kernel, triton_device, outputs, inputs, counts)
+    assert ((dw_EOI - right).abs() <= 4 * max(counts) * 2**-24 * size).all()
     for e, count in enumerate(counts):
-        assert count or (found[e] == 0).all()
+        assert count or (dw_EOI[e] == 0).all()
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), [(128, 128), (129, 257)])
 def test_weight_gradients_in_large_tiles(kernel, triton_device, outputs, inputs):
     """From 128 by 128 on: 128 by 256 numbers at a time, 64 rows deep."""
     counts = (65, 0, 3)
-    _, found, right, size = gradients(kernel, triton_device, outputs, inputs, counts)
-    assert ((found - right).abs() <= 4 * max(counts) * 2**-24 * size).all() and (found[1] == 0).all()
+    _, dw_EOI, right, size = gradients(kernel, triton_device, outputs, inputs, counts)
+    assert ((dw_EOI - right).abs() <= 4 * max(counts) * 2**-24 * size).all() and (dw_EOI[1] == 0).all()
 
 
 def test_weight_gradients_of_others_stay_theirs(kernel, triton_device):
@@ -238,9 +238,9 @@ def test_weight_gradients_of_others_stay_theirs(kernel, triton_device):
 def test_weight_gradients_are_added(kernel, triton_device):
     """To what is there, in fp32; an expert without rows keeps its bits."""
     counts = (3, 0, 40)
-    there, found, right, size = gradients(kernel, triton_device, 33, 65, counts, accumulate=True)
-    assert ((found - there - right).abs() <= 4 * max(counts) * 2**-24 * (size + there.abs())).all()
-    assert torch.equal(found[1], there[1])
+    there, dw_EOI, right, size = gradients(kernel, triton_device, 33, 65, counts, accumulate=True)
+    assert ((dw_EOI - there - right).abs() <= 4 * max(counts) * 2**-24 * (size + there.abs())).all()
+    assert torch.equal(dw_EOI[1], there[1])
 
 
 # What is planted: each is right in all but a few rows, tiles or columns, and stays inside the buffers.
@@ -320,5 +320,5 @@ def test_planted_faults_are_refused(kernel, triton_device, monkeypatch, plant):
     """By the same admission that lets the kernel run: a factor or an example that let one pass would show here."""
     name, claims = PLANTED[plant]
     plant(kernel, monkeypatch)
-    found = judged(kernel, triton_device, name)
-    assert any(e.status == "refuted" and e.claim in claims for e in found), plant.__doc__
+    evidence = judged(kernel, triton_device, name)
+    assert any(e.status == "refuted" and e.claim in claims for e in evidence), plant.__doc__

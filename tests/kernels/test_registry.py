@@ -211,15 +211,15 @@ def _clips_the_scaled(given):
 
 
 def _never_skips_nan(given):
-    found, _ = RIGHT_UPDATE(**given)
+    right, _ = RIGHT_UPDATE(**given)
     if not bool(given["g_P"].isnan().any()):
-        return found, None
-    return found._replace(skipped=found.skipped * 0), None
+        return right, None
+    return right._replace(skipped=right.skipped * 0), None
 
 
 def _counts_a_skipped_step(given):
-    found, _ = RIGHT_UPDATE(**given)
-    return found._replace(count=given["count"] + 1), None
+    right, _ = RIGHT_UPDATE(**given)
+    return right._replace(count=given["count"] + 1), None
 
 
 def _ignores_the_loss(given):
@@ -227,8 +227,8 @@ def _ignores_the_loss(given):
 
 
 def _decays_when_skipped(given):
-    found, _ = RIGHT_UPDATE(**given)
-    return found._replace(p_P=torch.where(found.skipped > 0, found.p_P * 0.9999, found.p_P)), None
+    right, _ = RIGHT_UPDATE(**given)
+    return right._replace(p_P=torch.where(right.skipped > 0, right.p_P * 0.9999, right.p_P)), None
 
 
 def _no_floor_under_the_norm(given):
@@ -256,32 +256,32 @@ def test_broken_updates_are_refused(planted, change):
     assert choose(SHAPE).update is None
 
 
-def _entropy_of_the_gates(found, given):
-    return found._replace(entropy=torch.special.entr(found.gates_TE).sum() / len(found.gates_TE))
+def _entropy_of_the_gates(right, given):
+    return right._replace(entropy=torch.special.entr(right.gates_TE).sum() / len(right.gates_TE))
 
 
-def _aux_left_out(found, given):
-    return found._replace(loss=found.loss - found.loss.sign() * 1e-3)
+def _aux_left_out(right, given):
+    return right._replace(loss=right.loss - right.loss.sign() * 1e-3)
 
 
-def _gradient_unscaled(found, given):
-    return found._replace(g_P=found.g_P / given["scale"])
+def _gradient_unscaled(right, given):
+    return right._replace(g_P=right.g_P / given["scale"])
 
 
-def _first_row_lost(found, given):
+def _first_row_lost(right, given):
     own = {**given, "x_TI": given["x_TI"][1:], "target_T": given["target_T"][1:]} if len(given["x_TI"]) > 1 else given
-    return found._replace(g_P=RIGHT_LESSON(**own)[0].g_P)
+    return right._replace(g_P=RIGHT_LESSON(**own)[0].g_P)
 
 
-def _one_expert_not_moved(found, given):
+def _one_expert_not_moved(right, given):
     of = given["mixture"]
-    p_P = found.p_P.clone()
+    p_P = right.p_P.clone()
     of.views(p_P).theta_EP[-1] = of.views(given["p_P"]).theta_EP[-1]
-    return found._replace(p_P=p_P)
+    return right._replace(p_P=p_P)
 
 
-def _load_of_another(found, given):
-    return found._replace(load_E=found.load_E.roll(1) if len(given["x_TI"]) == 33 else found.load_E)
+def _load_of_another(right, given):
+    return right._replace(load_E=right.load_E.roll(1) if len(given["x_TI"]) == 33 else right.load_E)
 
 
 RIGHT_LESSON = lesson.forward

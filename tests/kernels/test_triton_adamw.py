@@ -29,8 +29,8 @@ def state(normal, triton_device):
     for name, view in space.items():
         view.fill_(float(space.shapes[name] and name.startswith(("a.weight", "b.weight"))))
     flags = space.flat_P.view(-1, ALIGNMENT).amax(1) > 0
-    p, g, m, v = (each.float() for each in normal(0, (P,), (P,), (P,), (P,)))
-    return (*(each.to(triton_device) for each in (p, g, 0.1 * m, 0.01 * v.square(), flags)),)
+    p, g, m, v = (normal_P.float() for normal_P in normal(0, (P,), (P,), (P,), (P,)))
+    return (*(buffer.to(triton_device) for buffer in (p, g, 0.1 * m, 0.01 * v.square(), flags)),)
 
 
 def scalar(value, device):
@@ -39,7 +39,7 @@ def scalar(value, device):
 
 def right(p, g, m, v, flags, count, rate, divisor, betas, eps, decay):
     """The update in float64."""
-    p, g, m, v = (each.double() for each in (p, g, m, v))
+    p, g, m, v = (buffer_P.double() for buffer_P in (p, g, m, v))
     g = g / (divisor or 1.0)
     decayed = flags.repeat_interleave(ALIGNMENT)
     p = torch.where(decayed, p * (1 - rate * decay), p)
@@ -57,12 +57,12 @@ def test_one_step(kernel, state, triton_device, near, count, betas, divisor):
     move a bias."""
     p, g, m, v, flags = state
     wanted = right(*state, count, 0.01, divisor, betas, 1e-8, 0.1)
-    start = [each.clone() for each in (p, m, v)]
-    scalars = [scalar(each, triton_device) for each in (count, 0.01, divisor)]
+    start = [buffer_P.clone() for buffer_P in (p, m, v)]
+    scalars = [scalar(number, triton_device) for number in (count, 0.01, divisor)]
     kernel.step(p, g, m, v, flags, *scalars, None, betas, 1e-8, 0.1)
-    for found, before, exact in zip((p, m, v), start, wanted, strict=True):
+    for moved, before, exact in zip((p, m, v), start, wanted, strict=True):
         change = exact - before.double()
-        error = (found.double() - exact).norm()
+        error = (moved.double() - exact).norm()
         assert error <= 2e-6 * change.norm() + 2**-24 * exact.norm()
 
 
@@ -71,7 +71,7 @@ def test_the_narrow_copy(kernel, state, triton_device, dtype):
     """Written with the parameters: the new ones, rounded."""
     p, g, m, v, flags = state
     narrow = torch.full_like(p, torch.nan, dtype=dtype)
-    scalars = [scalar(each, triton_device) for each in (3, 0.01, None, None)]
+    scalars = [scalar(number, triton_device) for number in (3, 0.01, None, None)]
     kernel.step(p, g, m, v, flags, *scalars, (0.9, 0.999), 1e-8, 0.1, narrow)
     assert torch.allclose(narrow.float(), p, rtol=torch.finfo(dtype).eps, atol=1e-7)
 
@@ -83,8 +83,8 @@ def test_a_skipped_step_changes_nothing(kernel, state, triton_device, skip):
     narrow = p.bfloat16()
     if skip:
         g[5] = torch.nan
-    before = [each.clone() for each in (p, m, v, narrow)]
-    scalars = [scalar(each, triton_device) for each in (1, 0.01, 2.0, skip)]
+    before = [buffer_P.clone() for buffer_P in (p, m, v, narrow)]
+    scalars = [scalar(number, triton_device) for number in (1, 0.01, 2.0, skip)]
     kernel.step(p, g, m, v, flags, *scalars, (0.9, 0.999), 1e-8, 0.1, narrow)
     after = (p, m, v, narrow)
     assert all(torch.equal(*pair) == bool(skip) for pair in zip(before, after, strict=True))
@@ -94,10 +94,10 @@ def test_a_skipped_step_changes_nothing(kernel, state, triton_device, skip):
 def test_nan_in_the_gradient_reaches_its_parameter_alone(kernel, state, triton_device):
     p, g, m, v, flags = state
     g[5] = torch.nan
-    scalars = [scalar(each, triton_device) for each in (1, 0.01, None, 0.0)]
+    scalars = [scalar(number, triton_device) for number in (1, 0.01, None, 0.0)]
     kernel.step(p, g, m, v, flags, *scalars, (0.9, 0.999), 1e-8, 0.1)
-    for each in (p, m, v):
-        assert each.isnan().nonzero().flatten().tolist() == [5]
+    for buffer_P in (p, m, v):
+        assert buffer_P.isnan().nonzero().flatten().tolist() == [5]
 
 
 @pytest.mark.parametrize("decay", ["matrices", "all"])
@@ -110,7 +110,7 @@ def test_as_the_reference_over_some_steps(kernel, normal, triton_device, decay):
     for entry in SPEC:
         marks[entry.name].fill_(float(decay == "all" or entry.kind == "matrix"))
     flags = (marks.flat_P.view(-1, ALIGNMENT).amax(1) > 0).to(torch.uint8).to(triton_device)
-    divisor, skip, rate = (scalar(each, triton_device) for each in (8.0, 0.0, 0.01))
+    divisor, skip, rate = (scalar(number, triton_device) for number in (8.0, 0.0, 0.01))
     for step in range(1, 6):
         for name, view in spaces[0].grads.items():
             view.copy_(normal(step, spaces[0].shapes[name])[0])
@@ -118,41 +118,41 @@ def test_as_the_reference_over_some_steps(kernel, normal, triton_device, decay):
         optimizer.step(divisor, skip)
         count = scalar(step, triton_device)
         kernel.step(p, g, m, v, flags, count, rate, divisor, skip, (0.9, 0.999), 1e-8, 0.1)
-    for found, wanted in ((p, spaces[0].flat_P), (m, optimizer.m_P), (v, optimizer.v_P)):
-        assert (found - wanted).norm() <= 1e-6 * wanted.norm()
+    for moved, wanted in ((p, spaces[0].flat_P), (m, optimizer.m_P), (v, optimizer.v_P)):
+        assert (moved - wanted).norm() <= 1e-6 * wanted.norm()
 
 
 @pytest.mark.parametrize("P", [1, 63, 4096, 20_001])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sum_of_squares(kernel, normal, triton_device, monkeypatch, P, dtype):
+def test_the_norm(kernel, normal, triton_device, monkeypatch, P, dtype):
     """In one chunk and in several, of several blocks; the last one short."""
     (g,) = normal(1, (P,))
     g = g.to(triton_device, dtype)
-    wanted = float(g.double().square().sum())
+    wanted = float(g.double().norm())
     for programs in (kernel.PROGRAMS, 2):
         monkeypatch.setattr(kernel, "PROGRAMS", programs)
-        first, second = kernel.sum_of_squares(g), kernel.sum_of_squares(g)
+        first, second = kernel.norm(g), kernel.norm(g)
         assert first.shape == () and first.dtype == torch.float32 and torch.equal(first, second)
         assert abs(float(first) - wanted) <= 1e-6 * wanted
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
-def test_sum_of_squares_that_is_not_finite(kernel, triton_device, bad):
+def test_a_norm_that_is_not_finite(kernel, triton_device, bad):
     g = torch.ones(5000, device=triton_device)
     g[4999] = bad
-    assert not kernel.sum_of_squares(g).isfinite() and not kernel.norm(g).isfinite()
+    assert not kernel.norm(g).isfinite()
 
 
 def test_the_op_and_the_norm(kernel, state, triton_device):
     """What an admission calls: new memory, the old left as it is."""
-    before = [each.clone() for each in state]
-    scalars = [scalar(each, triton_device) for each in (7, 0.01, 1024.0, 0.0)]
-    found, _ = kernel.forward(*state, *scalars)
-    exact = [each.double() if each.is_floating_point() else each for each in (*state, *scalars)]
+    before = [buffer.clone() for buffer in state]
+    scalars = [scalar(number, triton_device) for number in (7, 0.01, 1024.0, 0.0)]
+    fast, _ = kernel.forward(*state, *scalars)
+    exact = [tensor.double() if tensor.is_floating_point() else tensor for tensor in (*state, *scalars)]
     wanted, _ = adamw.forward(*exact)
     assert all(torch.equal(*pair) for pair in zip(before, state, strict=True))
-    for each, right_P in zip(found, wanted, strict=True):
-        assert (each - right_P).norm() <= 1e-6 * right_P.norm()
+    for fast_P, right_P in zip(fast, wanted, strict=True):
+        assert (fast_P - right_P).norm() <= 1e-6 * right_P.norm()
     assert abs(float(kernel.norm(state[1])) - float(adamw.norm(state[1]))) <= 1e-6 * float(adamw.norm(state[1]))
 
 

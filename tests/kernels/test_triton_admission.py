@@ -12,5 +12,5 @@ def test_the_contract_admits_the_kernel(triton_device, name):
     """The contract's own examples and claims, in fp32: what the registry asks before a kernel may run."""
     op, kernel = import_module(f"gradproof.ops.{name}"), import_module(f"gradproof.kernels.triton.{name}")
     tried = examples(name, op.CONTRACT, 0, 12)
-    found = list(admit(op, kernel, tried, dtype=torch.float32, device=triton_device, kernel="triton"))
-    assert found and not [each for each in found if each.status != "proven"]
+    evidence = list(admit(op, kernel, tried, dtype=torch.float32, device=triton_device, kernel="triton"))
+    assert evidence and not [e for e in evidence if e.status != "proven"]

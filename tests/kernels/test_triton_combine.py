@@ -34,14 +34,14 @@ def check(kernel, near, dy_TO, rows_NO, gates_TE, plan):
         combine.forward(*exact)[0],
         scale,
     )
-    found = kernel.backward(dy_TO, None, rows_NO, gates_TE, plan)
+    fast = kernel.backward(dy_TO, None, rows_NO, gates_TE, plan)
     usual = combine.backward(dy_TO, None, rows_NO, gates_TE, plan)
     right = combine.backward(dy_TO.double(), None, *exact)
-    near(found[0], usual[0], right[0])
+    near(fast[0], usual[0], right[0])
     size = combine.backward(dy_TO.double().abs(), None, rows_NO.double().abs(), gates_TE.double(), plan)[1]
-    near(found[1], usual[1], right[1], size)
+    near(fast[1], usual[1], right[1], size)
     off = torch.ones_like(gates_TE, dtype=torch.bool).scatter(1, plan.index_TK, False)
-    assert (found[1][off] == 0).all()
+    assert (fast[1][off] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -61,7 +61,7 @@ def test_one_expert_with_everything(kernel, drawn, near):
 
 def test_strided_rows_and_inputs_unchanged(kernel, drawn, near):
     dy_TO, rows_NO, gates_TE, plan = drawn(9, 14, 4, 2)
-    before = [each.clone() for each in (dy_TO, rows_NO, gates_TE)]
+    before = [tensor.clone() for tensor in (dy_TO, rows_NO, gates_TE)]
     check(kernel, near, dy_TO[:, 3:10], rows_NO[:, 2:9], gates_TE, plan)
     check(kernel, near, dy_TO[:, ::2], rows_NO[:, 1::2], gates_TE.T.contiguous().T, plan)
     assert all(torch.equal(*pair) for pair in zip(before, (dy_TO, rows_NO, gates_TE), strict=True))

@@ -23,7 +23,9 @@ def compare(kernel, near, triton_device):
         dz_TC = kernel.backward(dloss, saved, z_TC, target_T)
         assert torch.equal(z_TC, before)
         usual, kept = cross_entropy.forward(z_TC, target_T, **options)
-        wide = {name: each.double() if isinstance(each, torch.Tensor) else each for name, each in options.items()}
+        wide = {
+            name: option.double() if isinstance(option, torch.Tensor) else option for name, option in options.items()
+        }
         right, exact = cross_entropy.forward(z_TC.double(), target_T, **wide)
         near(loss, usual, right)
         usual_TC = cross_entropy.backward(dloss.to(z_TC.dtype), kept, z_TC, target_T)
@@ -71,7 +73,7 @@ def test_wrong_with_certainty(compare):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_logits(kernel, drawn, triton_device, dtype):
-    z_TC, target_T = (each.to(triton_device) for each in drawn(20, 6))
+    z_TC, target_T = (tensor.to(triton_device) for tensor in drawn(20, 6))
     z_TC = z_TC.to(dtype)
     loss, saved = kernel.forward(z_TC, target_T)
     dz_TC = kernel.backward(torch.ones((), device=triton_device), saved, z_TC, target_T)

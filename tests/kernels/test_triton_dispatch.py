@@ -17,9 +17,9 @@ def chosen(T, E, K, device, seed=0):
     return score_TE.argsort(1)[:, :K].contiguous().to(device)
 
 
-def same(found, right):
-    for name, each in right._asdict().items():
-        assert getattr(found, name).dtype == each.dtype and torch.equal(getattr(found, name), each), name
+def same(plan, right):
+    for name, indices in right._asdict().items():
+        assert getattr(plan, name).dtype == indices.dtype and torch.equal(getattr(plan, name), indices), name
 
 
 @pytest.mark.parametrize(

@@ -70,13 +70,13 @@ WIDE = ["three layers", "wider than 16", "one expert", "one in the middle withou
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, torch.bfloat16) for name in CASES), *((name, torch.float32) for name in WIDE)],
-    ids=lambda each: str(each).removeprefix("torch."),
+    ids=lambda parameter: str(parameter).removeprefix("torch."),
 )
 def test_the_contract_admits_the_kernel(kernel, triton_device, name, dtype):
     """A tile over the border of two experts, statistics over the padding of a width, an expert without rows that gets
     others', a layer read from another's place, or a row, a gradient or a part of `out` left unwritten would fail."""
-    found = judged(kernel, triton_device, [example(name)], dtype)
-    assert {e.claim for e in found} >= {
+    evidence = judged(kernel, triton_device, [example(name)], dtype)
+    assert {e.claim for e in evidence} >= {
         "no_alias",
         "matches_reference",
         "deterministic",
@@ -84,21 +84,21 @@ def test_the_contract_admits_the_kernel(kernel, triton_device, name, dtype):
         "zero_rows_safe",
         "accumulates",
     }
-    assert not [e for e in found if e.status != "proven"]
+    assert not [e for e in evidence if e.status != "proven"]
 
 
 def test_fp16(kernel, triton_device):
     """The other narrow format that the registry names it for."""
-    found = judged(kernel, triton_device, [example("two layers, odd widths")], torch.float16)
-    assert found and not [e for e in found if e.status != "proven"]
+    evidence = judged(kernel, triton_device, [example("two layers, odd widths")], torch.float16)
+    assert evidence and not [e for e in evidence if e.status != "proven"]
 
 
 def test_parts_of_an_expert_are_added_up(kernel, triton_device, monkeypatch):
     """Rows enough for several parts would be slow here: so the layout is asked for them, and for the larger tile."""
     layout = kernel._layout
     monkeypatch.setattr(kernel, "_layout", lambda *args: layout(*args)._replace(tile=64, parts=3))
-    found = judged(kernel, triton_device, [example("one in the middle without rows")], torch.float32)
-    assert found and not [e for e in found if e.status != "proven"]
+    evidence = judged(kernel, triton_device, [example("one in the middle without rows")], torch.float32)
+    assert evidence and not [e for e in evidence if e.status != "proven"]
 
 
 def test_parts_come_with_rows(kernel, triton_device):
@@ -147,7 +147,7 @@ def drawn(device, name, dtype, seed=0):
     x_NI, theta_EP = made["x"].float().to(device), made["theta"].float().to(device)
     dy_NO = torch.randn(len(x_NI), of.widths[-1], generator=seeded(seed, name, "dy")).to(device)
     narrow_EP = None if dtype == torch.float32 else theta_EP.to(dtype)
-    return x_NI, theta_EP, narrow_EP, dy_NO, dispatch.DispatchPlan(*(each.to(device) for each in plan))
+    return x_NI, theta_EP, narrow_EP, dy_NO, dispatch.DispatchPlan(*(indices.to(device) for indices in plan))
 
 
 def run(module, of, x_NI, theta_EP, narrow_EP, dy_NO, plan, **options):
@@ -175,9 +175,9 @@ def test_strided_parameters(kernel, triton_device, dtype):
     narrow_EP = None if narrow_EP is None else apart(narrow_EP, 64)
     held_EP = theta_EP.new_full((theta_EP.shape[0], theta_EP.shape[1] + 192), torch.nan)
     out_EP = held_EP[:, : theta_EP.shape[1]].zero_()
-    found = run(kernel, of, apart(x_NI, 3), apart(theta_EP, 128), narrow_EP, dy_NO, plan, out_EP=out_EP)
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
-    assert found[2] is out_EP and held_EP[:, theta_EP.shape[1] :].isnan().all()
+    strided = run(kernel, of, apart(x_NI, 3), apart(theta_EP, 128), narrow_EP, dy_NO, plan, out_EP=out_EP)
+    assert all(torch.equal(a, b) for a, b in zip(strided, right, strict=True))
+    assert strided[2] is out_EP and held_EP[:, theta_EP.shape[1] :].isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["fp32", "bf16"])
@@ -192,8 +192,8 @@ def test_accumulating(kernel, triton_device, dtype):
     assert torch.equal(added[0], y_NO) and torch.equal(added[1], dx_NI)
     assert torch.equal(added[2], there_EP + dtheta_EP)
     padding = torch.ones_like(dtheta_EP, dtype=torch.bool)
-    for each in padding:
-        for view in of.views(each).values():
+    for padding_P in padding:
+        for view in of.views(padding_P).values():
             view.fill_(False)
     assert padding.any() and (dtheta_EP[padding] == 0).all()
     written = run(kernel, of, *given, out_EP=there_EP.clone())[2]
@@ -218,9 +218,9 @@ def test_a_workspace_serves_other_routing(kernel, triton_device, dtype):
     )
     for name in (*names, names[0]):
         of, given = CASES[name][0], drawn(triton_device, name, dtype)
-        found = [each.clone() for each in run(kernel, of, *given, workspace=workspace)]
+        fast = [answer.clone() for answer in run(kernel, of, *given, workspace=workspace)]
         right = run(kernel, of, *given)
-        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True)), name
+        assert all(torch.equal(a, b) for a, b in zip(fast, right, strict=True)), name
     held = workspace.bytes()
     for name in names:
         run(kernel, CASES[name][0], *drawn(triton_device, name, dtype), workspace=workspace)
@@ -233,8 +233,8 @@ def test_a_strided_cotangent(kernel, triton_device):
     wide_NO = torch.full((dy_NO.shape[0], 2 * dy_NO.shape[1]), torch.nan, device=triton_device)
     wide_NO[:, ::2] = dy_NO
     right = run(kernel, of, x_NI, theta_EP, narrow_EP, dy_NO, plan)
-    found = run(kernel, of, x_NI, theta_EP, narrow_EP, wide_NO[:, ::2], plan)
-    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    strided = run(kernel, of, x_NI, theta_EP, narrow_EP, wide_NO[:, ::2], plan)
+    assert all(torch.equal(a, b) for a, b in zip(strided, right, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")
@@ -244,10 +244,10 @@ def test_tails(kernel, triton_device):
     for theta_P in theta_EP:
         of.views(theta_P)["norm.0.weight"].mul_(1e3)
         of.views(theta_P)["norm.0.weight"][0] = 1e25
-    found = run(kernel, of, x_NI, theta_EP, None, dy_NO, plan)
+    fast = run(kernel, of, x_NI, theta_EP, None, dy_NO, plan)
     exact = run(experts, of, x_NI.double(), theta_EP.double(), None, dy_NO.double(), plan)
-    assert all(each.isfinite().all() for each in found)
-    assert row_error(found[0], exact[0]) < 1e-5
+    assert all(answer.isfinite().all() for answer in fast)
+    assert row_error(fast[0], exact[0]) < 1e-5
 
 
 # What is planted: each is right in all but a few rows, tiles or columns, and stays inside the buffers.
@@ -356,5 +356,5 @@ def test_planted_faults_are_refused(kernel, triton_device, monkeypatch, plant):
     """By the same admission that lets the kernel run: a factor or an example that let one pass would show here."""
     name, claims = PLANTED[plant]
     plant(kernel, monkeypatch)
-    found = admit(experts, kernel, [example(name)], dtype=torch.float32, device=triton_device, kernel="planted")
-    assert any(e.status == "refuted" and e.claim in claims for e in found), plant.__doc__
+    evidence = admit(experts, kernel, [example(name)], dtype=torch.float32, device=triton_device, kernel="planted")
+    assert any(e.status == "refuted" and e.claim in claims for e in evidence), plant.__doc__

@@ -22,8 +22,8 @@ def drawn(normal, triton_device):
 
     def draw(T, H, dtype, seed=0):
         dy, h, b, gamma, beta = normal(seed, (T, H), (T, H), (H,), (H,), (H,))
-        return [each.to(triton_device, dtype) for each in (dy, 3 * h + 1)] + [
-            each.to(triton_device, torch.float32) for each in (b, gamma, beta)
+        return [rows.to(triton_device, dtype) for rows in (dy, 3 * h + 1)] + [
+            vector.to(triton_device, torch.float32) for vector in (b, gamma, beta)
         ]
 
     return draw
@@ -36,20 +36,20 @@ def terms(dy, h, b, gamma):
 
 
 def check(near, kernel, dy, h, *params, activate=True):
-    exact = [each.double() for each in (h, *params)]
+    exact = [operand.double() for operand in (h, *params)]
     near(
         kernel.forward(h, *params, activate)[0],
         norm_gelu.forward(h, *params, activate)[0],
         norm_gelu.forward(*exact, activate)[0],
     )
-    found = kernel.backward(dy, None, h, *params, activate)
+    fast = kernel.backward(dy, None, h, *params, activate)
     usual = norm_gelu.backward(dy, None, h, *params, activate)
     right = norm_gelu.backward(dy.double(), None, *exact, activate)
     scale = terms(dy, h, *params[:2])
-    near(found.dh_TH, usual.dh_TH, right.dh_TH, scale)
-    near(found.db_H, usual.db_H, right.db_H, scale)
-    near(found.dgamma_H, usual.dgamma_H, right.dgamma_H, dy)
-    near(found.dbeta_H, usual.dbeta_H, right.dbeta_H, dy)
+    near(fast.dh_TH, usual.dh_TH, right.dh_TH, scale)
+    near(fast.db_H, usual.db_H, right.db_H, scale)
+    near(fast.dgamma_H, usual.dgamma_H, right.dgamma_H, dy)
+    near(fast.dbeta_H, usual.dbeta_H, right.dbeta_H, dy)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +84,7 @@ def test_too_wide_or_too_precise_is_refused(kernel):
 def test_tails_and_a_large_mean(kernel, near, normal, triton_device):
     """exp(−2v) overflows in one tail, n² far out; a variance from the sum of squares alone would lose its digits."""
     dy, h, b, gamma, beta = (
-        each.to(triton_device).float() for each in normal(1, (4, 33), (4, 33), (33,), (33,), (33,))
+        tensor.to(triton_device).float() for tensor in normal(1, (4, 33), (4, 33), (33,), (33,), (33,))
     )
     check(near, kernel, dy, 1e-3 * h + 30, b, gamma, beta)
     check(near, kernel, dy, h, b, 40 * gamma, beta)
@@ -103,13 +103,13 @@ def test_nan_spreads_over_its_row_and_no_further(kernel, drawn):
     dh, *sums = kernel.backward(dy, None, h, *params)
     for rows in (y, dh):
         assert rows[2].isnan().all() and rows[[0, 1, 3, 4, 5]].isfinite().all()
-    assert all(each.isnan().all() for each in sums)
+    assert all(grad.isnan().all() for grad in sums)
 
 
 def test_strided_rows_are_read_in_place_and_stay(kernel, drawn, near):
     """Rows of a wider buffer, and columns that are not contiguous."""
     dy, h, *params = drawn(6, 24, torch.float32)
-    params = [each[:7].contiguous() for each in params]
+    params = [vector[:7].contiguous() for vector in params]
     before = dy.clone(), h.clone()
     check(near, kernel, dy[:, 5:12], h[:, 3:10], *params)
     check(near, kernel, dy[:, :14:2], h[:, 1:15:2], *params)
@@ -135,7 +135,7 @@ def ragged(normal, triton_device):
         offset_F = torch.tensor([0, *loads]).cumsum(0).to(triton_device)
         theta = theta.to(triton_device).float()
         grads = torch.full_like(theta, torch.nan)
-        return (*(each.to(triton_device, dtype) for each in (dy, h)), offset_F, theta, grads)
+        return (*(rows.to(triton_device, dtype) for rows in (dy, h)), offset_F, theta, grads)
 
     return draw
 
@@ -151,11 +151,11 @@ def reference(dy_NH, h_NH, offset_F, params, activate=True):
     bounds = offset_F.tolist()
     parts = []
     for e in range(len(bounds) - 1):
-        rows, own = slice(bounds[e], bounds[e + 1]), [each[e] for each in params]
+        rows, own = slice(bounds[e], bounds[e + 1]), [vector[e] for vector in params]
         y_nH, _ = norm_gelu.forward(h_NH[rows], *own, activate)
         parts.append((y_nH, *norm_gelu.backward(dy_NH[rows], None, h_NH[rows], *own, activate)))
     y, dh, *sums = zip(*parts, strict=True)
-    return torch.cat(y), torch.cat(dh), *(torch.stack(each) for each in sums)
+    return torch.cat(y), torch.cat(dh), *(torch.stack(by_expert) for by_expert in sums)
 
 
 @pytest.mark.parametrize("loads", LOADS)
@@ -168,17 +168,17 @@ def test_ragged_rows(kernel, ragged, near, loads):
     y, dh, again = torch.full_like(h, torch.nan), torch.full_like(h, torch.nan), torch.full_like(h, torch.nan)
     stat_N2 = kernel.ragged_forward(h, offset_F, *params, True, y)
     kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dh, again, *sums, False)
-    exact = dy.double(), h.double(), offset_F, [each.double() for each in params]
+    exact = dy.double(), h.double(), offset_F, [vector.double() for vector in params]
     usual, right = reference(dy, h, offset_F, params), reference(*exact)
     scale = right[1].abs() + dy.abs() * 10
-    for found, ordinary, wanted, size in zip(
+    for fast, ordinary, wanted, size in zip(
         (y, dh, *sums), usual, right, (right[0], scale, scale, dy, dy), strict=True
     ):
-        near(found.contiguous(), ordinary, wanted, size)
+        near(fast.contiguous(), ordinary, wanted, size)
     assert torch.allclose(again, y, rtol=1e-6, atol=1e-6)
     untouched = torch.ones_like(grads, dtype=torch.bool)
-    for each in views(untouched, H):
-        each.fill_(False)
+    for view in views(untouched, H):
+        view.fill_(False)
     assert grads[untouched].isnan().all()
 
 
@@ -216,7 +216,7 @@ def test_chunks_of_many_rows(kernel, ragged, near, monkeypatch):
     y, dh = torch.full_like(h, torch.nan), torch.full_like(h, torch.nan)
     stat_N2 = kernel.ragged_forward(h, offset_F, *params, True, y)
     kernel.ragged_backward(dy, h, stat_N2, offset_F, *params, True, dh, None, *sums, False)
-    right = reference(dy.double(), h.double(), offset_F, [each.double() for each in params])
+    right = reference(dy.double(), h.double(), offset_F, [vector.double() for vector in params])
     usual = reference(dy, h, offset_F, params)
-    for found, ordinary, wanted in zip((y, dh, *sums), usual, right, strict=True):
-        near(found.contiguous(), ordinary, wanted)
+    for fast, ordinary, wanted in zip((y, dh, *sums), usual, right, strict=True):
+        near(fast.contiguous(), ordinary, wanted)

@@ -42,20 +42,20 @@ def compare(kernel, near, normal, triton_device):
         (dgates_TE,) = normal(9, z_TE.shape)
         dy = Routed(dgates_TE.to(z_TE), torch.tensor(0.7).to(z_TE))
         before = z_TE.clone()
-        found = run(kernel, z_TE, c_E, routing, whole, dy)
+        fast = run(kernel, z_TE, c_E, routing, whole, dy)
         assert torch.equal(z_TE, before)
         usual = run(route, z_TE, c_E, routing, whole, dy)
-        exact = Routed(*(each.double() for each in dy))
+        exact = Routed(*(cotangent.double() for cotangent in dy))
         right = run(route, z_TE.double(), None if c_E is None else c_E.double(), routing, whole, exact)
-        assert torch.equal(found[1].index_TK, right[1].index_TK) and found[1].rows == right[1].rows
-        off = torch.ones_like(z_TE, dtype=torch.bool).scatter(1, found[1].index_TK, False)
-        assert (found[0].gates_TE[off] == 0).all()
+        assert torch.equal(fast[1].index_TK, right[1].index_TK) and fast[1].rows == right[1].rows
+        off = torch.ones_like(z_TE, dtype=torch.bool).scatter(1, fast[1].index_TK, False)
+        assert (fast[0].gates_TE[off] == 0).all()
         for name in ("gates_TE", "aux"):
-            near(*(getattr(each[0], name) for each in (found, usual, right)))
+            near(*(getattr(answer[0], name) for answer in (fast, usual, right)))
         for name in ("q_TE", "share_E"):
-            near(*(getattr(each[1], name) for each in (found, usual, right)))
-        near(found[2], usual[2], right[2], scale=dgates_TE)
-        return found
+            near(*(getattr(answer[1], name) for answer in (fast, usual, right)))
+        near(fast[2], usual[2], right[2], scale=dgates_TE)
+        return fast
 
     return check
 
@@ -94,8 +94,8 @@ def test_narrow_logits(kernel, normal, triton_device, dtype):
 def test_correction_chooses_and_does_not_weigh(compare, normal, triton_device):
     (z_TE,) = normal(4, (40, 4))
     c_E = torch.tensor([0.9, 0.0, -0.9, 0.1], device=triton_device)
-    found = compare(z_TE.float(), Routing(balance=0.1), c_E)
-    assert (found[1].index_TK[:, 0] == 0).all()
+    fast = compare(z_TE.float(), Routing(balance=0.1), c_E)
+    assert (fast[1].index_TK[:, 0] == 0).all()
 
 
 @pytest.mark.parametrize("T", [7, 300])
@@ -103,16 +103,16 @@ def test_part_of_a_batch(compare, normal, triton_device, T):
     """The shares of the whole batch, from the loads that are given, with one block and with several."""
     (z_TE,) = normal(5, (T, 4))
     whole = Whole(2 * T, torch.tensor([T, 2 * T, 0, T], device=triton_device))
-    found = compare(z_TE.float(), Routing(balance=0.1, z_loss=0.01), whole=whole)
-    assert found[1].share_E.tolist() == [0.25, 0.5, 0.0, 0.25]
+    fast = compare(z_TE.float(), Routing(balance=0.1, z_loss=0.01), whole=whole)
+    assert fast[1].share_E.tolist() == [0.25, 0.5, 0.0, 0.25]
 
 
 def test_ties_go_to_the_lower_index(compare, normal):
     (z_TE,) = normal(6, (40, 6))
     z_TE = z_TE.round()
     z_TE[0] = 0.0
-    found = compare(z_TE.float(), Routing(k=3, balance=0.1))
-    assert found[1].index_TK[0].tolist() == [0, 1, 2]
+    fast = compare(z_TE.float(), Routing(k=3, balance=0.1))
+    assert fast[1].index_TK[0].tolist() == [0, 1, 2]
 
 
 def test_an_expert_that_nobody_chooses(compare, normal):
@@ -141,12 +141,12 @@ def test_nan_stays_in_its_row(kernel, normal, triton_device):
 
 
 def test_a_cotangent_from_the_host_and_rows_of_a_wider_buffer(kernel, normal, triton_device):
-    z_TE, dgates_TE = (each.float().to(triton_device)[:, 3:7] for each in normal(10, (9, 8), (9, 8)))
+    z_TE, dgates_TE = (wide_TE.float().to(triton_device)[:, 3:7] for wide_TE in normal(10, (9, 8), (9, 8)))
     routing = Routing(balance=0.1, z_loss=0.01)
     aux = torch.tensor(0.5, device=triton_device)
     for op in (kernel, route):
         _, saved = op.forward(z_TE, None, routing)
-        dz = [kernel.backward(Routed(dgates_TE, each), saved, routing) for each in (aux, 0.5)]
+        dz = [kernel.backward(Routed(dgates_TE, daux), saved, routing) for daux in (aux, 0.5)]
         assert torch.equal(*dz)
     assert torch.allclose(dz[0], route.backward(Routed(dgates_TE, aux), saved, routing), rtol=1e-5, atol=1e-7)
 

@@ -78,14 +78,14 @@ def test_formats_have_buffers_of_their_own():
     workspace = Workspace()
     formats = (torch.float32, torch.bfloat16, torch.float16, torch.int64)
     first = [workspace.take("x", (6,), torch.empty(0, dtype=dtype)) for dtype in formats]
-    assert [each.dtype for each in first] == list(formats) and len({address(each) for each in first}) == 4
+    assert [buffer.dtype for buffer in first] == list(formats) and len({address(buffer) for buffer in first}) == 4
     assert workspace.bytes() == 6 * (4 + 2 + 2 + 8)
-    for value, each in enumerate(first):
-        each.fill_(value)
+    for value, buffer in enumerate(first):
+        buffer.fill_(value)
     workspace.take("x", (10,), torch.empty(0, dtype=torch.bfloat16))
     held = [workspace.take("x", (6,), torch.empty(0, dtype=dtype)) for dtype in formats]
     assert [address(a) == address(b) for a, b in zip(held, first, strict=True)] == [True, False, True, True]
-    assert all((each == value).all() for value, each in enumerate(held) if value != 1)
+    assert all((buffer == value).all() for value, buffer in enumerate(held) if value != 1)
     assert workspace.bytes() == 6 * (4 + 2 + 8) + 10 * 2
 
 

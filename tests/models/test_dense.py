@@ -44,9 +44,9 @@ def compare(agree, model, x_TI, dy_TO):
     output, tape = model.forward(x_TI)
     agree(output.logits_TO, right_TO, 1e-10)
     wanted = torch.autograd.grad(right_TO, [leaf_TI, *(parameter for _, parameter in named)], dy_TO)
-    found = [model.backward(dy_TO, tape), *model.params.grads.values()]
+    grads = [model.backward(dy_TO, tape), *model.params.grads.values()]
     everything = torch.cat([grad.flatten() for grad in wanted])
-    for grad, right in zip(found, wanted, strict=True):
+    for grad, right in zip(grads, wanted, strict=True):
         agree(grad, right, 1e-10, terms=everything)
 
 

@@ -59,11 +59,11 @@ def compare(agree, model, x_TI, dy_TO, d_aux):
     wanted = torch.autograd.grad(scalar, [leaf_TI, *leaves.values()], materialize_grads=True)
 
     output, tape = model.forward(x_TI)
-    for found, value in zip(output, right, strict=True):
-        agree(found, value, 1e-10)
-    found = [model.backward(dy_TO, tape, d_aux), *model.params.grads.values()]
+    for ours, value in zip(output, right, strict=True):
+        agree(ours, value, 1e-10)
+    grads = [model.backward(dy_TO, tape, d_aux), *model.params.grads.values()]
     everything = torch.cat([grad.flatten() for grad in wanted])
-    for grad, value in zip(found, wanted, strict=True):
+    for grad, value in zip(grads, wanted, strict=True):
         # An expert without rows must be met exactly; elsewhere rounding is that of the whole gradient.
         agree(grad, value, 1e-10, terms=everything if value.any() else 0.0)
 
@@ -184,12 +184,12 @@ def test_two_forwards_in_flight(normal):
 def test_same_bits_twice(normal):
     """Atomics in dispatch or combine would change the last bits from run to run."""
     x_TI, dy_TO = (tensor.float() for tensor in normal(9, (64, 96), (64, 20)))
-    found = []
+    runs = []
     for _ in range(2):
         model = MoE.sized("nano")
         output, tape = model.forward(x_TI)
-        found.append((output.logits_TO, model.backward(dy_TO, tape), model.params.grad_P))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        runs.append((output.logits_TO, model.backward(dy_TO, tape), model.params.grad_P))
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_padding_gets_no_gradient(normal):
@@ -288,7 +288,7 @@ def test_refuses_a_router(options, message):
 def test_the_energy_joins_the_auxiliary_loss(normal, agree):
     """γ·mean energy, over the rows of the whole batch where these are a part of it."""
     x_TI = normal(30, (9, 5))[0]
-    plain, glued = (small(router="sheaf", patches=(2, 1, 2), gluing=each, balance=0.1) for each in (0.0, 0.7))
+    plain, glued = (small(router="sheaf", patches=(2, 1, 2), gluing=gluing, balance=0.1) for gluing in (0.0, 0.7))
     for whole in (None, Whole(25, torch.tensor([20, 12, 3, 15]))):
         (without, tape), (output, _) = (model.forward(x_TI, whole) for model in (plain, glued))
         energy_T = plain.energy(tape.saved)
@@ -515,11 +515,11 @@ def test_narrow_weights_leave_the_routing_as_it_is(normal, dtype):
     """Gates and aux come from fp32 products: the same bits; the outputs are those of narrow experts, summed in fp32."""
     model = MoE(MoEConfig(**SMALL, balance=0.1), seed=1)
     x_TI = normal(24, (33, 5))[0].float()
-    found, saved = model.apply(NarrowWeights(model.params, dtype), x_TI)
+    narrow, saved = model.apply(NarrowWeights(model.params, dtype), x_TI)
     right, _ = model.apply(model.params, x_TI)
-    assert torch.equal(found.gates_TE, right.gates_TE) and torch.equal(found.aux, right.aux)
-    assert found.logits_TO.dtype == torch.float32 and saved.experts.h[0][0].dtype == dtype
-    error = float((found.logits_TO - right.logits_TO).norm() / right.logits_TO.norm())
+    assert torch.equal(narrow.gates_TE, right.gates_TE) and torch.equal(narrow.aux, right.aux)
+    assert narrow.logits_TO.dtype == torch.float32 and saved.experts.h[0][0].dtype == dtype
+    error = float((narrow.logits_TO - right.logits_TO).norm() / right.logits_TO.norm())
     assert torch.finfo(dtype).eps / 16 < error < 8 * torch.finfo(dtype).eps
 
 

@@ -74,10 +74,10 @@ def torchs(model):
     name("encoder.norm", norms["encoder"])
     name("decoder.norm", norms["decoder"])
     everything = nn.ModuleList([embedding, position, output, *encoder, *decoder, norms]).double().train()
-    names = {each: names[each] for each in model.params}
+    names = {our_name: names[our_name] for our_name in model.params}
     with torch.no_grad():
-        for each, found in names.items():
-            (found[0][found[1]] if isinstance(found, tuple) else found).copy_(model.params[each])
+        for our_name, theirs in names.items():
+            (theirs[0][theirs[1]] if isinstance(theirs, tuple) else theirs).copy_(model.params[our_name])
 
     def embed(x):
         return embedding(x.clamp(min=0)) * (x >= 0)[..., None] + position(torch.arange(x.shape[1]))
@@ -121,16 +121,16 @@ def test_agrees_with_torch_modules(agree, mode, B, S, padded, seed):
     output, tape = model.forward(x)
     agree(output.logits_TO, right.detach(), 1e-10)
     dy = torch.randn(right.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    leaves = [found[0] if isinstance(found, tuple) else found for found in names.values()]
+    leaves = [theirs[0] if isinstance(theirs, tuple) else theirs for theirs in names.values()]
     wanted = torch.autograd.grad(right, leaves, dy, allow_unused=True)
     assert model.backward(dy, tape) is None
     size = torch.stack([grad.norm() for grad in wanted if grad is not None]).norm()
-    for (name, found), grad in zip(names.items(), wanted, strict=True):
+    for (name, theirs), grad in zip(names.items(), wanted, strict=True):
         own = model.params.grads[name]
         if grad is None:
             assert (own == 0).all(), name
         else:
-            agree(own, grad[found[1]] if isinstance(found, tuple) else grad, 1e-10, terms=size)
+            agree(own, grad[theirs[1]] if isinstance(theirs, tuple) else grad, 1e-10, terms=size)
 
 
 def test_mode_causal_leaves_the_encoder_alone():

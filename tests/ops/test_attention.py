@@ -19,7 +19,7 @@ def draw(normal, seed, B, S, L, D):
 def torchs(q, k, v, mask_BL, heads, causal):
     """The same by F.scaled_dot_product_attention with an explicit mask."""
     seen = attention.visible(mask_BL, q.shape[1], k.shape[1], causal, q.device)
-    q, k, v = (attention.split(each, heads) for each in (q, k, v))
+    q, k, v = (attention.split(operand, heads) for operand in (q, k, v))
     seen = None if seen is None else seen.expand(q.shape[0], heads, *seen.shape[2:])
     return attention.joined(F.scaled_dot_product_attention(q, k, v, attn_mask=seen))
 
@@ -38,13 +38,13 @@ def test_agrees_with_torch(normal, agree, B, S, L, width, heads, causal, masked,
     """A forgotten scale, row sum or transposition, or a mask that only the forward knows, would fail."""
     q, k, v, dy, mask_BL = draw(normal, seed, B, S, L, width * heads)
     mask_BL = mask_BL if masked else None
-    leaves = [each.clone().requires_grad_() for each in (q, k, v)]
+    leaves = [operand.clone().requires_grad_() for operand in (q, k, v)]
     right = torchs(*leaves, mask_BL, heads, causal)
     y, saved = attention.forward(q, k, v, mask_BL, heads, causal)
     agree(y, right, 1e-12, terms=v)
     wanted = torch.autograd.grad(right, leaves, dy)
-    for found, expected in zip(attention.backward(dy, saved, q, k, v, heads), wanted, strict=True):
-        agree(found, expected, 1e-12, terms=torch.stack([each.norm() for each in (q, k, v)]).prod() * dy.norm())
+    for grad, expected in zip(attention.backward(dy, saved, q, k, v, heads), wanted, strict=True):
+        agree(grad, expected, 1e-12, terms=torch.stack([operand.norm() for operand in (q, k, v)]).prod() * dy.norm())
 
 
 def test_a_query_that_sees_nothing(normal):
@@ -54,14 +54,14 @@ def test_a_query_that_sees_nothing(normal):
     y, saved = attention.forward(q, k, v, mask_BL, 2, causal=True)
     grads = attention.backward(dy, saved, q, k, v, 2)
     assert (y[1] == 0).all() and (y[0, 0] == 0).all() and (y[0, 1:] != 0).all()
-    assert all((each[1] == 0).all() and each.isfinite().all() for each in grads)
+    assert all((grad[1] == 0).all() and grad.isfinite().all() for grad in grads)
 
 
 def test_padding_changes_nothing(normal):
     """A short sequence gives the same bits alone and padded beside a longer one; garbage in the padding is not seen."""
     q, k, v = normal(2, (1, 3, 4), (1, 3, 4), (1, 3, 4))
     alone, _ = attention.forward(q, k, v, None, 2)
-    k_padded, v_padded = (torch.cat([each, torch.full((1, 2, 4), 1e6).double()], 1) for each in (k, v))
+    k_padded, v_padded = (torch.cat([operand, torch.full((1, 2, 4), 1e6).double()], 1) for operand in (k, v))
     padded, _ = attention.forward(q, k_padded, v_padded, torch.tensor([[True] * 3 + [False] * 2]), 2)
     torch.testing.assert_close(padded, alone, rtol=1e-14, atol=0)
 
@@ -69,14 +69,14 @@ def test_padding_changes_nothing(normal):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_operands_have_a_wide_softmax(normal, agree, dtype):
     """Scores around 60 kept in bf16 are off by a quarter each, and the probabilities by that too."""
-    q, k, v, dy = (each.to(dtype) for each in normal(3, (2, 9, 8), (2, 9, 8), (2, 9, 8), (2, 9, 8)))
+    q, k, v, dy = (tensor.to(dtype) for tensor in normal(3, (2, 9, 8), (2, 9, 8), (2, 9, 8), (2, 9, 8)))
     q = q * 10
     y, saved = attention.forward(q, k, v, None, 2)
     assert y.dtype == dtype and saved.dtype == torch.float32
-    exact, kept = attention.forward(*(each.double() for each in (q, k, v)), None, 2)
+    exact, kept = attention.forward(*(operand.double() for operand in (q, k, v)), None, 2)
     agree(y.double(), exact, 4 * torch.finfo(dtype).eps)
-    found = attention.backward(dy, saved, q, k, v, 2)
-    right = attention.backward(dy.double(), kept, *(each.double() for each in (q, k, v)), 2)
-    for a, b in zip(found, right, strict=True):
+    grads = attention.backward(dy, saved, q, k, v, 2)
+    right = attention.backward(dy.double(), kept, *(operand.double() for operand in (q, k, v)), 2)
+    for a, b in zip(grads, right, strict=True):
         assert a.dtype == dtype
         agree(a.double(), b, 8 * torch.finfo(dtype).eps)

@@ -42,9 +42,9 @@ def test_unequal_micro_batches_add_up(normal, agree, T, C, seed, weighted, data)
     total = float(weight_C[target_T].sum()) if weighted else T
     cut = data.draw(st.integers(1, T - 1))
     parts = [(z_TC[:cut], target_T[:cut]), (z_TC[cut:], target_T[cut:])]
-    found = [cross_entropy.forward(z, target, weight, total) for z, target in parts]
-    agree(found[0][0] + found[1][0], loss, 1e-12, terms=z_TC.abs().max())
-    grads = [cross_entropy.backward(dloss, kept, *part) for (_, kept), part in zip(found, parts, strict=True)]
+    answers = [cross_entropy.forward(z, target, weight, total) for z, target in parts]
+    agree(answers[0][0] + answers[1][0], loss, 1e-12, terms=z_TC.abs().max())
+    grads = [cross_entropy.backward(dloss, kept, *part) for (_, kept), part in zip(answers, parts, strict=True)]
     agree(torch.cat(grads), dz_TC, 1e-12, terms=dloss)
 
 
@@ -105,8 +105,8 @@ def test_count_is_what_the_whole_divides_by(normal, agree, T, C, seed, weighted,
     cut = data.draw(st.integers(1, T - 1))
     counts = [cross_entropy.count(part, weight)["total"] for part in target_T.split([cut, T - cut])]
     parts = zip(z_TC.split([cut, T - cut]), target_T.split([cut, T - cut]), strict=True)
-    found = sum(cross_entropy.forward(z, target, weight, sum(counts))[0] for z, target in parts)
-    agree(found, loss, 1e-12, terms=z_TC.abs().max())
+    summed = sum(cross_entropy.forward(z, target, weight, sum(counts))[0] for z, target in parts)
+    agree(summed, loss, 1e-12, terms=z_TC.abs().max())
 
 
 def test_count_by_hand():
@@ -161,8 +161,8 @@ def test_a_kernel_that_is_wrong_only_without_weight_is_refused(broken):
     """Right on every batch that has one row which counts."""
     kernel = SimpleNamespace(**{**vars(cross_entropy), "forward": broken})
     tried = examples("cross_entropy", cross_entropy.CONTRACT, 0)
-    found = list(admit(cross_entropy, kernel, tried, dtype=torch.float32, device="cpu", kernel="broken"))
-    assert {each.example for each in found if each.status == "refuted"} == {
+    evidence = list(admit(cross_entropy, kernel, tried, dtype=torch.float32, device="cpu", kernel="broken"))
+    assert {e.example for e in evidence if e.status == "refuted"} == {
         "nothing but padding",
         "nothing but padding, counted",
         "no weight at all",

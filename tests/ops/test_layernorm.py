@@ -79,5 +79,5 @@ def test_narrow_rows_have_wide_statistics(normal, agree, dtype):
     exact = (x_TD.double(), gamma_D.double(), beta_D.double(), dy_TD.double())
     (y, dx, dgamma, dbeta), _ = both(*exact)
     u = torch.finfo(dtype).eps
-    for found, right, tolerance in ((y_TD, y, u), (dx_TD, dx, u), (dgamma_D, dgamma, 1e-4), (dbeta_D, dbeta, 1e-6)):
-        agree(found.double(), right, tolerance)
+    for ours, right, tolerance in ((y_TD, y, u), (dx_TD, dx, u), (dgamma_D, dgamma, 1e-4), (dbeta_D, dbeta, 1e-6)):
+        agree(ours.double(), right, tolerance)

@@ -31,40 +31,40 @@ def test_its_gradient_is_that_of_its_loss(name, scale, agree):
     would differ."""
     shape = SHAPES[name]
     given = drawn(shape, scale=torch.tensor(scale).double())
-    found = called(given, shape)
+    learnt = called(given, shape)
     p_P = given["p"].clone().requires_grad_()
     (y_TO, gates_TE, aux), _ = mixture.forward(given["x"], p_P, None, shape)
     loss = torch.nn.functional.cross_entropy(y_TO, given["target"]) + aux
     (loss * scale).backward()
-    agree(found.g_P, p_P.grad, 1e-12)
-    agree(found.loss, loss.detach(), 1e-14)
-    agree(found.gates_TE, gates_TE.detach(), 1e-14)
-    assert float(found.norm) == pytest.approx(float(p_P.grad.norm()) / scale, rel=1e-12)
+    agree(learnt.g_P, p_P.grad, 1e-12)
+    agree(learnt.loss, loss.detach(), 1e-14)
+    agree(learnt.gates_TE, gates_TE.detach(), 1e-14)
+    assert float(learnt.norm) == pytest.approx(float(p_P.grad.norm()) / scale, rel=1e-12)
 
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_it_ends_as_a_step_does(clip, agree):
     shape = SHAPES["auxiliary terms"]
     given = drawn(shape)
-    found = called(given, shape, clip=clip, weight_decay=0.2)
-    state = (given["p"], found.g_P, given["m"], given["v"], given["decayed"])
+    learnt = called(given, shape, clip=clip, weight_decay=0.2)
+    state = (given["p"], learnt.g_P, given["m"], given["v"], given["decayed"])
     scalars = tuple(given[name] for name in ("count", "skips", "rate", "scale"))
-    right, _ = update.forward(*state, *scalars, found.loss, clip, weight_decay=0.2)
+    right, _ = update.forward(*state, *scalars, learnt.loss, clip, weight_decay=0.2)
     for name in ("p_P", "m_P", "v_P", "count", "skips", "norm", "skipped"):
-        agree(getattr(found, name), getattr(right, name), 1e-14)
-    assert not torch.equal(found.p_P, given["p"]) and float(found.count) == float(given["count"]) + 1
+        agree(getattr(learnt, name), getattr(right, name), 1e-14)
+    assert not torch.equal(learnt.p_P, given["p"]) and float(learnt.count) == float(given["count"]) + 1
 
 
 def test_entropy_and_load_by_hand():
     """Of the router's distribution, not of the gates."""
     shape = SHAPES["usual"]
     given = drawn(shape)
-    found = called(given, shape)
+    learnt = called(given, shape)
     of = shape.views(given["p"])
     q_TE = torch.softmax(given["x"] @ of.w_EI.T + of.b_E, -1)
-    assert float(found.entropy) == pytest.approx(float(-(q_TE * q_TE.log()).sum(1).mean()), rel=1e-12)
+    assert float(learnt.entropy) == pytest.approx(float(-(q_TE * q_TE.log()).sum(1).mean()), rel=1e-12)
     chosen_TK = q_TE.topk(2, 1).indices
-    assert found.load_E.tolist() == [int((chosen_TK == e).sum()) for e in range(4)]
+    assert learnt.load_E.tolist() == [int((chosen_TK == e).sum()) for e in range(4)]
 
 
 def test_a_target_out_of_range_is_refused():

@@ -36,10 +36,10 @@ def test_it_is_the_model(normal, agree, config):
     x_TI, dy_TO, d_aux = normal(4, (9, config.inputs), (9, config.outputs), ())
     output, tape = model.forward(x_TI)
     dx_TI = model.backward(dy_TO, tape, d_aux)
-    found, saved = mixture.forward(x_TI, model.params.flat_P, None, config.mixture)
-    zero_TE = torch.zeros_like(found.gates_TE)
+    mixed, saved = mixture.forward(x_TI, model.params.flat_P, None, config.mixture)
+    zero_TE = torch.zeros_like(mixed.gates_TE)
     got_TI, dtheta_P = mixture.backward(Mixed(dy_TO, zero_TE, d_aux), saved, x_TI, model.params.flat_P, config.mixture)
-    for one, other in zip((*found, got_TI, dtheta_P), (*output, dx_TI, model.params.grad_P), strict=True):
+    for one, other in zip((*mixed, got_TI, dtheta_P), (*output, dx_TI, model.params.grad_P), strict=True):
         agree(one, other)
     assert torch.equal(saved.load_E, (output.gates_TE != 0).sum(0))
 
@@ -49,7 +49,7 @@ def test_the_gates_have_a_gradient_of_their_own(normal):
     config = CONFIGS[0]
     model = MoE(config, seed=2, dtype=torch.float64)
     (x_TI,) = normal(4, (9, 5))
-    found, saved = mixture.forward(x_TI, model.params.flat_P, None, config.mixture)
-    dy = Mixed(torch.zeros_like(found.y_TO), torch.randn(9, 4).double(), torch.zeros(()).double())
+    mixed, saved = mixture.forward(x_TI, model.params.flat_P, None, config.mixture)
+    dy = Mixed(torch.zeros_like(mixed.y_TO), torch.randn(9, 4).double(), torch.zeros(()).double())
     of = config.mixture.views(mixture.backward(dy, saved, x_TI, model.params.flat_P, config.mixture)[1])
     assert of.w_EI.abs().max() > 0 and not of.theta_EP.any()

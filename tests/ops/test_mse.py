@@ -25,9 +25,9 @@ def test_unequal_micro_batches_add_up(normal, agree, T, M, seed, data):
     y_TM, target_TM, dloss = normal(seed, (T, M), (T, M), ())
     loss, saved = mse.forward(y_TM, target_TM)
     cut = data.draw(st.integers(1, T - 1))
-    found = [mse.forward(y_TM[part], target_TM[part], total=T * M) for part in (slice(0, cut), slice(cut, T))]
-    agree(found[0][0] + found[1][0], loss, 1e-12)
-    agree(torch.cat([mse.backward(dloss, kept) for _, kept in found]), mse.backward(dloss, saved), 1e-12)
+    answers = [mse.forward(y_TM[part], target_TM[part], total=T * M) for part in (slice(0, cut), slice(cut, T))]
+    agree(answers[0][0] + answers[1][0], loss, 1e-12)
+    agree(torch.cat([mse.backward(dloss, kept) for _, kept in answers]), mse.backward(dloss, saved), 1e-12)
 
 
 def test_a_perfect_answer_has_no_gradient(normal):

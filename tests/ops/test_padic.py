@@ -14,9 +14,9 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 def encoded(numbers, p=2, dtype=torch.float32):
     """Both columns, as float64 arrays."""
-    found, _ = padic.forward(torch.as_tensor(numbers, dtype=torch.int64), p, dtype)
-    assert {column.dtype for column in found} == {dtype}
-    return [column.double().numpy() for column in found]
+    columns, _ = padic.forward(torch.as_tensor(numbers, dtype=torch.int64), p, dtype)
+    assert {column.dtype for column in columns} == {dtype}
+    return [column.double().numpy() for column in columns]
 
 
 def exact(n, p):
@@ -33,8 +33,8 @@ def exact(n, p):
 
 def test_by_hand():
     """Least significant digit first: 1 is far from 0, 8 is near, and the sign is that of the number."""
-    found, rest = encoded([0, 1, 2, 3, 4, 6, 8, -1, -6])
-    assert found.tolist() == [0, 0.5, 0.25, 0.75, 0.125, 0.375, 0.0625, -0.5, -0.375] and not rest.any()
+    first, rest = encoded([0, 1, 2, 3, 4, 6, 8, -1, -6])
+    assert first.tolist() == [0, 0.5, 0.25, 0.75, 0.125, 0.375, 0.0625, -0.5, -0.375] and not rest.any()
     assert encoded([12, -205], 10, torch.float64)[0] == pytest.approx([0.21, -0.502], rel=1e-15)
 
 
@@ -93,7 +93,7 @@ def test_near_numbers_are_near_at_the_digit_limit(p, dtype):
     edges = [p**j + d for j in (K - 1, K, K + 1, 2 * K - 1, 2 * K) if p**j < 2**62 for d in (-p, -1, 0, 1, p)]
     edges += [p**K * j - 1 for j in range(1, 40)] + [j * p ** (K - 1) for j in range(1, 40)]
     edges += [2**63 - 1, 2**63 - 2, 2**62, 0]
-    n = np.array(sorted({each for n in edges for each in (n, -n)} | {-(2**63), -(2**63) + 1}), dtype=np.int64)
+    n = np.array(sorted({signed for n in edges for signed in (n, -n)} | {-(2**63), -(2**63) + 1}), dtype=np.int64)
     first, second = encoded(n, p, dtype)
     k = 0
     while p**k < 2**63:

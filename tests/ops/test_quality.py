@@ -89,10 +89,10 @@ def test_counts_add_up(normal, agree, T, M, seed, weighted, data):
     parts = [slice(0, cut), slice(cut, T)]
     counts = [quality.count(outcome_T[part], metrics_TM[part], weight_C) for part in parts]
     total = {name: counts[0][name] + counts[1][name] for name in counts[0]}
-    found, grads = 0, []
+    summed, grads = 0, []
     for part in parts:
         value, kept = quality.forward(y_TO[part], outcome_T[part], metrics_TM[part], 0.3, weight_C, **total)
-        found = found + value
+        summed = summed + value
         grads.append(quality.backward(dloss, kept, y_TO[part], outcome_T[part], 0.3))
-    agree(found, loss, 1e-12)
+    agree(summed, loss, 1e-12)
     agree(torch.cat(grads), dy_TO, 1e-12)

@@ -15,8 +15,8 @@ QUALITY = Cover((9, 11, 14, 7, 5, 16, 8, 4, 22), 4)
 
 def drawn(cover, T=5, seed=0):
     """x_TI and theta_P, float64; the maps far from the identity."""
-    found = sheaf._draw(dict(T=T), torch.Generator().manual_seed(seed), dict(cover=cover))
-    return found["x"], found["theta"]
+    arguments = sheaf._draw(dict(T=T), torch.Generator().manual_seed(seed), dict(cover=cover))
+    return arguments["x"], arguments["theta"]
 
 
 def orthogonal(skew_G, E):
@@ -79,9 +79,9 @@ def compare(agree, cover, T, seed):
     right = slow(*leaves, cover)
     wanted = torch.autograd.grad((right[0] * dz_TE).sum() + (right[1] * denergy_T).sum(), leaves)
     with torch.no_grad():
-        found, saved = sheaf.forward(*leaves, cover)
+        glued, saved = sheaf.forward(*leaves, cover)
         grads = sheaf.backward(Glued(dz_TE, denergy_T), saved, *leaves, cover)
-    for one, other in zip((*found, *grads), (*right, *wanted), strict=True):
+    for one, other in zip((*glued, *grads), (*right, *wanted), strict=True):
         agree(one, other.detach(), 1e-10)
 
 
@@ -115,18 +115,18 @@ def test_one_patch_is_a_linear_router(agree, T):
     x_TI, theta_P = drawn(cover, T)
     views = cover.views(theta_P)
     assert set(views) == {"patches.0.weight", "bias"}
-    found, saved = sheaf.forward(x_TI, theta_P, cover)
-    agree(found.z_TE, F.linear(x_TI, views["patches.0.weight"], views["bias"][0]))
-    assert saved is None and not found.energy_T.any()
+    glued, saved = sheaf.forward(x_TI, theta_P, cover)
+    agree(glued.z_TE, F.linear(x_TI, views["patches.0.weight"], views["bias"][0]))
+    assert saved is None and not glued.energy_T.any()
 
 
 def test_patches_that_agree_are_left_as_they_are(agree):
     """With the identity as every map, equal opinions are a section: no energy, and diffusion moves nothing."""
     example = sheaf._agreed(torch.Generator().manual_seed(0))
     cover, theta_P = example.options["cover"], example.arguments["theta"]
-    found, _ = sheaf.forward(example.arguments["x"], theta_P, cover)
-    agree(found.z_TE, cover.views(theta_P)["bias"][0].expand(4, 3))
-    assert float(found.energy_T.max()) < 1e-30
+    glued, _ = sheaf.forward(example.arguments["x"], theta_P, cover)
+    agree(glued.z_TE, cover.views(theta_P)["bias"][0].expand(4, 3))
+    assert float(glued.energy_T.max()) < 1e-30
 
 
 def test_who_contradicts_the_others_counts_less():
@@ -194,6 +194,6 @@ def test_what_it_costs():
 def test_nothing_is_read_by_the_host():
     """Tensors without data: whoever asks for a value, as a graph that is captured cannot, fails."""
     x_TI, theta_P = (tensor.to("meta") for tensor in drawn(QUALITY))
-    found, saved = sheaf.forward(x_TI, theta_P, QUALITY)
-    dx_TI, dtheta_P = sheaf.backward(found, saved, x_TI, theta_P, QUALITY)
+    glued, saved = sheaf.forward(x_TI, theta_P, QUALITY)
+    dx_TI, dtheta_P = sheaf.backward(glued, saved, x_TI, theta_P, QUALITY)
     assert (dx_TI.shape, dtheta_P.shape) == (x_TI.shape, theta_P.shape)

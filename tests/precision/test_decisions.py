@@ -69,11 +69,11 @@ def test_every_way_to_choose_is_recorded_with_its_margins(name, shape):
     x = normal(*shape)
     watch, out = watched(f, x)
     torch.testing.assert_close(out, f(x), rtol=0, atol=0)
-    (found,) = watch.decisions
+    (decision,) = watch.decisions
     scores = rows_of(x if largest else -x, axis)
-    assert found.margin_R().tolist() == pytest.approx([plain_margin(row, k) for row in scores])
+    assert decision.margin_R().tolist() == pytest.approx([plain_margin(row, k) for row in scores])
     right = torch.zeros_like(scores).scatter_(1, scores.topk(k).indices, 1).bool()
-    assert torch.equal(found.chosen_Rn(), right) and found.rows == len(scores)
+    assert torch.equal(decision.chosen_Rn(), right) and decision.rows == len(scores)
 
 
 @pytest.mark.parametrize("f", [
@@ -98,17 +98,17 @@ def test_flips_are_found_exactly(rows, n, k, seed):
 
 
 def test_ties_have_no_margin():
-    (found,) = watched(lambda x: x.topk(2), torch.tensor([[1.0, 1, 1], [3, 1, 2]]))[0].decisions
-    assert found.margin_R().tolist() == [0, 1]
+    (decision,) = watched(lambda x: x.topk(2), torch.tensor([[1.0, 1, 1], [3, 1, 2]]))[0].decisions
+    assert decision.margin_R().tolist() == [0, 1]
 
 
 def test_infinities_and_nan():
     """An expert that is masked out by −inf is infinitely far; NaN has no margin, and is no smaller than another."""
     x = torch.tensor([[2.0, 1, -math.inf], [math.inf, math.inf, 1], [math.nan, 1, 2], [1, math.inf, -math.inf]])
-    (found,) = watched(lambda x: x.topk(2), x)[0].decisions
-    margin = found.margin_R().tolist()
+    (decision,) = watched(lambda x: x.topk(2), x)[0].decisions
+    margin = decision.margin_R().tolist()
     assert margin[0] == margin[1] == margin[3] == math.inf and math.isnan(margin[2])
-    assert not found.flipped_R(found).any()
+    assert not decision.flipped_R(decision).any()
 
 
 def test_scores_too_many_to_keep_are_not_kept(monkeypatch):
@@ -143,9 +143,9 @@ def test_replay_takes_the_references_choice_and_the_scores_here(name, mode):
     watch = rounding("bf16", **options) if mode == "rounding" else Watching(**options)
     g = normal(*index.shape, seed=2).bfloat16().float()
     with watch:
-        values, found = f(here)
+        values, replayed = f(here)
         values.backward(g)
-    assert torch.equal(found, index) and not torch.equal(found, f(here)[1])
+    assert torch.equal(replayed, index) and not torch.equal(replayed, f(here)[1])
     again = here.detach().clone().requires_grad_()
     right = gathered(name, again, index)
     right.backward(g)
@@ -160,14 +160,14 @@ def test_replay_takes_the_references_choice_and_the_scores_here(name, mode):
 def test_replay_of_indices_alone(name):
     f = CHOICES[name][0]
     like, index = watched(f, normal(4, 5))
-    _, found = watched(f, normal(4, 5, seed=1), like=like, routing=True)
-    assert torch.equal(found, index) and not torch.equal(index, f(normal(4, 5, seed=1)))
+    _, replayed = watched(f, normal(4, 5, seed=1), like=like, routing=True)
+    assert torch.equal(replayed, index) and not torch.equal(index, f(normal(4, 5, seed=1)))
 
 
 def test_without_routing_the_run_decides_itself():
     like, index = watched(lambda x: x.argmax(1), normal(8, 5))
-    _, found = watched(lambda x: x.argmax(1), normal(8, 5, seed=1), like=like)
-    assert torch.equal(found, normal(8, 5, seed=1).argmax(1)) and not torch.equal(found, index)
+    _, chosen = watched(lambda x: x.argmax(1), normal(8, 5, seed=1), like=like)
+    assert torch.equal(chosen, normal(8, 5, seed=1).argmax(1)) and not torch.equal(chosen, index)
 
 
 def branch(x):

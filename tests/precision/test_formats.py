@@ -28,12 +28,12 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-def same(found, right):
+def same(ours, right):
     """The same bits, signs of zero included; one NaN is as good as another."""
-    assert (found.shape, found.dtype) == (right.shape, right.dtype)
-    bits = BITS[found.dtype]
-    wrong = ~((found.view(bits) == right.view(bits)) | (found.isnan() & right.isnan()))
-    assert not wrong.any(), f"{int(wrong.sum())} differ: {found[wrong][:5]} for {right[wrong][:5]}"
+    assert (ours.shape, ours.dtype) == (right.shape, right.dtype)
+    bits = BITS[ours.dtype]
+    wrong = ~((ours.view(bits) == right.view(bits)) | (ours.isnan() & right.isnan()))
+    assert not wrong.any(), f"{int(wrong.sum())} differ: {ours[wrong][:5]} for {right[wrong][:5]}"
 
 
 def cast(x, format):
@@ -270,8 +270,8 @@ def test_nearest_against_fractions(drawn):
 @given(patterns(), st.integers(0, 1000))
 def test_stochastic_is_one_of_the_two_neighbours_of_the_fraction(drawn, seed):
     format, x = drawn
-    found = stochastic(x.expand(16, -1), format, generator(seed))
-    for column, value in zip(found.t().tolist(), x.tolist(), strict=True):
+    rounded = stochastic(x.expand(16, -1), format, generator(seed))
+    for column, value in zip(rounded.t().tolist(), x.tolist(), strict=True):
         size, negative = abs(Fraction(value)), math.copysign(1, value) < 0
         right = [as_float(end, format, negative, x.dtype) for end in neighbours(size, format)[:2]]
         assert {end.hex() for end in column} <= {end.hex() for end in right}
@@ -303,9 +303,9 @@ def bias(rounding, format, dtype, draws):
     x = points(format, dtype)
     low, high = ends(x, format)
     p = (x.double().abs() - low) / (high - low)
-    found = rounding(x.expand(draws, -1), format).double() * x.sign()
-    assert ((found == low) | (found == high)).all()
-    off = (found - x.double().abs()).mean(0) / (high - low)
+    rounded = rounding(x.expand(draws, -1), format).double() * x.sign()
+    assert ((rounded == low) | (rounded == high)).all()
+    off = (rounded - x.double().abs()).mean(0) / (high - low)
     variance = p * (1 - p) / draws
     return float((off / variance.sqrt()).abs().max()), float(off.sum().abs() / variance.sum().sqrt())
 
@@ -378,9 +378,9 @@ def test_the_odds_are_exact(format, dtype, rest, monkeypatch):
     for part in (0, 1, 2, 3, 1000, 2048, 4094, 4095):
         x = (low + (high - low) * (part / 4096)).to(dtype)
         for sign in (1, -1):
-            found = stochastic((sign * x).expand(4096, -1), format, generator()).double() * sign
-            assert ((found == low) | (found == high)).all()
-            assert ((found == high).sum(0) == part).all()
+            rounded = stochastic((sign * x).expand(4096, -1), format, generator()).double() * sign
+            assert ((rounded == low) | (rounded == high)).all()
+            assert ((rounded == high).sum(0) == part).all()
 
 
 @pytest.mark.parametrize(
@@ -449,9 +449,13 @@ def test_random_values_land_on_a_neighbour(format, dtype):
     low, high = ends(x, format)
     past = math.nan if format.finite else INF
     low, high = (torch.where(end > format.largest, past, end).copysign(x).to(dtype) for end in (low, high))
-    found = stochastic(x, format, generator(5))
+    rounded = stochastic(x, format, generator(5))
     bits = BITS[dtype]
-    fits = (found.view(bits) == low.view(bits)) | (found.view(bits) == high.view(bits)) | (found.isnan() & high.isnan())
+    fits = (
+        (rounded.view(bits) == low.view(bits))
+        | (rounded.view(bits) == high.view(bits))
+        | (rounded.isnan() & high.isnan())
+    )
     assert fits.all()
 
 
@@ -470,9 +474,9 @@ def test_strides_do_not_matter_and_x_is_left_alone(format, dtype, rounding):
     x[0, :3] = torch.tensor([math.nan, INF, -0.0], dtype=dtype)
     for view in (x, x.t(), x[::2, 1::3], x[0].expand(4, 10), x[0, 1], x[:0], x[None].transpose(0, 2), x.flatten()[3:]):
         before = view.clone()
-        found = rounding(view, format)
+        rounded = rounding(view, format)
         same(view, before)
-        same(found, rounding(view.contiguous(), format))
+        same(rounded, rounding(view.contiguous(), format))
     assert not rounding(x.clone().requires_grad_(), format).requires_grad
 
 

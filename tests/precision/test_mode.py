@@ -16,7 +16,7 @@ from gradproof.precision import mode as mode_module
 from gradproof.precision import rounding
 from gradproof.precision.formats import FORMATS, format_named, nearest
 from gradproof.precision.mode import KEPT_WIDE, NARROW, OPERANDS, Range, Rounding, _leaves, _written
-from gradproof.precision.watching import EXACT, Places
+from gradproof.precision.watching import EXACT, ModulePlaces
 
 aten = torch.ops.aten
 BF16, FP16, FP32 = (FORMATS[name] for name in ("bf16", "fp16", "fp32"))
@@ -34,9 +34,9 @@ def on_grid(x, format):
     return torch.equal(nearest(wide, format).nan_to_num(), wide.nan_to_num())
 
 
-def same(found, right):
-    assert (found.shape, found.dtype) == (right.shape, right.dtype)
-    assert torch.equal(found.nan_to_num(), right.nan_to_num()), (found - right).abs().max()
+def same(ours, right):
+    assert (ours.shape, ours.dtype) == (right.shape, right.dtype)
+    assert torch.equal(ours.nan_to_num(), right.nan_to_num()), (ours - right).abs().max()
 
 
 def both_passes(f, *inputs, seed=1):
@@ -463,9 +463,9 @@ def test_carriers_have_the_bits_of_the_native_dtype(name, format):
     x = normal(3, 5, 8)
     # fp32 itself is one rounding of fp64, so that not even a last bit of an island is torch's choice.
     native = Rounding({**NARROW, torch.float32: FP32} if name in ISLANDS else NARROW)
-    found = with_grads(wide, x.clone().requires_grad_(), rounding(format))
+    simulated = with_grads(wide, x.clone().requires_grad_(), rounding(format))
     right = with_grads(narrow, x.to(format.dtype).requires_grad_(), native)
-    for a, b in zip(found, right, strict=True):
+    for a, b in zip(simulated, right, strict=True):
         if b.is_floating_point():
             assert a.dtype == torch.float32 and b.dtype == format.dtype
             same(a.to(b.dtype), b)
@@ -553,7 +553,7 @@ def test_losses_are_counted_where_they_happen(native):
     """Fails when counts are doubled, when ∞ that came in counts, or when zeros do."""
     module = Losing()
     x = torch.tensor([[1.0, 2.0, 4.0], [math.inf, 0.0, -8.0], [math.nan, 0.5, 1.0]])
-    places = Places(module)
+    places = ModulePlaces(module)
     mode = Rounding(NARROW, places=places) if native else rounding("fp16", places=places)
     if native:
         module, x = module.half(), x.half()
@@ -571,7 +571,7 @@ def test_losses_are_counted_where_they_happen(native):
 def test_losses_of_the_backward_belong_to_the_module_of_the_forward():
     module = Losing()
     x = torch.tensor([[1.0, 0.5, 0.25]], requires_grad=True)
-    with rounding("fp16", places=Places(module)) as mode:
+    with rounding("fp16", places=ModulePlaces(module)) as mode:
         big, small, _ = module(x)
         (big + small).backward(torch.tensor([[2.0, 1.0, 2.0]]))
     assert mode.ranges[("big", "backward", "mul")] == Range(overflow=2)
@@ -605,12 +605,12 @@ def test_autocast_is_torchs_own(format):
             torch.autograd.backward((y,), (normal(5, 8, seed=3).to(y.dtype),))
         return [y.detach(), *[p.grad for p in own.parameters()]]
 
-    found = run("mode", rounding(format, "autocast"))
+    simulated = run("mode", rounding(format, "autocast"))
     right = run("torch", torch.autocast("cpu", format.dtype))
     assert all(seen["mode"] == seen["torch"] for seen in dtypes.values())
     assert {seen["mode"] for seen in dtypes.values()} == {format.dtype, torch.float32}
     exact = run("exact", nullcontext())
-    for a, b, e in zip(found, right, exact, strict=True):
+    for a, b, e in zip(simulated, right, exact, strict=True):
         assert a.dtype == b.dtype
         error = (a - e).double().norm()
         assert error > 0 and (a - b).double().norm() <= error
@@ -782,13 +782,13 @@ def test_the_users_random_numbers_are_left_alone(name, mode):
 def test_running_statistics_are_updated_once():
     """Fails when the op that finds the result's type writes them as well."""
     x = nearest(normal(16, 4), BF16)
-    found, right = nn.BatchNorm1d(4, momentum=0.5), nn.BatchNorm1d(4, momentum=0.5)
+    rounded, right = nn.BatchNorm1d(4, momentum=0.5), nn.BatchNorm1d(4, momentum=0.5)
     with rounding("bf16"):
-        found(x)
+        rounded(x)
     right(x)
-    same(found.running_mean, nearest(right.running_mean, BF16))
-    same(found.running_var, nearest(right.running_var, BF16))
-    assert int(found.num_batches_tracked) == 1
+    same(rounded.running_mean, nearest(right.running_mean, BF16))
+    same(rounded.running_var, nearest(right.running_var, BF16))
+    assert int(rounded.num_batches_tracked) == 1
     mean, var = torch.zeros(4), torch.ones(4)  # in fp32 beside a narrow input, as autocast has them
     with Rounding(NARROW):
         F.batch_norm(x.bfloat16(), mean, var, training=True, momentum=0.5)
@@ -826,7 +826,7 @@ def test_nothing_leaks(policy, where):
             return x * 2 if where == "nowhere" else Failing.apply(x)
 
     module, x = nn.Sequential(nn.Linear(4, 4), Module()), normal(3, 4)
-    before, mode = state(), rounding("bf16", policy, mode="stochastic", places=Places(module))
+    before, mode = state(), rounding("bf16", policy, mode="stochastic", places=ModulePlaces(module))
     with pytest.raises(KeyError, match="planted") if where != "nowhere" else nullcontext(), mode:
         module(x).sum().backward()
     assert state() == before
@@ -863,8 +863,8 @@ def test_without_gradients_the_numbers_are_the_same(context):
     with rounding("bf16"):
         right = f(x).detach()
     with rounding("bf16"), context():
-        found = f(x).clone()
-    same(found, right)
+        in_context = f(x).clone()
+    same(in_context, right)
 
 
 def test_backward_inside_and_outside():
@@ -890,14 +890,14 @@ def test_double_backward():
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoints_change_nothing(reentrant):
     module = nn.Sequential(nn.Linear(8, 8), HandRMS(), nn.Dropout(0.5), nn.Linear(8, 8))
-    found = []
+    grads = []
     for f in (module, lambda x: checkpoint(module, x, use_reentrant=reentrant)):
         torch.manual_seed(1)
         x = normal(5, 8).requires_grad_()
         with rounding("bf16"):
             f(x).backward(normal(5, 8, seed=2))
-        found.append(x.grad)
-    same(*found)
+        grads.append(x.grad)
+    same(*grads)
 
 
 def test_custom_functions_see_the_same_dtypes_in_both_passes():
@@ -975,10 +975,10 @@ def test_what_is_mutated_through_views_is_rounded_in_place(change, format, nativ
         entered = flat * 1
     right = nearest(normal(40), format).double()
     change(right[2:38].view(6, 6))
-    found = entered.double()
+    mutated = entered.double()
     assert on_grid(entered, format)
-    assert ((found - right).abs() <= 8 * format.unit * right.abs() + 1e-7).all()
-    untouched = found == nearest(normal(40), format).double()
+    assert ((mutated - right).abs() <= 8 * format.unit * right.abs() + 1e-7).all()
+    untouched = mutated == nearest(normal(40), format).double()
     assert untouched[:2].all() and untouched[38:].all()
 
 

@@ -80,5 +80,5 @@ def test_many_rows_before_a_norm_are_no_bug():
     for seed in range(3):
         torch.manual_seed(seed)
         module = nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh())
-        found = gradproof.diagnose(module, (torch.randn(600, 12),), precisions=("bf16",), replicas=6)
-        assert found.verdict in ("noise", "clean"), found.summary
+        diagnosis = gradproof.diagnose(module, (torch.randn(600, 12),), precisions=("bf16",), replicas=6)
+        assert diagnosis.verdict in ("noise", "clean"), diagnosis.summary

@@ -57,8 +57,8 @@ def test_the_draws_of_the_reference_are_made_again(name, form):
     else:
         mode = rounding("bf16", mode="stochastic" if form == "stochastic" else "nearest", like=like)
     with mode:
-        found = f(x)
-    assert (found.double() - right).norm() <= 0.04 * right.norm() + 0.02
+        rounded = f(x)
+    assert (rounded.double() - right).norm() <= 0.04 * right.norm() + 0.02
     assert len(mode.draws) == len(like.draws)
     with Watching():  # and not because nothing depends on them
         other = f(x)
@@ -96,10 +96,10 @@ def test_native_dropout_scales_as_torchs(p, train):
     x = normal(8, 8)
     torch.manual_seed(0)
     with Watching():
-        found, mask = torch.native_dropout(x, p, train)
+        watched, mask = torch.native_dropout(x, p, train)
     torch.manual_seed(0)
     right, kept = torch.native_dropout(x, p, train)
-    assert torch.equal(found, right) and torch.equal(mask, kept)
+    assert torch.equal(watched, right) and torch.equal(mask, kept)
 
 
 # Leaving torch

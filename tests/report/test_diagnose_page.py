@@ -71,7 +71,7 @@ def text_of(page):
 def test_page_shows_every_part_in_order():
     """A part lost from the template, or the verdict below the figures that it sums up."""
     place = {"path": "blocks.1", "phase": "backward", "op": "mul", "call": 2}
-    found = record(
+    report = record(
         precision("bf16"),
         precision(
             "fp16",
@@ -85,7 +85,7 @@ def test_page_shows_every_part_in_order():
         precision("fp8_e4m3", "clean", simulated_only="not run on this cpu"),
         verdict="bug",
     )
-    page = render("diagnose.html", found)
+    page = render("diagnose.html", report)
     parts = ["Formats", "Tensors", "Sweep over units", "Routing", "First divergence", "Range", "Parameters and inputs"]
     assert titles(page) == [*parts, "Details"]
     assert page.index("--c: var(--bug)") < page.index("mine is bug, all in all.") < page.index("<table")
@@ -136,27 +136,27 @@ def test_nothing_needs_to_be_finite():
     lost |= dict.fromkeys(("error_from_flips", "error_from_arithmetic", "cross"))
     place = {"format": "fp16", "run": "simulated", "error": None, "noise": None, "path": "", "phase": "", "op": "pow"}
     divergence = place | {"overflow": 303, "underflow": 0}
-    found = record(
+    report = record(
         precision("fp16", "overflow", [nothing], [nothing], routing=lost, first_divergence=divergence, **figures),
         precision("bf16", "bug", first_divergence=place),
         verdict="overflow",
     )
-    found["sweep"]["slope"] = -1e-4
-    assert "The fitted slope is <b>0.00</b>" in render("diagnose.html", found)
-    found["sweep"]["slope"] = None
-    for point in found["sweep"]["points"]:
+    report["sweep"]["slope"] = -1e-4
+    assert "The fitted slope is <b>0.00</b>" in render("diagnose.html", report)
+    report["sweep"]["slope"] = None
+    for point in report["sweep"]["points"]:
         point["parameters"]["x"] = None
-    found["sweep"]["points"][1]["rel_error"] = None
-    page = render("diagnose.html", found)
+    report["sweep"]["points"][1]["rel_error"] = None
+    page = render("diagnose.html", report)
     text = " ".join(text_of(page).split())
     assert not re.search(r"None[^ ]|\bnan\b|\binf\b|Infinity", page)
     assert "303 values overflow there" in text and "pow in the module itself, run. The result is not finite" in text
     assert "Flipped branches of Python, which have no margin: 1." in text and "At the edges: 0 or infinite" in text
     assert "No slope could be fitted" in text and "drawn at the edge" in text
     assert "not finite, or beyond the axis" in page
-    for point in found["sweep"]["points"]:
+    for point in report["sweep"]["points"]:
         point["rel_error"] = None
-    assert not diagnosis.sweep(found["sweep"]) and "Sweep" not in titles(render("diagnose.html", found))
+    assert not diagnosis.sweep(report["sweep"]) and "Sweep" not in titles(render("diagnose.html", report))
 
 
 @pytest.mark.parametrize("error", [1e13, None])
@@ -181,9 +181,9 @@ def test_a_correct_module_in_one_format_has_no_routing():
 def test_a_gradient_that_is_wrong_in_float64_already():
     """Small errors per format beside the word bug, without a word on why."""
     wrong = tensor("0.weight", "bug", 0.05, 0.0, None, 0.95, None, "0.95x the reference")
-    found = record(precision("bf16", "bug", [wrong]), verdict="bug")
-    found["verification"] = {"status": "refuted", "summary": "the gradient is wrong in float64 already: 0.weight"}
-    page = render("diagnose.html", found)
+    report = record(precision("bf16", "bug", [wrong]), verdict="bug")
+    report["verification"] = {"status": "refuted", "summary": "the gradient is wrong in float64 already: 0.weight"}
+    page = render("diagnose.html", report)
     assert "do not show by how much" in page and "None in bf16" in page and "wrong in float64 already." in page
     assert "No dot for the cosine" in page and page.count(">∞<") == 2  # error/noise and z
 
@@ -197,12 +197,12 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
     decided = routing(2, [flip(1e-3, 1e-3, False) | {"path": evil, "op": evil}])
     changes = {"simulated_only": evil, "summary": evil, "range": [place], "first_divergence": divergence}
     parameters = [tensor(name, "bug", note=evil) for name in names]
-    found = record(
+    report = record(
         precision("bf16", "bug", parameters, routing=decided, policy=evil, **changes), verdict="bug", names=names
     )
-    found |= {"name": evil, "summary": evil, "notes": [evil], "environment": {evil: evil}}
-    found["verification"]["summary"] = found["sweep"]["points"][0]["format"] = evil
-    page = render("diagnose.html", found)
+    report |= {"name": evil, "summary": evil, "notes": [evil], "environment": {evil: evil}}
+    report["verification"]["summary"] = report["sweep"]["points"][0]["format"] = evil
+    page = render("diagnose.html", report)
     assert page.count("<script") == 1
     svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     assert "&lt;script&gt;alert(1)" in svgs and "cost $5 to $6^" in svgs and "x" * 50 not in svgs
@@ -217,9 +217,9 @@ def test_many_parameters_show_the_worst_and_say_so():
     parameters[777] |= {"verdict": "underflow", "z": 0.1}
     lost = [{"path": n, "phase": "forward", "op": "exp", "overflow": 0, "underflow": 5} for n in names[:50]]
     lost[49] |= {"overflow": 3}
-    found = record(precision("fp16", "underflow", parameters, range=lost), precision("bf16", parameters=parameters))
-    found["sweep"]["points"][-1]["parameters"] = dict.fromkeys(names, 1e-7)
-    page = render("diagnose.html", found)
+    report = record(precision("fp16", "underflow", parameters, range=lost), precision("bf16", parameters=parameters))
+    report["sweep"]["points"][-1]["parameters"] = dict.fromkeys(names, 1e-7)
+    page = render("diagnose.html", report)
     assert len(page) < 1_500_000
     assert page.count("The worst 40 of 1,201 tensors") == 2 and "Of 1,200 tensors, the 40 with the largest" in page
     svgs = re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL)
@@ -232,10 +232,10 @@ def test_many_parameters_show_the_worst_and_say_so():
 
 def test_inconclusive_without_any_format():
     """Nothing was measured: the page says why, and is not a row of empty headings."""
-    found = record(verdict="inconclusive")
-    found["verification"] = {"status": "inconclusive", "summary": "not clear: x is not finite"}
-    page = render("diagnose.html", found)
-    assert found["parameters"] == [] and found["routing"] is None
+    report = record(verdict="inconclusive")
+    report["verification"] = {"status": "inconclusive", "summary": "not clear: x is not finite"}
+    page = render("diagnose.html", report)
+    assert report["parameters"] == [] and report["routing"] is None
     assert "var(--inconclusive)" in page and "No format was measured." in page
     assert titles(page) == ["Details"] and "<svg" not in page and "<table" not in page
     empty = record(precision("bf16", "inconclusive", [], []), verdict="inconclusive")
@@ -249,7 +249,7 @@ def test_flips_lie_left_of_the_line_where_noise_explains_them():
     drawn = diagnosis.margins(routing(6, [explained, not_explained], sampled, 0.5))
     at = [re.findall(rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: {c}', drawn) for c in (ROUTED, BUG)]
     ((near, height), *_), ((far, same), *_) = at  # the last is the legend's
-    assert [len(found) for found in at] == [2, 2] and float(near) < float(far) and height == same
+    assert [len(marks) for marks in at] == [2, 2] and float(near) < float(far) and height == same
     assert "margin = 2 · noise" in drawn and "flipped, not explained" in drawn
     assert not diagnosis.margins(routing(3, [flip(None, None, False, "branch")]))
 

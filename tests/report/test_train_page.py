@@ -42,7 +42,7 @@ def record(lines=200, classes=OUTCOMES, experts=4, metrics=2, seed=0):
 
 def history(rng, lines, first, final, experts):
     """A loss that falls from `first` to `final` with noise, and a router that makes up its mind."""
-    found, ema = [], first
+    logged, ema = [], first
     lean = [rng.gauss(0, 1.5) for _ in range(experts)]
     for i in range(lines):
         done = (i + 1) / lines
@@ -58,8 +58,8 @@ def history(rng, lines, first, final, experts):
         if (i + 1) % 10 == 0:
             line["validation_loss"] = final + (first - final) * math.exp(-7 * done) + 0.05 + 0.2 * done**6
             line["validation_accuracy"] = 0.83 - 0.7 * math.exp(-6 * done) + rng.gauss(0, 0.005)
-        found.append(line)
-    return found
+        logged.append(line)
+    return logged
 
 
 def decided(rng, classes, metrics, rows=4000):
@@ -131,9 +131,9 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
         "two\nlines",
         *("x" * 90 + str(i) for i in (0, 1)),
     ]
-    found = record(lines=20, classes=names)
-    found["scores"][2]["name"] = found["run"]["data"] = "<b>$\\frac$</b>"
-    page = render("train.html", found)
+    report = record(lines=20, classes=names)
+    report["scores"][2]["name"] = report["run"]["data"] = "<b>$\\frac$</b>"
+    page = render("train.html", report)
     assert page.count("<script") == 1 and "<b>$" not in page
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page  # in the table, whole
     svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
@@ -145,8 +145,8 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
 @pytest.mark.parametrize("lines", [0, 1, 3])
 def test_nothing_needs_to_be_finite(lines):
     """A null that is formatted, compared or drawn; a history too short for a line."""
-    found = record(lines)
-    empty = emptied(found) | {"config": {"a": None}, "environment": {}, "evidence": None, "schema": found["schema"]}
+    report = record(lines)
+    empty = emptied(report) | {"config": {"a": None}, "environment": {}, "evidence": None, "schema": report["schema"]}
     page = render("train.html", empty)
     assert not re.search(r"None|\bnan\b|>Loss<", page)
     assert "not judged" in page and "<svg" in page  # the confusion matrix needs counts only
@@ -155,21 +155,21 @@ def test_nothing_needs_to_be_finite(lines):
 
 def test_gaps_in_the_history_are_left_out():
     """A line with a null among good ones, which must cost that line only."""
-    found, gaps = record(40), record(40)
+    whole, gaps = record(40), record(40)
     for i, key in enumerate(("loss", "loss_ema", "validation_loss", "lr", "grad_norm", "router_entropy", "step")):
         gaps["history"][i + 9][key] = None
     gaps["history"][20]["per_expert_share"] = [0.5, None, 0.2, 0.3]
     gaps["history"][21]["per_expert_share"] = None
     for draw in (curves.loss, curves.learning_rate, curves.gradient_norm, curves.shares, curves.entropy):
-        assert 0 < len(draw(gaps)) < len(draw(found))
+        assert 0 < len(draw(gaps)) < len(draw(whole))
     assert [s for s, _ in curves.series(gaps["history"], "loss")][:11] == [10, 20, 30, 40, 50, 60, 70, 80, 90, 110, 120]
 
 
 def test_a_run_that_failed_early():
     """No scores, no test rows: the page still says what happened."""
-    found = record(1) | {"status": "failed", "summary": "The loss is not finite.", "scores": [], "test": None}
-    found["history"][0] |= {"loss": None, "skipped": 3}
-    page = render("train.html", found)
+    report = record(1) | {"status": "failed", "summary": "The loss is not finite.", "scores": [], "test": None}
+    report["history"][0] |= {"loss": None, "skipped": 3}
+    page = render("train.html", report)
     assert "var(--refuted)" in page and "The loss is not finite." in page
     assert "skipped as not finite: 3." in page and "without a finite loss: 1." in page
     assert "The test rows were not evaluated" in page
@@ -177,23 +177,23 @@ def test_a_run_that_failed_early():
 
 def test_dense_has_no_expert_plots():
     """One expert with all rows: a solid square and a line at 0 say nothing."""
-    found = record(20, classes=["no", "yes"], experts=1, metrics=0)
-    page = render("train.html", found)
-    assert not curves.shares(found) and not curves.entropy(found) and ">Loss<" in page
+    report = record(20, classes=["no", "yes"], experts=1, metrics=0)
+    page = render("train.html", report)
+    assert not curves.shares(report) and not curves.entropy(report) and ">Loss<" in page
     assert "expert" not in page and "ntropy" not in page and "<h2>Metrics" not in page
 
 
 def test_many_classes_show_the_most_confused_and_say_so():
     """The matrix of a thousand classes in the page, or a cut that isn't admitted, or one that picks other classes."""
     names = [f"species {i:04d} of many more kinds" for i in range(1000)]
-    found = record(1500, classes=names, experts=64)
-    found["test"]["confusion"][700][701] += 500
-    page = render("train.html", found)
+    report = record(1500, classes=names, experts=64)
+    report["test"]["confusion"][700][701] += 500
+    page = render("train.html", report)
     assert len(page) < 1_500_000
     assert "Only the 20 classes with the most wrong decisions of 1,000" in page and "all others" in page
     assert page.count(">…0700…<") == page.count(">…0701…<") == 2 and ">500<" in page
     assert page.count('<td class="name">species') == 1000 + 2 * 10
-    first = decisions.pairs(found["test"])[0]
+    first = decisions.pairs(report["test"])[0]
     assert (first["true"], first["predicted"], first["rows"]) == (names[700], names[701], 500)
 
 

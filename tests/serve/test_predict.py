@@ -46,19 +46,19 @@ def test_equals_a_forward_and_a_softmax(predictor, schema):
     output, _ = predictor.model.forward(encoded(rows))
     logits = output.logits_TO.double().numpy()
     e_TC = np.exp(logits[:, :3] - logits[:, :3].max(1, keepdims=True))
-    found = predictor(rows)
-    np.testing.assert_allclose(found.probability_TC, e_TC / e_TC.sum(1, keepdims=True), rtol=1e-6)
-    np.testing.assert_array_equal(found.decision_T, logits[:, :3].argmax(1))
-    np.testing.assert_allclose(found.metrics_TM, np.stack([100 + 200 * logits[:, 3], logits[:, 4]], 1), rtol=1e-5)
-    np.testing.assert_allclose(found.gates_TE, output.gates_TE.numpy(), rtol=1e-6)
-    assert len(set(found.decision_T)) > 1 and ((found.gates_TE > 0).sum(1) == 2).all()
+    predictions = predictor(rows)
+    np.testing.assert_allclose(predictions.probability_TC, e_TC / e_TC.sum(1, keepdims=True), rtol=1e-6)
+    np.testing.assert_array_equal(predictions.decision_T, logits[:, :3].argmax(1))
+    np.testing.assert_allclose(predictions.metrics_TM, np.stack([100 + 200 * logits[:, 3], logits[:, 4]], 1), rtol=1e-5)
+    np.testing.assert_allclose(predictions.gates_TE, output.gates_TE.numpy(), rtol=1e-6)
+    assert len(set(predictions.decision_T)) > 1 and ((predictions.gates_TE > 0).sum(1) == 2).all()
 
 
 def test_probabilities_are_taken_in_float64(predictor, schema):
     """In float32 the rows would sum to 1 only to 1e-7."""
-    found = predictor(draw(schema, 300))
-    assert [array.dtype for array in found] == [np.int64, *[np.float64] * 4]
-    assert np.abs(found.probability_TC.sum(1) - 1).max() < 1e-15
+    predictions = predictor(draw(schema, 300))
+    assert [array.dtype for array in predictions] == [np.int64, *[np.float64] * 4]
+    assert np.abs(predictions.probability_TC.sum(1) - 1).max() < 1e-15
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 25])
@@ -74,15 +74,15 @@ def test_no_tape_is_kept(predictor, schema):
     """Nothing needs a gradient, even where the parameters do."""
     predictor.model.params.flat_P.requires_grad_(True)
     try:
-        found = predictor(draw(schema, 3))
+        predictions = predictor(draw(schema, 3))
     finally:
         predictor.model.params.flat_P.requires_grad_(False)
-    assert isinstance(found.probability_TC, np.ndarray)
+    assert isinstance(predictions.probability_TC, np.ndarray)
 
 
 def test_a_dense_model_has_one_gate(schema):
-    found = Predictor(Dense(DenseConfig(10, 5, hidden=8, feedforward=8, blocks=1)), schema)(draw(schema, 4))
-    assert found.gates_TE.tolist() == [[1.0]] * 4
+    predictions = Predictor(Dense(DenseConfig(10, 5, hidden=8, feedforward=8, blocks=1)), schema)(draw(schema, 4))
+    assert predictions.gates_TE.tolist() == [[1.0]] * 4
 
 
 def test_a_model_for_another_table_is_refused(schema):
@@ -91,16 +91,16 @@ def test_a_model_for_another_table_is_refused(schema):
 
 
 def test_records(predictor, schema):
-    found = predictor(draw(schema, 20))
-    records = json.loads(json.dumps(as_records(found, schema), allow_nan=False))
+    predictions = predictor(draw(schema, 20))
+    records = json.loads(json.dumps(as_records(predictions, schema), allow_nan=False))
     assert len(records) == 20
     for t, record in enumerate(records):
         assert list(record) == ["decision", "probability", "probabilities", "metrics", "gates"]
-        assert list(record["probabilities"].values()) == found.probability_TC[t].tolist()
+        assert list(record["probabilities"].values()) == predictions.probability_TC[t].tolist()
         assert record["decision"] == max(record["probabilities"], key=record["probabilities"].__getitem__)
         assert record["probability"] == record["probabilities"][record["decision"]]
-        assert record["metrics"] == dict(zip(("cost", "risk"), found.metrics_TM[t].tolist(), strict=True))
-        assert record["gates"] == found.gates_TE[t].tolist()
+        assert record["metrics"] == dict(zip(("cost", "risk"), predictions.metrics_TM[t].tolist(), strict=True))
+        assert record["gates"] == predictions.gates_TE[t].tolist()
 
 
 def test_no_decision_where_the_outputs_are_not_finite(predictor, schema, overflowing):
@@ -108,13 +108,13 @@ def test_no_decision_where_the_outputs_are_not_finite(predictor, schema, overflo
     rows = draw(schema, 3)
     right = predictor(rows)
     rows.numbers_RN[1, 1] = overflowing
-    found = predictor(rows)
-    assert found.decision_T.tolist() == [right.decision_T[0], -1, right.decision_T[2]]
-    np.testing.assert_allclose(found.probability_TC[[0, 2]], right.probability_TC[[0, 2]], rtol=1e-6)
-    record = json.loads(json.dumps(as_records(found, schema), allow_nan=False))[1]
+    predictions = predictor(rows)
+    assert predictions.decision_T.tolist() == [right.decision_T[0], -1, right.decision_T[2]]
+    np.testing.assert_allclose(predictions.probability_TC[[0, 2]], right.probability_TC[[0, 2]], rtol=1e-6)
+    record = json.loads(json.dumps(as_records(predictions, schema), allow_nan=False))[1]
     assert record["decision"] is record["probability"] is record["metrics"]["cost"] is None
     assert set(record["gates"]) == set(record["probabilities"].values()) == {None}
-    assert as_frame(found, schema).row(1) == (None,) * 11
+    assert as_frame(predictions, schema).row(1) == (None,) * 11
 
 
 def test_a_model_that_diverged_is_refused(schema):
@@ -173,7 +173,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     read = pl.read_csv(tmp_path / out) if out.endswith("csv") else pl.read_parquet(tmp_path / out)
     rows = encode(schema, pl.read_csv(path) if name.endswith("csv") else pl.read_parquet(path))
     right = predictor(rows)
-    classes = [f"p_{each}" for each in schema.classes]
+    classes = [f"p_{class_name}" for class_name in schema.classes]
     assert read.columns == ["decision", "probability", *classes, "cost", "risk", *(f"gate_{e}" for e in range(4))]
     assert read["decision"].to_list() == [schema.classes[d] for d in right.decision_T]
     np.testing.assert_allclose(read[classes].to_numpy(), right.probability_TC, rtol=1e-5)
@@ -182,7 +182,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     known = rows.outcome_R >= 0
     assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean())
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted([name, out])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([name, out])
 
 
 def test_a_file_raises_no_warning(schema, tmp_path):
@@ -227,7 +227,7 @@ def test_an_error_leaves_nothing_behind(predictor, tmp_path, small_chunks, out, 
         (tmp_path / out).write_text(kept)
     with pytest.raises(ValueError, match=r"line 32 of .* has 2 fields"):
         predict_file(predictor, path, tmp_path / out)
-    assert sorted(each.name for each in tmp_path.iterdir()) == sorted(["data.csv", *([out] if kept else [])])
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(["data.csv", *([out] if kept else [])])
     assert not kept or (tmp_path / out).read_text() == kept
 
 
@@ -242,4 +242,4 @@ def test_outputs_that_cannot_be_written_are_refused_first(predictor, tmp_path):
     ):
         with pytest.raises(ValueError, match=sentence):
             predict_file(predictor, path, tmp_path / out)
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["data.csv", "folder.csv"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data.csv", "folder.csv"]

@@ -43,8 +43,8 @@ def test_a_null_is_not_another_value():
 def test_names_written_as_numbers():
     """3 and 3.0 are one name, as a number and as text; 03 is another."""
     schema = Schema("y", ("a", "b"), (Category("level", ("3", "2.5", "03", "-7", "1e+16")),))
-    found = rows_of([{"level": value} for value in (3, 2.5, 3.0, -7, 1e16, "3", "3.0", "03", "+2.5", "2.50")], schema)
-    assert found.codes_RC[:, 0].tolist() == [0, 1, 0, 3, 4, 0, 0, 2, 1, -1]
+    rows = rows_of([{"level": value} for value in (3, 2.5, 3.0, -7, 1e16, "3", "3.0", "03", "+2.5", "2.50")], schema)
+    assert rows.codes_RC[:, 0].tolist() == [0, 1, 0, 3, 4, 0, 0, 2, 1, -1]
 
 
 def test_a_long_name_takes_no_time():
@@ -153,10 +153,10 @@ def test_dates_are_read_as_from_a_file(text):
     from gradproof.data.frame import encode
 
     frame = pl.DataFrame({"c": ["u"], "n": ["2.5"], "day": [text]}, schema_overrides={"day": pl.String})
-    found = rows_of([{"c": "u", "n": 2.5, "day": text}], DATED)
-    for a, b in zip(found, encode(DATED, frame), strict=True):
+    rows = rows_of([{"c": "u", "n": 2.5, "day": text}], DATED)
+    for a, b in zip(rows, encode(DATED, frame), strict=True):
         np.testing.assert_array_equal(a, b)
-    assert (text in (None, "NA")) == np.isnan(found.numbers_RN[0, 1])
+    assert (text in (None, "NA")) == np.isnan(rows.numbers_RN[0, 1])
 
 
 @pytest.mark.parametrize("value", ["2024-02-30", "31.5.2024", "20240531", "yesterday", "2024-05-31x", 19000, True, []])
@@ -172,9 +172,9 @@ def test_a_file_and_json_make_the_same_rows(schema, record):
 
     records = [record | {"colour": c, "flag": f} for c in ("red", "mauve", None) for f in ("true", "x", None)]
     records += [record | {"weight": w, "count": c} for w in (1, -2.5, None) for c in (0.1, 10**6)]
-    text = [{k: v if v is None else str(v) for k, v in each.items()} for each in records]
-    for each, plain in zip(records, text, strict=True):
-        plain["flag"] = {True: "true"}.get(each["flag"], each["flag"])
+    text = [{k: v if v is None else str(v) for k, v in typed.items()} for typed in records]
+    for typed, plain in zip(records, text, strict=True):
+        plain["flag"] = {True: "true"}.get(typed["flag"], typed["flag"])
     for a, b in zip(rows_of(records, schema), encode(schema, pl.DataFrame(text)), strict=True):
         np.testing.assert_array_equal(a, b)
         assert a.dtype == b.dtype
@@ -212,13 +212,13 @@ def test_csv_parquet_and_json_make_the_same_rows(tmp_path):
     pl.DataFrame(text).write_csv(tmp_path / "t.csv", quote_style="always")
     moment = (pl.col("day") * 86_400_000_000).cast(pl.Int64).cast(pl.Datetime("us"))
     pl.DataFrame(typed, strict=False).with_columns(moment).write_parquet(tmp_path / "t.parquet")
-    found = [rows_of([dict(zip(json, row, strict=True)) for row in zip(*json.values(), strict=True)], NAMES)]
+    readings = [rows_of([dict(zip(json, row, strict=True)) for row in zip(*json.values(), strict=True)], NAMES)]
     for name in ("t.csv", "t.parquet"):
         (frame,) = Table(tmp_path / name).chunks()
-        found.append(encode(NAMES, frame))
-    assert found[0].codes_RC.T.tolist() == [[1, 0, 2, 1], [1, 1, 4, 3], [0, 1, 1, 2], [0, 4, 3, 1]]
-    np.testing.assert_array_equal(found[0].numbers_RN.T, [[1, 0.25, np.nan, -3], [1, np.nan, 2.5, np.nan]])
-    for rows in found[1:]:
-        for a, b in zip(found[0], rows, strict=True):
+        readings.append(encode(NAMES, frame))
+    assert readings[0].codes_RC.T.tolist() == [[1, 0, 2, 1], [1, 1, 4, 3], [0, 1, 1, 2], [0, 4, 3, 1]]
+    np.testing.assert_array_equal(readings[0].numbers_RN.T, [[1, 0.25, np.nan, -3], [1, np.nan, 2.5, np.nan]])
+    for rows in readings[1:]:
+        for a, b in zip(readings[0], rows, strict=True):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype

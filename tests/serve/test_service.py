@@ -60,11 +60,11 @@ def expected(predictor, records):
     return as_records(predictor(rows_of(records, predictor.schema)), predictor.schema)
 
 
-def same(found, right):
+def same(prediction, right):
     """Equal but for single precision's last bits, which depend on who else is in a batch."""
-    assert found["decision"] == right["decision"] and list(found) == list(right)
+    assert prediction["decision"] == right["decision"] and list(prediction) == list(right)
     for key in ("probabilities", "metrics", "gates"):
-        assert found[key] == pytest.approx(right[key], rel=1e-5, abs=1e-6)
+        assert prediction[key] == pytest.approx(right[key], rel=1e-5, abs=1e-6)
 
 
 def test_one_record(made, predictor, record):
@@ -77,8 +77,8 @@ def test_many_records(made, predictor, record):
     records = [record | {"count": i, "colour": None} for i in range(9)]
     answer = send(made, json.dumps({"records": records})).json()
     assert list(answer) == ["predictions"]
-    for found, right in zip(answer["predictions"], expected(predictor, records), strict=True):
-        same(found, right)
+    for prediction, right in zip(answer["predictions"], expected(predictor, records), strict=True):
+        same(prediction, right)
 
 
 @pytest.mark.parametrize("batching", [True, False])
@@ -93,8 +93,8 @@ def test_everyone_gets_their_own_answer(predictor, record, batching):
     made = app(predictor, batching=batching)
     answers = talk(made, ask)
     for answer, records in zip(answers[:60], bodies, strict=True):
-        for found, right in zip(answer.json()["predictions"], expected(predictor, records), strict=True):
-            same(found, right)
+        for prediction, right in zip(answer.json()["predictions"], expected(predictor, records), strict=True):
+            same(prediction, right)
     assert {answer.status_code for answer in answers[60:]} == {400}
     forwards = float(re.search(r"gradproof_batch_rows_count (\S+)", send(made, b"", "/metrics", "GET").text)[1])
     assert forwards < 60 if batching else forwards == 60
@@ -300,8 +300,8 @@ def test_a_large_answer_lets_small_ones_pass(predictor, record, monkeypatch):
     async def ask(client):
         return (await asyncio.gather(large(client), small(client)))[0]
 
-    for found, right in zip(talk(made, ask), expected(predictor, records), strict=True):
-        same(found, right)
+    for prediction, right in zip(talk(made, ask), expected(predictor, records), strict=True):
+        same(prediction, right)
     assert order == ["small", "large"]
 
 
@@ -452,5 +452,5 @@ def test_ports_that_are_none():
 def test_batches_of_requests_do_not_change_decisions(predictor, schema, record):
     """The same record alone and among others: equal to single precision."""
     records = [record | {"count": i} for i in range(40)]
-    alone = np.concatenate([predictor(rows_of([each], schema)).probability_TC for each in records])
+    alone = np.concatenate([predictor(rows_of([single], schema)).probability_TC for single in records])
     np.testing.assert_allclose(predictor(rows_of(records, schema)).probability_TC, alone, rtol=1e-5)

@@ -99,8 +99,8 @@ def test_a_skipped_step_never_happened(normal, agree, decay, dtype):
             leaf.grad = grads[name].clone()
         right.step()
     assert float(optimizer.count) == 40
-    found = {name: view.double() for name, view in params.items()}
-    compare(agree, found, leaves, 1e-12 if dtype == torch.float64 else 2e-5)
+    parameters = {name: view.double() for name, view in params.items()}
+    compare(agree, parameters, leaves, 1e-12 if dtype == torch.float64 else 2e-5)
 
 
 @pytest.mark.parametrize("decay", ["matrices", "all"])
@@ -177,9 +177,9 @@ def test_state_round_trip_goes_on_with_the_same_bits(normal, dtype):
     resumed = AdamW(**SETTINGS).bind(other)
     resumed.load_state(kept)
     for step in range(7, 12):
-        for each in (optimizer, resumed):
-            fill(each.params, gradients(normal, step))
-            each.step()
+        for either in (optimizer, resumed):
+            fill(either.params, gradients(normal, step))
+            either.step()
     assert all(torch.equal(a, b) for a, b in zip(everything(optimizer), everything(resumed), strict=True))
 
 

@@ -30,11 +30,11 @@ def write(folder, step, seed=0):
     return save(folder, step, *tensors(seed), PROGRESS)
 
 
-def same_bits(found, right):
-    assert set(found) == set(right)
+def same_bits(loaded, right):
+    assert set(loaded) == set(right)
     for name, tensor in right.items():
-        assert found[name].dtype == tensor.dtype and found[name].shape == tensor.shape
-        assert found[name].numpy().tobytes() == tensor.numpy().tobytes(), name
+        assert loaded[name].dtype == tensor.dtype and loaded[name].shape == tensor.shape
+        assert loaded[name].numpy().tobytes() == tensor.numpy().tobytes(), name
 
 
 def snapshot(folder):
@@ -44,11 +44,11 @@ def snapshot(folder):
 def test_round_trip_is_exact(tmp_path):
     """A dtype, a sign of zero, a NaN or a digit of the state that changes on the way would end bit-exact resuming."""
     written = write(tmp_path, 12)
-    found = load(tmp_path / "step-12")
-    assert found.step == written.step == 12 and found.folder == tmp_path / "step-12"
-    assert {name: found.state[name] for name in PROGRESS} == PROGRESS and found.state == written.state
+    loaded = load(tmp_path / "step-12")
+    assert loaded.step == written.step == 12 and loaded.folder == tmp_path / "step-12"
+    assert {name: loaded.state[name] for name in PROGRESS} == PROGRESS and loaded.state == written.state
     for file, right in zip((MODEL, STEP), tensors(), strict=True):
-        same_bits(found.tensors(file), right)
+        same_bits(loaded.tensors(file), right)
     assert sorted(path.name for path in (tmp_path / "step-12").iterdir()) == sorted(FILES)
 
 
@@ -139,9 +139,9 @@ def test_newest_falls_back_and_says_so(tmp_path):
         write(tmp_path, step, seed=step)
     assert newest(tmp_path, said.append).step == 10 and said == []
     (tmp_path / "step-10" / MODEL).write_bytes(b"")
-    found = newest(tmp_path, said.append)
-    assert found.step == 9
-    same_bits(found.tensors(MODEL), tensors(9)[0])
+    fallback = newest(tmp_path, said.append)
+    assert fallback.step == 9
+    same_bits(fallback.tensors(MODEL), tensors(9)[0])
     (sentence,) = said
     assert "step-10 cannot be read: model.safetensors is damaged" in sentence and "falling back" in sentence
     (tmp_path / "step-9" / STATE).unlink()

@@ -12,7 +12,7 @@ def test_the_defaults_are_a_config():
     """`gradproof train` without a flag; through JSON and back it stays the same."""
     config = resolve()
     assert config == TrainConfig() == resolve(json.loads(json.dumps(config.to_dict())))
-    assert set(config.to_dict()) == {each.name for each in fields(TrainConfig)}
+    assert set(config.to_dict()) == {field.name for field in fields(TrainConfig)}
 
 
 def test_later_layers_win():

@@ -35,19 +35,19 @@ def steps(kind, device, dtype, count=5, cuts=None, **options):
 @pytest.mark.parametrize("kind", MODELS)
 def test_float64_agrees_with_the_cpu(agree, kind):
     """A rate or a divisor that lost digits in float32 on the device would be off by 1e-8."""
-    here, _, found = steps(kind, "cuda", "fp64")
+    here, _, result = steps(kind, "cuda", "fp64")
     there, _, right = steps(kind, "cpu", "fp64")
     agree(here.params.flat_P.cpu(), there.params.flat_P, 1e-12)
-    agree(found.grad_norm.cpu(), right.grad_norm, 1e-11)
+    agree(result.grad_norm.cpu(), right.grad_norm, 1e-11)
 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_unequal_micro_batches_are_the_whole_batch(agree, kind):
     whole, _, right = steps(kind, "cuda", "fp64")
-    parts, _, found = steps(kind, "cuda", "fp64", cuts=[1, 20, 3, 23])
+    parts, _, result = steps(kind, "cuda", "fp64", cuts=[1, 20, 3, 23])
     agree(parts.params.flat_P, whole.params.flat_P, 1e-12)
-    agree(found.loss, right.loss, 1e-12)
-    assert found.load.tolist() == right.load.tolist()
+    agree(result.loss, right.loss, 1e-12)
+    assert result.load.tolist() == right.load.tolist()
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -74,12 +74,12 @@ def test_an_overflow_is_skipped_on_the_device():
     """Nothing may move, and the scale is halved, without anyone having read the flag."""
     model, step, _ = steps("moe", "cuda", "fp16", count=2)
     before = [tensor.clone() for tensor in (model.params.flat_P, step.optimizer.m_P, step.optimizer.count)]
-    scale = float(step.scale)
+    scale = float(step.training.scale)
     x_TI = torch.full((4, 9), torch.inf, device="cuda")
     result = step(x_TI, torch.zeros(4, dtype=torch.int64, device="cuda"))
     after = (model.params.flat_P, step.optimizer.m_P, step.optimizer.count)
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    assert float(result.skipped) == 1 and float(step.scale) == scale / 2
+    assert float(result.skipped) == 1 and float(step.training.scale) == scale / 2
 
 
 def test_nothing_waits_for_the_device():

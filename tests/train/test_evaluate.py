@@ -25,13 +25,13 @@ def made():
 def test_predictions_are_those_of_the_index(made, agree, kind):
     """In its order, rows that come twice included; the 12 outcomes as probabilities, the 8 metrics behind them."""
     model, index_T = MODELS[kind](), np.array([5, 3, 199, 3])
-    found = predictions(Predictor(model, made.schema), made.rows, index_T)
+    predicted = predictions(Predictor(model, made.schema), made.rows, index_T)
     output, _ = model.forward(Encoder(made.schema).inputs(made.rows.take(index_T)))
     logits_TO = output.logits_TO.double()
-    agree(torch.from_numpy(found.probability_TC), torch.softmax(logits_TO[:, :12], 1))
-    agree(torch.from_numpy(found.metrics_TM), logits_TO[:, 12:])
-    assert found.decision_T.tolist() == logits_TO[:, :12].argmax(1).tolist()
-    assert torch.equal(torch.from_numpy(found.gates_TE), output.gates_TE.double())
+    agree(torch.from_numpy(predicted.probability_TC), torch.softmax(logits_TO[:, :12], 1))
+    agree(torch.from_numpy(predicted.metrics_TM), logits_TO[:, 12:])
+    assert predicted.decision_T.tolist() == logits_TO[:, :12].argmax(1).tolist()
+    assert torch.equal(torch.from_numpy(predicted.gates_TE), output.gates_TE.double())
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -41,8 +41,8 @@ def test_chunks_are_not_seen(made, monkeypatch, kind, chunk):
     predictor, index_T = Predictor(MODELS[kind](), made.schema), np.arange(50)[::-1]
     whole = predictions(predictor, made.rows, index_T)
     monkeypatch.setattr(evaluate_module, "CHUNK", chunk)
-    for found, right in zip(predictions(predictor, made.rows, index_T), whole, strict=True):
-        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-6)
+    for chunked, right in zip(predictions(predictor, made.rows, index_T), whole, strict=True):
+        np.testing.assert_allclose(chunked, right, rtol=1e-5, atol=1e-6)
 
 
 def test_only_a_chunk_is_in_memory(made, monkeypatch):

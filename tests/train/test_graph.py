@@ -16,12 +16,13 @@ from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train import graph as graph_module
-from gradproof.train import step as step_module
+from gradproof.train import training as training_module
 from gradproof.train.adamw import AdamW
-from gradproof.train.graph import Graph
+from gradproof.train.graph import Capture
 from gradproof.train.loss import Loss
 from gradproof.train.schedule import Schedule
-from gradproof.train.step import StepResult, TrainStep
+from gradproof.train.step import TrainStep
+from gradproof.train.step_plan import StepResult
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device: nothing is captured")
 
@@ -86,7 +87,7 @@ def tokens(config, B, generator, device):
 
 def bits(step):
     """Everything that the next step depends on, and the narrow copy."""
-    narrow = [] if step.weights is step.model.params else [step.weights.flat_P]
+    narrow = [] if step.training.weights is step.model.params else [step.training.weights.flat_P]
     return [tensor.clone() for tensor in (step.model.params.flat_P, *narrow, *step.state().values())]
 
 
@@ -105,13 +106,13 @@ def together(case, batches, loss="cross_entropy", between=None, **options):
             between(s, right)
         same(list(captured(*given)), list(right(*given)))
         same(bits(captured), bits(right))
-    assert right._graphs == {} and captured.kernels.chosen == right.kernels.chosen
+    assert right.captures == {} and captured.kernels.chosen == right.kernels.chosen
     return captured, right
 
 
 def captures(step):
     """How many shapes have a graph."""
-    return sum(graph is not None for graph in step._graphs.values())
+    return sum(graph is not None for graph in step.captures.values())
 
 
 @on_a_gpu
@@ -136,7 +137,7 @@ def test_what_is_not_captured():
         for s in range(3):
             x_TI, target_T = batch("narrow bf16", s)
             step(x_TI.to(masters), target_T)
-        assert not step.kernels.capturable and step._graphs == {}
+        assert not step.kernels.capturable and step.captures == {}
 
 
 @on_a_gpu
@@ -146,7 +147,7 @@ def test_the_reference_is_not_captured(monkeypatch):
     step = make("narrow bf16")
     for s in range(3):
         step(*batch("narrow bf16", s))
-    assert step._graphs == {}
+    assert step.captures == {}
 
 
 @on_a_gpu
@@ -224,7 +225,7 @@ def test_clipping(case, clip):
 def test_the_loss_scale_grows_and_a_skipped_step_moves_nothing(monkeypatch):
     """Scale, count of good steps, moments and correction live on the device: a replay that kept the scale of its
     capture, or moved anything at an overflow, would differ from then on."""
-    monkeypatch.setattr(step_module, "GROW_AFTER", 3)
+    monkeypatch.setattr(training_module, "GROW_AFTER", 3)
     captured, right = make("narrow fp16"), make("narrow fp16", Uncaptured)
     scales, skips = [], []
     for s in range(14):
@@ -238,17 +239,17 @@ def test_the_loss_scale_grows_and_a_skipped_step_moves_nothing(monkeypatch):
         scales.append(float(results[0].scale))
         skips.append(int(results[0].skipped))
         if s in (5, 6, 10):
-            assert float(captured.scale) == max(1.0, scales[-1] / 2) and float(captured.good) == 0
+            assert float(captured.training.scale) == max(1.0, scales[-1] / 2) and float(captured.training.good) == 0
             same(moving(captured, bits(captured)), moving(captured, before))
     assert {5, 6, 10} <= {s for s, skipped in enumerate(skips) if skipped}
     assert captures(captured) == 1 and len(set(scales)) > 2
-    assert float(captured.optimizer.count) == 14 - sum(skips) and float(captured.skipped) == sum(skips)
+    assert float(captured.optimizer.count) == 14 - sum(skips) and float(captured.training.skipped) == sum(skips)
 
 
-def moving(step, found):
+def moving(step, tensors):
     """Of `bits`, what a skipped step may not move: all but scale, count of good steps and count of skipped ones."""
     names = ["flat", "narrow", *step.state()]
-    return [each for name, each in zip(names, found, strict=True) if name not in ("scale", "good", "skipped")]
+    return [tensor for name, tensor in zip(names, tensors, strict=True) if name not in ("scale", "good", "skipped")]
 
 
 @on_a_gpu
@@ -258,7 +259,7 @@ def test_an_overflow_in_bf16_and_fp32_is_skipped():
         given[1][0][0, 0] = torch.nan  # while it is captured
         given[4][0][0, 0] = torch.inf  # and in a replay
         captured, _ = together(case, given)
-        assert float(captured.skipped) == 2 and captured.model.params.flat_P.isfinite().all()
+        assert float(captured.training.skipped) == 2 and captured.model.params.flat_P.isfinite().all()
 
 
 @on_a_gpu
@@ -324,11 +325,11 @@ def test_inputs_are_left_alone_and_may_change_at_once():
         x_TI, target_T = batch("narrow bf16", s)
         held_x.copy_(x_TI)
         held_target.copy_(target_T)
-        found = captured(held_x, held_target)
+        result = captured(held_x, held_target)
         assert torch.equal(held_x, x_TI) and torch.equal(held_target, target_T)
         held_x.fill_(torch.nan)
         held_target.zero_()
-        same(list(found), list(right(x_TI, target_T)))
+        same(list(result), list(right(x_TI, target_T)))
     same(bits(captured), bits(right))
 
 
@@ -343,9 +344,9 @@ def test_rows_at_odd_addresses():
     flat = table_TI.flatten()
     given += [(flat[9 * s + 1 : 9 * s + 9 * 33 + 1].view(33, 9), target_T[s + 1 : s + 34]) for s in range(3)]
     for x_TI, target in given:
-        found, usual = captured(x_TI, target), right(x_TI, target)
-        assert torch.allclose(found.gates, usual.gates, atol=1e-2) and float(found.skipped) == 0
-        assert float(found.loss) == pytest.approx(float(usual.loss), rel=1e-2)
+        result, usual = captured(x_TI, target), right(x_TI, target)
+        assert torch.allclose(result.gates, usual.gates, atol=1e-2) and float(result.skipped) == 0
+        assert float(result.loss) == pytest.approx(float(usual.loss), rel=1e-2)
     assert captures(captured) == 2
 
 
@@ -356,20 +357,20 @@ def test_a_resumed_run_has_the_same_bits(case):
     options = dict(schedule=Schedule(10, "warmup-cosine"))
     whole, first, resumed = (make(case, seed=seed, **options) for seed in (0, 0, 1))
     given = [batch(case, s) for s in range(10)]
-    for each in given:
-        whole(*each)
-    for each in given[:6]:
-        first(*each)
+    for pair in given:
+        whole(*pair)
+    for pair in given[:6]:
+        first(*pair)
     kept = {name: tensor.clone() for name, tensor in first.state().items()}
     resumed.model.params.flat_P.copy_(first.model.params.flat_P)
     resumed.load_state(kept, 6)
-    for each in given[6:]:
-        resumed(*each)
+    for pair in given[6:]:
+        resumed(*pair)
     same(bits(resumed), bits(whole))
     # A step that already has its graph goes back and on again.
     first.load_state(kept, 6)
-    for each in given[6:]:
-        first(*each)
+    for pair in given[6:]:
+        first(*pair)
     same(bits(first), bits(whole))
 
 
@@ -380,8 +381,8 @@ def test_micro_batches_between_captured_steps():
     for s in range(8):
         x_TI, target_T = batch("narrow bf16", s)
         parts = list(zip(x_TI.split([20, 27]), target_T.split([20, 27]), strict=True))
-        found = [step.accumulate(parts) if s % 3 == 2 else step(x_TI, target_T) for step in (captured, right)]
-        same(list(found[0]), list(found[1]))
+        results = [step.accumulate(parts) if s % 3 == 2 else step(x_TI, target_T) for step in (captured, right)]
+        same(list(results[0]), list(results[1]))
         same(bits(captured), bits(right))
 
 
@@ -427,12 +428,12 @@ def test_nothing_waits_for_the_device():
     """Neither the copies in and out nor the schedule's rate."""
     step = make("narrow bf16", schedule=Schedule(10, "warmup-cosine"))
     given = [batch("narrow bf16", s) for s in range(6)]
-    for each in given[:3]:
-        step(*each)
+    for pair in given[:3]:
+        step(*pair)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        for each in given[3:]:
-            step(*each)
+        for pair in given[3:]:
+            step(*pair)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -489,22 +490,22 @@ def test_a_graph_alone():
     work(x, targets)
     torch.cuda.synchronize()
     held.zero_()
-    graph = Graph(work, x, targets)
+    graph = Capture(work, x, targets)
     torch.cuda.synchronize()
     assert (held == 0).all()  # a capture runs nothing
     first = graph(x, targets)
     second = graph(2 * x, (2 * targets[0], targets[1] + 5))
-    for found, right in zip(first, (12.0, x, 3.0, 4 * torch.ones(3, device="cuda")), strict=True):
-        assert (found == torch.as_tensor(right, device="cuda")).all()
-    for found, right in zip(second, (24.0, 4 * x, 8.0, 12 * torch.ones(3, device="cuda")), strict=True):
-        assert (found == torch.as_tensor(right, device="cuda")).all()
+    for output, right in zip(first, (12.0, x, 3.0, 4 * torch.ones(3, device="cuda")), strict=True):
+        assert (output == torch.as_tensor(right, device="cuda")).all()
+    for output, right in zip(second, (24.0, 4 * x, 8.0, 12 * torch.ones(3, device="cuda")), strict=True):
+        assert (output == torch.as_tensor(right, device="cuda")).all()
 
 
 # Without a GPU: which calls would be captured, and what is done with a graph's results.
 
 
 class Replayed:
-    """Stands for `Graph`: runs the work at every call, as a replay would, on rows of its own."""
+    """Stands for `Capture`: runs the work at every call, as a replay would, on rows of its own."""
 
     made = 0
 
@@ -527,18 +528,18 @@ class Capturable(TrainStep):
 
 @pytest.fixture
 def replayed(monkeypatch):
-    monkeypatch.setattr(step_module, "Graph", Replayed)
+    monkeypatch.setattr(graph_module, "Capture", Replayed)
     monkeypatch.setattr(Replayed, "made", 0)
     return Replayed
 
 
 def test_on_the_cpu_nothing_is_captured(monkeypatch):
     """Not even tried."""
-    monkeypatch.setattr(step_module, "Graph", lambda *args: pytest.fail("captured"))
+    monkeypatch.setattr(graph_module, "Capture", lambda *args: pytest.fail("captured"))
     step = make("dense fp32", device="cpu")
     for s in range(3):
         step(*batch("dense fp32", s, device="cpu"))
-    assert not step.kernels.capturable and step._graphs == {}
+    assert not step.kernels.capturable and step.captures == {}
 
 
 def test_the_first_call_of_a_shape_runs_and_the_second_is_captured(replayed):
@@ -549,9 +550,9 @@ def test_the_first_call_of_a_shape_runs_and_the_second_is_captured(replayed):
     for s, T in enumerate([9, 9, 9, 4, 9, 4, 4, 6]):
         given = batch("dense fp32", s, T, device="cpu")
         generation = step.model.params.generation
-        found = step(*given)
-        assert isinstance(found, StepResult) and step.model.params.generation > generation
-        same(list(found), list(right(*given)))
+        result = step(*given)
+        assert isinstance(result, StepResult) and step.model.params.generation > generation
+        same(list(result), list(right(*given)))
         same(bits(step), bits(right))
         made.append(replayed.made)
     assert made == [0, 1, 1, 1, 1, 2, 2, 2] and captures(step) == 2 and step.steps == 8
@@ -562,7 +563,7 @@ def test_several_parts_are_not_captured(replayed):
     step = make("dense fp32", Capturable, device="cpu", micro_rows=4)
     for s in range(4):
         step(*batch("dense fp32", s, 9, device="cpu"))
-    assert replayed.made == 0 and step._graphs == {}
+    assert replayed.made == 0 and step.captures == {}
     for s in range(2):
         step(*batch("dense fp32", s, 4, device="cpu"))
     assert replayed.made == 1
@@ -583,7 +584,7 @@ def test_a_refused_batch_leaves_no_graph(replayed):
     for _ in range(2):
         with pytest.raises(ValueError, match="9 inputs"):
             step(torch.zeros(3, 8), torch.zeros(3, dtype=torch.int64))
-    assert step._graphs == {} and step.steps == 0
+    assert step.captures == {} and step.steps == 0
 
 
 def test_copies_in_and_out(monkeypatch):
@@ -604,16 +605,16 @@ def test_copies_in_and_out(monkeypatch):
         return x.sum(), x * 2, targets[0].sum().double(), targets[1].clone()
 
     x, targets = torch.ones(2, 3), (torch.arange(4.0), torch.arange(5))
-    graph = Graph(work, x, targets)
+    graph = Capture(work, x, targets)
     (own,) = seen
     assert all(a.data_ptr() != b.data_ptr() and torch.equal(a, b) for a, b in zip(own, (x, *targets), strict=True))
     first, second = graph(x, targets), graph(5 * x, (targets[0] + 1, targets[1] + 1))
     assert torch.equal(own[0], 5 * x) and torch.equal(own[1], targets[0] + 1) and torch.equal(own[2], targets[1] + 1)
     assert torch.equal(x, torch.ones(2, 3))
-    assert [float(first[0]), float(first[2])] == [6.0, 6.0] and [each.dim() for each in first] == [0, 2, 0, 1]
+    assert [float(first[0]), float(first[2])] == [6.0, 6.0] and [output.dim() for output in first] == [0, 2, 0, 1]
     assert torch.equal(first[1], 2 * x) and torch.equal(first[3], targets[1])
-    for each in first:
-        each.fill_(9)
+    for output in first:
+        output.fill_(9)
     assert float(second[0]) == 6.0 and torch.equal(second[1], 2 * x)
     third = graph(x, targets)
     assert float(third[0]) == 6.0 and torch.equal(third[1], 2 * x) and torch.equal(third[3], targets[1])

@@ -19,8 +19,8 @@ def run(tmp_path, tiny, open_run, monkeypatch):
     return trainer
 
 
-def same(model, found):
-    tensors = found.tensors(checkpoint.MODEL)
+def same(model, saved):
+    tensors = saved.tensors(checkpoint.MODEL)
     values = {**model.params, **model.buffers}
     assert set(values) == set(tensors)
     return all(torch.equal(value, tensors[name]) for name, value in values.items())
@@ -60,10 +60,10 @@ def test_a_folder_without_a_run(tmp_path):
 def test_restore_is_exact(run):
     """A parameter or a buffer that is left out keeps its initial value."""
     model = build_model(run.config, run.source.schema, "cpu")
-    found = checkpoint.load(run.run.checkpoints / "step-12")
-    assert not same(model, found)
-    restore(model, found)
-    assert same(model, found)
+    saved = checkpoint.load(run.run.checkpoints / "step-12")
+    assert not same(model, saved)
+    restore(model, saved)
+    assert same(model, saved)
 
 
 def test_a_little_balance_unless_the_config_says_otherwise():

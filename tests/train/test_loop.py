@@ -20,7 +20,7 @@ from gradproof.data.synthetic import BLOCKS
 from gradproof.proof.verdict import SubjectVerdict
 from gradproof.serve.predict import as_frame, as_records
 from gradproof.train import checkpoint, loop
-from gradproof.train import step as step_module
+from gradproof.train import training as training_module
 from gradproof.train.checkpoint import MODEL, STEP
 from gradproof.train.config import TrainConfig
 from gradproof.train.load import build_model, load_model, restore
@@ -80,13 +80,13 @@ def undisturbed(tmp_path_factory):
     """undisturbed(open_run, options): how a run of these options ends when nothing happens."""
     known = {}
 
-    def found(open_run, options):
+    def whole_once(open_run, options):
         key = json.dumps(options, sort_keys=True)
         if key not in known:
             known[key] = whole(open_run, tmp_path_factory.mktemp("whole") / "run", options)
         return known[key]
 
-    return found
+    return whole_once
 
 
 # What a run leaves.
@@ -127,10 +127,10 @@ def test_loss_ema_and_trend_are_of_every_step(tmp_path, tiny, open_run):
 
 def test_a_dense_run_has_the_same_lines(tmp_path, tiny, open_run):
     """One form for every model: share 1, entropy 0."""
-    found = whole(open_run, tmp_path / "run", {**tiny, **DENSE})[2]
+    dense = whole(open_run, tmp_path / "run", {**tiny, **DENSE})[2]
     moe = whole(open_run, tmp_path / "moe", tiny)[2]
-    assert [set(a) for a in found] == [set(b) for b in moe]
-    assert all(record["per_expert_share"] == [1.0] and record["router_entropy"] == 0.0 for record in found)
+    assert [set(a) for a in dense] == [set(b) for b in moe]
+    assert all(record["per_expert_share"] == [1.0] and record["router_entropy"] == 0.0 for record in dense)
 
 
 def test_no_row_is_both_learned_and_held_out(tmp_path, tiny, open_run, monkeypatch):
@@ -154,12 +154,12 @@ def test_no_row_is_both_learned_and_held_out(tmp_path, tiny, open_run, monkeypat
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 def test_micro_rows_are_only_a_matter_of_memory(tmp_path, tiny, open_run, precision):
     """The same batches and nearly the same losses, whatever is in flight at a time."""
-    found = [
+    logs = [
         whole(open_run, tmp_path / str(rows), {**tiny, "micro_rows": rows, "precision": precision})[2]
         for rows in (None, 5)
     ]
     unit = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 5e-3}[precision]
-    for one, other in zip(*found, strict=True):
+    for one, other in zip(*logs, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], rel=unit)
 
 
@@ -243,12 +243,15 @@ def test_a_resumed_sheaf_run_on_padic_inputs(tmp_path, tiny, open_run, undisturb
     assert all(record["router_energy"] > 0 for record in watch.records)
     loaded = load_model(tmp_path / "run")
     rows = trainer.source.rows.slice(0, 7)
-    found = Predictor(loaded.model, loaded.schema)(rows)
-    assert found.energy_TR.shape == (7, 1) and (found.energy_TR > 0).all()
-    record = as_records(found, loaded.schema)[0]
-    assert record["router_energy"] == found.energy_TR[0, 0]
-    frame = as_frame(found, loaded.schema)
-    assert frame.columns[-1] == "router_energy" and frame["router_energy"].to_list() == found.energy_TR[:, 0].tolist()
+    predictions = Predictor(loaded.model, loaded.schema)(rows)
+    assert predictions.energy_TR.shape == (7, 1) and (predictions.energy_TR > 0).all()
+    record = as_records(predictions, loaded.schema)[0]
+    assert record["router_energy"] == predictions.energy_TR[0, 0]
+    frame = as_frame(predictions, loaded.schema)
+    assert (
+        frame.columns[-1] == "router_energy"
+        and frame["router_energy"].to_list() == predictions.energy_TR[:, 0].tolist()
+    )
 
 
 def test_interrupted_over_and_over(tmp_path, tiny, open_run, undisturbed):
@@ -268,15 +271,15 @@ def test_interrupted_over_and_over(tmp_path, tiny, open_run, undisturbed):
 def test_a_crash_inside_the_step(tmp_path, tiny, open_run, undisturbed, monkeypatch):
     """Gradients half accumulated are no part of a checkpoint."""
     trainer, _ = open_run(tmp_path / "run", tiny)
-    update = step_module.TrainStep._update
+    update = training_module.Training.end
 
     def dies(self, *args):
-        if self.steps == 9:
+        if trainer.step.steps == 9:
             raise Crash
         return update(self, *args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(step_module.TrainStep, "_update", dies)
+        patch.setattr(training_module.Training, "end", dies)
         with pytest.raises(Crash):
             trainer.train()
     trainer, _ = open_run(tmp_path / "run", {})
@@ -535,12 +538,12 @@ def test_fp16_gives_up_where_no_scale_fits(tmp_path, tiny, open_run):
     poison(trainer, slice(None))
     with pytest.raises(Stopped, match="is not finite"):
         trainer.train()
-    assert float(trainer.step.scale) == 1.0 and trainer.at.step <= 20
+    assert float(trainer.step.training.scale) == 1.0 and trainer.at.step <= 20
 
 
 def test_fp16_tries_the_scale_of_one(tmp_path, tiny, open_run, monkeypatch):
     """A batch that overflowed at a scale of 2 says nothing of the scale of 1 that is next."""
-    monkeypatch.setattr(step_module, "FIRST_SCALE", 2.0)
+    monkeypatch.setattr(training_module, "FIRST_SCALE", 2.0)
     trainer, _ = open_run(tmp_path / "run", {**tiny, "precision": "fp16", "steps": 4})
     poison(trainer, trainer.batches[1][3])
     trainer.train()
@@ -626,7 +629,7 @@ def test_a_refuted_config_is_never_trained(tmp_path, tiny, monkeypatch):
     run = start(tmp_path / "run", tiny, resume=False)
     trainer = Trainer(run, SimpleNamespace(reading=None, say=None))
     judged = loop.judge_config("moe", trainer.model.config)
-    evidence = [type(each)(**{**vars(each), "status": "refuted"}) for each in judged.evidence]
+    evidence = [type(check)(**{**vars(check), "status": "refuted"}) for check in judged.evidence]
     refuted = SubjectVerdict(**{**vars(judged), "status": "refuted", "evidence": evidence})
     monkeypatch.setattr(loop, "judge_config", lambda *args, **kwargs: refuted)
     for _ in range(2):
@@ -713,8 +716,8 @@ def compare_with_undisturbed(tmp_path, open_run, out):
     options = dict(data=COMMAND[1], steps=60, batch=64)
     right, _ = open_run(tmp_path / "undisturbed", options)
     right.train()
-    found, _ = open_run(out, options)
-    assert ending(found) == ending(right)
+    reopened, _ = open_run(out, options)
+    assert ending(reopened) == ending(right)
 
 
 def test_kill_after_kill(tmp_path, open_run):

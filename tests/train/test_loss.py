@@ -39,9 +39,9 @@ def test_the_op_is_called_as_it_was_written(normal, agree, name):
     """An argument in another's place, or an option that only one direction gets, would fail against autograd."""
     loss, y_TO, target = case(name, normal)
     y_TO = y_TO.clone().requires_grad_()
-    found, saved = loss.forward(y_TO, target, {})
+    loss_value, saved = loss.forward(y_TO, target, {})
     (dloss,) = normal(5, ())
-    (right,) = torch.autograd.grad(found, y_TO, dloss, retain_graph=True)
+    (right,) = torch.autograd.grad(loss_value, y_TO, dloss, retain_graph=True)
     with torch.no_grad():
         agree(loss.backward(dloss, saved, y_TO, target), right)
 
@@ -49,9 +49,9 @@ def test_the_op_is_called_as_it_was_written(normal, agree, name):
 def test_class_weights_and_lambda_reach_both_directions(normal, agree):
     """The same numbers, from torch: λ in the loss alone or weights that are lost would pass the test above."""
     loss, y_TO, (outcome_T, metrics_TM) = case("weighted quality", normal)
-    found, _ = loss.forward(y_TO, (outcome_T, metrics_TM), {})
+    loss_value, _ = loss.forward(y_TO, (outcome_T, metrics_TM), {})
     right = torch.nn.functional.cross_entropy(y_TO[:, :3], outcome_T, WEIGHT_C)
-    agree(found, right + 0.3 * torch.nn.functional.mse_loss(y_TO[:, 3:], metrics_TM))
+    agree(loss_value, right + 0.3 * torch.nn.functional.mse_loss(y_TO[:, 3:], metrics_TM))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -66,12 +66,12 @@ def test_parts_add_up_to_the_whole(normal, agree, name, sizes):
         start += size
     total = loss.total([cut(target, rows) for rows in parts])
     (dloss,) = normal(6, ())
-    found, grads = 0, []
+    added, grads = 0, []
     for rows in parts:
         part, kept = loss.forward(y_TO[rows], cut(target, rows), total)
-        found = found + part
+        added = added + part
         grads.append(loss.backward(dloss, kept, y_TO[rows], cut(target, rows)))
-    agree(found, whole)
+    agree(added, whole)
     agree(torch.cat(grads), loss.backward(dloss, saved, y_TO, target))
 
 
@@ -115,8 +115,8 @@ def test_an_op_of_your_own(normal):
     )
     loss = Loss(own, sharp=2.0)
     y_TO, target_TO = normal(7, (4, 3), (4, 3))
-    found, saved = loss.forward(y_TO, target_TO, loss.total([target_TO]))
-    assert float(found) == pytest.approx(2 * float((y_TO - target_TO).abs().mean()))
+    loss_value, saved = loss.forward(y_TO, target_TO, loss.total([target_TO]))
+    assert float(loss_value) == pytest.approx(2 * float((y_TO - target_TO).abs().mean()))
     dy_TO = loss.backward(torch.ones(()).double(), saved, y_TO, target_TO)
     torch.testing.assert_close(dy_TO, (y_TO - target_TO).sign() / 6, rtol=1e-15, atol=0)
     with pytest.raises(ValueError, match=r"no count\(\*target\).*cannot be added up"):

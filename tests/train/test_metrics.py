@@ -10,10 +10,10 @@ def test_ema():
     """0.99·ema + 0.01·loss from the first loss on; starting at 0 would take hundreds of steps to arrive."""
     assert ema(None, 3.0) == 3.0
     assert ema(3.0, 1.0) == pytest.approx(2.98, rel=1e-15)
-    found = None
+    smoothed = None
     for loss in (4.0, 2.0, 1.0):
-        found = ema(found, loss)
-    assert found == pytest.approx(0.99 * (0.99 * 4 + 0.01 * 2) + 0.01, rel=1e-15)
+        smoothed = ema(smoothed, loss)
+    assert smoothed == pytest.approx(0.99 * (0.99 * 4 + 0.01 * 2) + 0.01, rel=1e-15)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_cut_forgets_what_came_after(tmp_path):
     assert metrics.path.read_bytes() == b"".join(kept)  # the same digits
     metrics.cut(0)
     assert metrics.path.exists() and metrics.read() == []
-    assert [each.name for each in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
 def test_memory_of_this_process():

@@ -15,7 +15,7 @@ def test_config_is_the_first_file(tmp_path):
     """Whatever happens next, --resume finds what was asked for."""
     run = start(tmp_path / "deep/run", GIVEN, resume=False)
     assert run.fresh and run.checkpoints == tmp_path / "deep/run/checkpoints"
-    assert [each.name for each in run.path.iterdir()] == ["config.json"]
+    assert [path.name for path in run.path.iterdir()] == ["config.json"]
     written = json.loads((run.path / "config.json").read_text())
     assert written == run.config.to_dict() and written["steps"] == 7
     again = Run(run.path)

@@ -44,7 +44,7 @@ def threads(request):
 
 def check(figures):
     assert "reference" not in figures["chosen"].values(), figures["chosen"]
-    assert figures["kernels"] > 0 and all(each > 0 for each in figures["one_ulp"])  # none is the other in disguise
+    assert figures["kernels"] > 0 and all(drift > 0 for drift in figures["one_ulp"])  # none is the other in disguise
     assert figures["kernels"] <= 2 * max(figures["one_ulp"]), figures
     # As it is logged, a loss is rounded to fp32; the first counts whole.
     logged, unit = figures["logged"], torch.finfo(torch.float32).eps * figures["first"]
@@ -122,13 +122,13 @@ def bits(step):
 def test_two_runs_are_bit_identical(script, device, threads, loss):
     """A sum whose order depends on which thread is first, or memory that was not written, would differ somewhere."""
     given = script.batches(40, loss, device)
-    found = []
+    runs = []
     for _ in range(2):
         step = script.start(given, loss)
-        logged = [torch.stack([result.loss, result.grad_norm]) for result in (step(*each) for each in given)]
-        found.append([*bits(step), *logged])
+        logged = [torch.stack([result.loss, result.grad_norm]) for result in (step(*batch) for batch in given)]
+        runs.append([*bits(step), *logged])
     assert "reference" not in step.kernels.chosen.values()
-    assert len(found[0]) > 40 and all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    assert len(runs[0]) > 40 and all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
 
 
 def test_the_environment_gives_the_reference(script, device, monkeypatch):
@@ -160,12 +160,12 @@ def gradients(config, given, dtype, kernels=None):
     model = MoE(config, device=given[0][0].device, dtype=masters)
     model.params.flat_P.copy_(MoE(config, device=given[0][0].device).params.flat_P)
     step = TrainStep(model, "quality", AdamW(lr=0.0), dtype, kernels=kernels)
-    found, loads = [], []
+    grads, loads = [], []
     for x_TI, (outcome_T, metrics_TM) in given:
         result = step(x_TI.to(masters), (outcome_T, metrics_TM.to(masters)))
-        found.append({name: grad.double().cpu() for name, grad in model.params.grads.items()})
+        grads.append({name: grad.double().cpu() for name, grad in model.params.grads.items()})
         loads.append(result.load.tolist())
-    return found, loads, step
+    return grads, loads, step
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -177,13 +177,13 @@ def test_bf16_gradients_are_noise(script, name):
     given, config = script.batches(8, "quality", "cuda"), MODELS[name]
     exact, loads, _ = gradients(config, given, "fp64")
     own, _, _ = gradients(config, given, "bf16", kernels=script.REFERENCE)
-    found, routed, step = gradients(config, given, "bf16")
+    fast, routed, step = gradients(config, given, "bf16")
     assert step.kernels.chosen["experts"] != "reference" and routed == loads
     for parameter in exact[0]:
-        error, usual = (apart(each, exact, parameter) for each in (found, own))
+        error, usual = (apart(grads, exact, parameter) for grads in (fast, own))
         assert error <= 2 * usual, f"{parameter}: off by {error:.3g}, the reference by {usual:.3g}"
 
 
-def apart(found, exact, parameter):
-    """‖found − exact‖ over all batches."""
-    return sum(float((a[parameter] - b[parameter]).square().sum()) for a, b in zip(found, exact, strict=True)) ** 0.5
+def apart(grads, exact, parameter):
+    """‖grads − exact‖ over all batches."""
+    return sum(float((a[parameter] - b[parameter]).square().sum()) for a, b in zip(grads, exact, strict=True)) ** 0.5

@@ -27,8 +27,8 @@ def drawn(T, C, seed=0, sharp=1.0):
 def scored(p_TC, outcome_T, found_TM=None, truth_TM=None, metrics=()):
     none_T0 = np.zeros((len(outcome_T), 0))
     found_TM, truth_TM = (none_T0, none_T0) if found_TM is None else (found_TM, truth_TM)
-    found = Predictions(p_TC.argmax(1), p_TC, found_TM, none_T0, none_T0)
-    return score(found, Rows(none_T0, none_T0, outcome_T, truth_TM), schema(p_TC.shape[1], *metrics))
+    predictions = Predictions(p_TC.argmax(1), p_TC, found_TM, none_T0, none_T0)
+    return score(predictions, Rows(none_T0, none_T0, outcome_T, truth_TM), schema(p_TC.shape[1], *metrics))
 
 
 @pytest.mark.parametrize(("T", "C", "seed"), [(400, 2, 0), (300, 12, 1), (60, 5, 2), (7, 3, 3)])
@@ -36,38 +36,38 @@ def test_agrees_with_sklearn(T, C, seed):
     """Precision for recall, a transposed confusion, a macro mean over absent classes or a mean of bins would differ."""
     metrics = pytest.importorskip("sklearn.metrics")
     p_TC, outcome_T = drawn(T, C, seed, sharp=2.0)
-    found, labels = scored(p_TC, outcome_T), list(range(C))
+    record, labels = scored(p_TC, outcome_T), list(range(C))
     decision_T = p_TC.argmax(1)
     right = metrics.precision_recall_fscore_support(outcome_T, decision_T, labels=labels, zero_division=np.nan)
     for c, (precision, recall, _, support) in enumerate(zip(*right, strict=True)):
-        row = found["classes"][c]
+        row = record["classes"][c]
         assert row["name"] == f"class {c}" and row["support"] == support
         assert row["precision"] == (None if np.isnan(precision) else pytest.approx(precision))
         assert row["recall"] == (None if np.isnan(recall) else pytest.approx(recall))
     f1_C = metrics.f1_score(outcome_T, decision_T, labels=labels, average=None, zero_division=0)
-    assert [row["f1"] or 0.0 for row in found["classes"]] == pytest.approx(f1_C.tolist())
+    assert [row["f1"] or 0.0 for row in record["classes"]] == pytest.approx(f1_C.tolist())
     present = sorted(set(outcome_T))
     macro = metrics.f1_score(outcome_T, decision_T, labels=present, average="macro", zero_division=0)
-    assert found["macro_f1"] == pytest.approx(macro)
-    assert found["accuracy"] == pytest.approx(metrics.accuracy_score(outcome_T, decision_T))
-    assert found["log_loss"] == pytest.approx(metrics.log_loss(outcome_T, p_TC, labels=labels), rel=1e-12)
-    assert found["confusion"] == metrics.confusion_matrix(outcome_T, decision_T, labels=labels).tolist()
-    assert found["rows"] == T
+    assert record["macro_f1"] == pytest.approx(macro)
+    assert record["accuracy"] == pytest.approx(metrics.accuracy_score(outcome_T, decision_T))
+    assert record["log_loss"] == pytest.approx(metrics.log_loss(outcome_T, p_TC, labels=labels), rel=1e-12)
+    assert record["confusion"] == metrics.confusion_matrix(outcome_T, decision_T, labels=labels).tolist()
+    assert record["rows"] == T
 
 
 def test_by_hand():
     """Four rows on paper, without sklearn."""
     p_TC = np.array([[0.7, 0.2, 0.1], [0.6, 0.3, 0.1], [0.1, 0.8, 0.1], [0.5, 0.4, 0.1]])
-    found = scored(p_TC, np.array([0, 1, 1, 0]))
-    assert found["accuracy"] == 0.75 and found["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 0]]
-    assert found["log_loss"] == pytest.approx(-np.log([0.7, 0.3, 0.8, 0.5]).mean())
-    zero, one, two = found["classes"]
+    record = scored(p_TC, np.array([0, 1, 1, 0]))
+    assert record["accuracy"] == 0.75 and record["confusion"] == [[2, 0, 0], [1, 1, 0], [0, 0, 0]]
+    assert record["log_loss"] == pytest.approx(-np.log([0.7, 0.3, 0.8, 0.5]).mean())
+    zero, one, two = record["classes"]
     assert (zero["precision"], zero["recall"], zero["f1"]) == pytest.approx((2 / 3, 1.0, 0.8))
     assert (one["precision"], one["recall"], one["f1"]) == pytest.approx((1.0, 0.5, 2 / 3))
     assert (two["precision"], two["recall"], two["f1"], two["support"]) == (None, None, None, 0)
-    assert found["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert record["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
     # Confidences 0.5, 0.6, 0.7, 0.8, each alone in its bin; right, wrong, right, right.
-    assert found["ece"] == pytest.approx((0.5 + 0.6 + 0.3 + 0.2) / 4)
+    assert record["ece"] == pytest.approx((0.5 + 0.6 + 0.3 + 0.2) / 4)
 
 
 @pytest.mark.parametrize("absent", [0, 3])
@@ -75,10 +75,10 @@ def test_a_class_without_a_row(absent):
     """A small test part may lack one; 0/0 must not end a run that took hours."""
     p_TC, outcome_T = drawn(50, 4)
     outcome_T[outcome_T == absent] = 1
-    found = scored(p_TC, outcome_T)
-    row = found["classes"][absent]
+    record = scored(p_TC, outcome_T)
+    row = record["classes"][absent]
     assert row["support"] == 0 and row["recall"] is None and row["f1"] == 0.0
-    assert 0 < found["macro_f1"] < 1 and len(found["confusion"]) == 4
+    assert 0 < record["macro_f1"] < 1 and len(record["confusion"]) == 4
 
 
 def test_a_class_that_is_never_decided():
@@ -150,8 +150,8 @@ def test_a_row_without_a_decision():
     p_TC, outcome_T = drawn(30, 3)
     decision_T, none_T0 = p_TC.argmax(1), np.zeros((30, 0))
     outcome_T[0], decision_T[0], p_TC[0] = 2, -1, np.nan
-    found = Predictions(decision_T, p_TC, none_T0, none_T0, none_T0)
-    record = score(found, Rows(none_T0, none_T0, outcome_T, none_T0), schema(3))
+    predictions = Predictions(decision_T, p_TC, none_T0, none_T0, none_T0)
+    record = score(predictions, Rows(none_T0, none_T0, outcome_T, none_T0), schema(3))
     json.dumps(record, allow_nan=False)
     assert record["accuracy"] == (decision_T == outcome_T).mean()
     assert record["confusion"][2][2] == ((outcome_T[1:] == 2) & (decision_T[1:] == 2)).sum()

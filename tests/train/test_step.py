@@ -11,11 +11,13 @@ from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.ops import cross_entropy
 from gradproof.ops.route import Whole
-from gradproof.train import step as step_module
+from gradproof.train import training as training_module
 from gradproof.train.adamw import AdamW
 from gradproof.train.loss import Loss
+from gradproof.train.parts import Parts
 from gradproof.train.schedule import Schedule
-from gradproof.train.step import StepResult, TrainStep
+from gradproof.train.step import TrainStep
+from gradproof.train.step_plan import StepResult
 
 I, O, C = 5, 6, 4  # inputs, outputs, of which outcomes
 WEIGHT_C = torch.tensor([0.5, 2.0, 1.25, 0.75, 3.0, 0.1]).double()
@@ -87,19 +89,19 @@ def trained(normal, model, loss, sizes, steps=4, **options):
     """What each step gave, with gradient, parameters and buffers after it; batch s is cut into sizes[s]."""
     step = TrainStep(model, loss if isinstance(loss, Loss) else LOSSES[loss][0](), AdamW(lr=1e-2), "fp64", **options)
     kind = loss if isinstance(loss, str) else "cross_entropy"
-    found = []
+    states = []
     for s in range(steps):
         x_TI, target = batch(normal, kind, s, sum(sizes[s]))
         result = step(x_TI, target) if len(sizes[s]) == 1 else step.accumulate(cut(x_TI, target, sizes[s]))
         state = dict(zip(StepResult._fields, result, strict=True))
         state |= {f"gradient {name}": grad.clone() for name, grad in model.params.grads.items()}
         state |= {f"parameter {name}": view.clone() for name, view in model.params.items()}
-        found.append(state | {name: buffer.clone() for name, buffer in model.buffers.items()})
-    return found
+        states.append(state | {name: buffer.clone() for name, buffer in model.buffers.items()})
+    return states
 
 
-def same(agree, found, right):
-    for one, other in zip(found, right, strict=True):
+def same(agree, states, right):
+    for one, other in zip(states, right, strict=True):
         gradient = torch.cat([v.flatten() for name, v in other.items() if name.startswith("gradient ")])
         for name, value in one.items():
             if value.dtype == torch.int64 or name in ("skipped", "router.correction"):
@@ -109,10 +111,10 @@ def same(agree, found, right):
                 agree(value, other[name], 1e-12, terms=gradient if name.startswith("gradient ") else 0.0)
 
 
-def apart(found, right):
+def apart(states, right):
     """The largest relative difference of losses and of gradients."""
     far = dict(loss=0.0, gradient=0.0)
-    for one, other in zip(found, right, strict=True):
+    for one, other in zip(states, right, strict=True):
         names = [name for name in one if name.startswith("gradient ")]
         a, b = (torch.cat([state[name].flatten() for name in names]) for state in (one, other))
         far["gradient"] = max(far["gradient"], float((a - b).norm() / b.norm()))
@@ -156,7 +158,7 @@ def test_accumulation_however_it_is_cut(normal, agree, cuts, name, loss):
 @pytest.mark.parametrize("loss", ["weighted", "weighted quality"])
 def test_micro_rows_change_nothing(normal, agree, loss, micro_rows):
     """A target pair that is cut elsewhere than the rows, or a last short piece that is dropped, would."""
-    runs = [trained(normal, MODELS["everything"](), loss, WHOLE, micro_rows=each) for each in (micro_rows, None)]
+    runs = [trained(normal, MODELS["everything"](), loss, WHOLE, micro_rows=rows) for rows in (micro_rows, None)]
     same(agree, *runs)
 
 
@@ -190,7 +192,7 @@ def test_share_counted_part_by_part_would_be_seen(normal, monkeypatch):
 def test_no_whole_at_all_would_be_seen(normal, monkeypatch):
     """As above, for auxiliary losses of each part that are simply added."""
     right = trained(normal, MODELS["balance, z-loss, correction"](), "weighted quality", WHOLE)
-    monkeypatch.setattr(TrainStep, "_whole", lambda self, parts: None)
+    monkeypatch.setattr(Parts, "_whole", lambda self, batches: None)
     wrong = trained(normal, MODELS["balance, z-loss, correction"](), "weighted quality", CUTS)
     assert apart(wrong, right)["loss"] > 1e-2 and apart(wrong, right)["gradient"] > 1e-3
 
@@ -322,8 +324,8 @@ def test_clip_factor_is_exact(normal, agree, scale):
     norm, gradient_P = first_moment(normal, None, scale)
     assert 0.01 * scale < norm < 100 * scale
     for share in (0.5, 0.01):
-        found, clipped_P = first_moment(normal, share * norm, scale)
-        assert found == norm  # that before clipping
+        unclipped, clipped_P = first_moment(normal, share * norm, scale)
+        assert unclipped == norm  # that before clipping
         agree(clipped_P, gradient_P * (share * norm / (norm + 1e-6)), 1e-14)
 
 
@@ -342,9 +344,9 @@ def test_fp16_clips_what_it_has_unscaled(normal, monkeypatch):
     norm, gradient_P = first_moment(normal, None, dtype="fp32")
     for clip in (10 * norm, 0.1 * norm):
         for scale in (2.0**4, 2.0**10):
-            monkeypatch.setattr(step_module, "FIRST_SCALE", scale)
-            found, clipped_P = first_moment(normal, clip, dtype="fp16")
-            assert found == pytest.approx(norm, rel=1e-2)
+            monkeypatch.setattr(training_module, "FIRST_SCALE", scale)
+            unclipped, clipped_P = first_moment(normal, clip, dtype="fp16")
+            assert unclipped == pytest.approx(norm, rel=1e-2)
             right_P = gradient_P * min(1.0, clip / (norm + 1e-6))
             assert float((clipped_P - right_P).norm() / right_P.norm()) < 1e-2
 
@@ -372,65 +374,65 @@ def test_overflow_skips_the_step_and_halves_the_scale(normal, clip):
     step, x_TI, target = half(normal, clip=clip)
     step(x_TI, target)
     before = bits(step)
-    step.scale.fill_(2.0**40)
+    step.training.scale.fill_(2.0**40)
     result = step(x_TI, target)
-    assert float(result.skipped) == 1 and float(step.skipped) == 1 and float(step.scale) == 2.0**39
+    assert float(result.skipped) == 1 and float(step.training.skipped) == 1 and float(step.training.scale) == 2.0**39
     assert result.loss.isfinite() and not result.grad_norm.isfinite() and float(result.scale) == 2.0**40
     assert all(torch.equal(a, b) for a, b in zip(bits(step), before, strict=True))
     for skips in range(2, 60):
         result = step(x_TI, target)
         if not float(result.skipped):
             break
-        assert float(step.scale) == 2.0 ** (40 - skips)
-    assert 3 < skips < 59 and float(step.skipped) == skips - 1
-    assert float(result.scale) == float(step.scale) == 2.0 ** (41 - skips)
+        assert float(step.training.scale) == 2.0 ** (40 - skips)
+    assert 3 < skips < 59 and float(step.training.skipped) == skips - 1
+    assert float(result.scale) == float(step.training.scale) == 2.0 ** (41 - skips)
     assert not any(torch.equal(a, b) for a, b in zip(bits(step), before, strict=True))
 
 
 def test_a_skipped_step_is_no_step_of_the_other_ones(normal):
     """Three good steps with overflows in between end with the same bits as three good steps."""
-    found = []
+    ends = []
     for disturbed in (False, True):
         step, x_TI, target = half(normal)
         for s in range(3):
             if disturbed:
-                kept = step.scale.clone()
-                step.scale.fill_(2.0**60)
+                kept = step.training.scale.clone()
+                step.training.scale.fill_(2.0**60)
                 assert float(step(x_TI * (s + 2), target).skipped) == 1
-                step.scale.copy_(kept)
+                step.training.scale.copy_(kept)
             assert float(step(x_TI, target).skipped) == 0
-        found.append(bits(step))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        ends.append(bits(step))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 def test_the_scale_grows_after_good_steps_in_a_row(normal, monkeypatch):
     """A count that an overflow does not reset would grow into the next overflow at once."""
-    monkeypatch.setattr(step_module, "GROW_AFTER", 3)
-    monkeypatch.setattr(step_module, "FIRST_SCALE", 8.0)
+    monkeypatch.setattr(training_module, "GROW_AFTER", 3)
+    monkeypatch.setattr(training_module, "FIRST_SCALE", 8.0)
     step, x_TI, target = half(normal)
     scales = []
     for s in range(12):
         spoilt = torch.full_like(x_TI, torch.inf) if s == 4 else x_TI
         step(spoilt, target)
-        scales.append(float(step.scale))
+        scales.append(float(step.training.scale))
     # 3 good ones, 1 good, 1 skipped, then 3 and 3 and 1 good.
     assert scales == [8, 8, 16, 16, 8, 8, 8, 16, 16, 16, 32, 32]
 
 
 def test_the_scale_never_goes_below_one(normal, monkeypatch):
     """Below 1 it would push small gradients under what fp16 can hold, to cure what it cannot cure."""
-    monkeypatch.setattr(step_module, "FIRST_SCALE", 4.0)
+    monkeypatch.setattr(training_module, "FIRST_SCALE", 4.0)
     step, x_TI, target = half(normal)
     for _ in range(6):
         step(torch.full_like(x_TI, torch.nan), target)
-    assert float(step.scale) == 1.0 and float(step.skipped) == 6
+    assert float(step.training.scale) == 1.0 and float(step.training.skipped) == 6
 
 
 def test_constants_of_the_scale(normal):
     """2¹⁶ at first, and two thousand good steps before it grows, as everyone does."""
-    assert (step_module.FIRST_SCALE, step_module.GROW_AFTER) == (65536.0, 2000)
+    assert (training_module.FIRST_SCALE, training_module.GROW_AFTER) == (65536.0, 2000)
     step, _, _ = half(normal)
-    assert float(step.scale) == 65536.0
+    assert float(step.training.scale) == 65536.0
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
@@ -444,7 +446,8 @@ def test_what_is_not_finite_is_skipped_without_a_scale_too(normal, dtype):
     before = bits(step)
     spoilt_TI = x_TI.clone()
     spoilt_TI[3, 2] = torch.nan
-    assert float(step(spoilt_TI, target).skipped) == 1 and float(step.skipped) == 1 and float(step.scale) == 1
+    assert float(step(spoilt_TI, target).skipped) == 1
+    assert float(step.training.skipped) == 1 and float(step.training.scale) == 1
     assert all(torch.equal(a, b) for a, b in zip(bits(step), before, strict=True))
     assert float(step(x_TI, target).skipped) == 0
 
@@ -475,14 +478,14 @@ def gradient(normal, kind, dtype, seed=3, T=64):
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_low_precision_gradients_are_close_to_exact_ones(normal, kind, dtype):
     """A statistic, a sum over rows or a gate in the narrow format would cost many units; fp32 in disguise, none."""
-    found, step, result = gradient(normal, kind, dtype)
+    narrow, step, result = gradient(normal, kind, dtype)
     right, _, exact = gradient(normal, kind, "fp64")
     assert torch.equal(result.load, exact.load)
-    whole = [torch.cat([grads[name].flatten() for name in right]) for grads in (found, right)]
+    whole = [torch.cat([grads[name].flatten() for name in right]) for grads in (narrow, right)]
     error = float((whole[0] - whole[1]).norm() / whole[1].norm())
     assert UNIT[dtype] / 16 < error < 6 * UNIT[dtype]
     for name, value in right.items():
-        assert float((found[name] - value).norm()) < 16 * UNIT[dtype] * float(value.norm()) + 1e-3 * UNIT[dtype], name
+        assert float((narrow[name] - value).norm()) < 16 * UNIT[dtype] * float(value.norm()) + 1e-3 * UNIT[dtype], name
     assert float(result.loss) == pytest.approx(float(exact.loss), rel=4 * UNIT[dtype])
     assert {t.dtype for t in (result.loss, result.gates, result.grad_norm, result.entropy)} == {torch.float32}
     state = (step.model.params.flat_P, step.model.params.grad_P, step.optimizer.m_P, step.optimizer.v_P)
@@ -494,10 +497,13 @@ def test_the_router_stays_in_fp32(normal, dtype):
     """Logits of a bf16 product would move the gates by 1e-3 and flip close decisions; these differ by how another
     kernel adds up 5 products in fp32."""
     gates, entropies = zip(
-        *((r.gates, r.entropy) for _, _, r in (gradient(normal, "moe", each, T=257) for each in ("fp32", dtype))),
+        *(
+            (r.gates, r.entropy)
+            for _, _, r in (gradient(normal, "moe", precision, T=257) for precision in ("fp32", dtype))
+        ),
         strict=True,
     )
-    assert torch.equal(*(each == 0 for each in gates))
+    assert torch.equal(*(gates_TE == 0 for gates_TE in gates))
     assert torch.allclose(*gates, rtol=1e-6) and torch.allclose(*entropies, rtol=1e-6)
 
 
@@ -513,22 +519,22 @@ def test_masters_take_updates_below_the_narrow_unit(normal, dtype):
     moved = (model.params.flat_P - before).abs()
     large = before.abs() > 0.1
     assert (moved[large] > 5e-4).float().mean() > 0.9 and model.params.flat_P.dtype == torch.float32
-    assert torch.equal(step.weights.flat_P, model.params.flat_P.to(step.weights.flat_P.dtype))
+    assert torch.equal(step.training.weights.flat_P, model.params.flat_P.to(step.training.weights.flat_P.dtype))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_weight_gradients_accumulate_in_fp32(normal, dtype):
     """512 equal contributions: a bf16 sum of them stands still at 256, half of what it should be."""
     row_1I, target = batch(normal, "cross_entropy", 0, 1)
-    found = []
+    moments = []
     for rows in (512, 1):
         model = dense(dtype=torch.float32)
         step = TrainStep(model, "cross_entropy", AdamW(lr=0.0), dtype, micro_rows=1)
-        step.scale.fill_(2.0**12 if dtype == "fp16" else 1.0)
+        step.training.scale.fill_(2.0**12 if dtype == "fp16" else 1.0)
         step(row_1I.float().expand(rows, I), target.expand(rows))
-        found.append(step.optimizer.m_P.clone())
+        moments.append(step.optimizer.m_P.clone())
     # A power of two, so each contribution is the single row's over 512, bit by bit.
-    assert float((found[0] - found[1]).norm() / found[1].norm()) < (1e-5 if dtype == "bf16" else 1e-3)
+    assert float((moments[0] - moments[1]).norm() / moments[1].norm()) < (1e-5 if dtype == "bf16" else 1e-3)
 
 
 # Schedule and state.
@@ -547,7 +553,7 @@ def test_the_schedule_sets_the_rate_of_each_step(normal):
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp64"])
 def test_state_round_trip_goes_on_with_the_same_bits(normal, dtype, monkeypatch):
     """A scale, a count of good steps, a buffer or a narrow copy that is not restored would show."""
-    monkeypatch.setattr(step_module, "GROW_AFTER", 4)
+    monkeypatch.setattr(training_module, "GROW_AFTER", 4)
     masters = torch.float64 if dtype == "fp64" else torch.float32
 
     def fresh(seed):
@@ -637,13 +643,13 @@ def test_nothing_is_recorded_for_autograd(normal):
 
 def test_same_bits_twice(normal):
     """Sums in no fixed order would make no two runs alike."""
-    found = []
+    ends = []
     for _ in range(2):
         step, x_TI, target = half(normal, T=33)
         for _ in range(5):
             step(x_TI, target)
-        found.append(bits(step))
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+        ends.append(bits(step))
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
 @pytest.mark.parametrize(

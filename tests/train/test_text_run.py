@@ -47,12 +47,12 @@ def test_it_learns_and_says_what_it_writes(run):
     """Far below the counts of pairs, on text that it was not trained on; samples on the terminal and on the page."""
     path, said = run
     record = json.loads((path / "report.json").read_text())
-    own, pairs, single, packed = (each["bits_per_byte"] for each in record["scores"])
+    own, pairs, single, packed = (row["bits_per_byte"] for row in record["scores"])
     assert own < single and own < 2.5 and packed > 0 and pairs < single
     assert record["scores"][0]["log_loss"] == pytest.approx(own * math.log(2))
     history = [line["validation_bits_per_byte"] for line in record["history"] if "validation_bits_per_byte" in line]
     assert len(history) == 3 and history[-1] < history[0]
-    assert [len(each["prompt"]) for each in record["samples"]] == [0, 48]
+    assert [len(sampled["prompt"]) for sampled in record["samples"]] == [0, 48]
     assert "it writes:" in said and "bits a byte" in said
     page = (path / "report.html").read_text()
     assert "What it writes" in page and "bytes to train on" in page and "Decisions on the test rows" not in page
@@ -93,13 +93,13 @@ def test_a_text_run_can_be_diagnosed(run):
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
     assert record["verdict"] in ("clean", "noise")
-    assert {"embedding.weight", "output.bias"} <= {each["name"] for each in record["parameters"]}
+    assert {"embedding.weight", "output.bias"} <= {parameter["name"] for parameter in record["parameters"]}
 
 
 def test_samples_follow_the_model(run):
     """The same seed writes the same, another one not; a prompt longer than the context is cut, not refused."""
-    model, found = load_text_model(run[0])
-    assert found.step == 60
+    model, saved = load_text_model(run[0])
+    assert saved.step == 60
     first = sample(model, 20, seed=1)
     assert first == sample(model, 20, seed=1) != sample(model, 20, seed=2) and len(first) == 20
     assert len(sample(model, 3, prompt=b"the cat sat on the mat. the cat")) == 3

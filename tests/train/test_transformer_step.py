@@ -34,12 +34,12 @@ def test_the_loss_is_the_mean_over_tokens(mode):
     """Divided by B·S, padding included, it would be too small."""
     step, x, target = make(mode, "fp64")
     logits = step.model.forward(x)[0].logits_TO
-    found = float(step(x, target).loss)
+    loss = float(step(x, target).loss)
     if mode == "classify":
         right = F.binary_cross_entropy_with_logits(logits[:, 0], target[0])
     else:
         right = F.cross_entropy(logits, target.flatten(), ignore_index=-1)
-    assert found == pytest.approx(float(right), rel=1e-12)
+    assert loss == pytest.approx(float(right), rel=1e-12)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,7 +96,7 @@ def test_class_weights_and_padding_go_together():
     """A Loss of one's own: padding still has no weight."""
     step, x, target = make("causal", "fp64")
     weight = torch.linspace(0.5, 2, 11, dtype=torch.float64)
-    step.loss = Loss("cross_entropy", class_weight_C=weight, ignore=-1)
+    step.training.loss = Loss("cross_entropy", class_weight_C=weight, ignore=-1)
     logits = step.model.forward(x)[0].logits_TO
     right = F.cross_entropy(logits, target.flatten(), weight, ignore_index=-1)
     assert float(step(x, target).loss) == pytest.approx(float(right), rel=1e-12)

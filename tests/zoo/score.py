@@ -1,4 +1,4 @@
-"""Scores `diagnose` on a half of the zoo: python tests/zoo/score.py scored --seeds 5 --json FILE
+"""Scores `diagnose` on a round of the zoo: python tests/zoo/score.py round_5 --seeds 5 --json FILE
 
 A trial is one module, one seed, one format. Where something is wrong in that format, it is detected if the verdict is
 bug, overflow, underflow or routing, and rightly so if it is the fault's own category. Where nothing is, such a verdict
@@ -16,10 +16,11 @@ from pathlib import Path
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2])]
 
+ROUNDS = tuple(f"round_{number}" for number in range(6))
 LOUD = ("bug", "overflow", "underflow", "routing")
 
 
-def trial(half, name, seed, device="cpu"):
+def trial(zoo_round, name, seed, device="cpu"):
     """One module and seed through all formats: one record a format."""
     import torch
     from zoo.entry import FORMATS
@@ -27,17 +28,17 @@ def trial(half, name, seed, device="cpu"):
     from gradproof.diagnosis.diagnose import diagnose
 
     torch.set_num_threads(1)
-    entry = entries(half)[name]
+    entry = entries(zoo_round)[name]
     torch.manual_seed(seed)
     module, inputs, *reference = entry.make()
     trusted = reference[0] if reference else None
     try:
-        found = diagnose(module, inputs, reference=trusted, precisions=FORMATS, device=device, seed=seed, name=name)
+        diagnosis = diagnose(module, inputs, reference=trusted, precisions=FORMATS, device=device, seed=seed, name=name)
     except Exception as error:  # one that holds tensors of its own runs on no other device
         print(f"{name} seed {seed}: {type(error).__name__}: {error}", file=sys.stderr)
         return []
     records = []
-    for p in found.precisions:
+    for p in diagnosis.precisions:
         fault, may = entry.fault.get(p.format, ""), entry.may.get(p.format, frozenset())
         loud = p.verdict in LOUD
         records.append(
@@ -51,7 +52,7 @@ def trial(half, name, seed, device="cpu"):
                 "right": bool(fault) and p.verdict == fault,
                 "alarm": not fault and loud and p.verdict not in may,
                 "summary": p.summary,
-                "verified": found.verification.status,
+                "verified": diagnosis.verification.status,
                 "simulated_only": bool(p.simulated_only),
                 "z": max((j.z for j in (*p.parameters, *p.inputs) if j.z == j.z), default=0.0),
             }
@@ -59,24 +60,26 @@ def trial(half, name, seed, device="cpu"):
     return records
 
 
-def entries(half):
-    """The entries of a half by name, correct and wrong."""
+def entries(zoo_round):
+    """The entries of a round by name, correct and wrong."""
     from importlib import import_module
 
-    module = import_module(f"zoo.{half}")
+    module = import_module(f"zoo.{zoo_round}")
     return {**module.CORRECT, **module.WRONG}
 
 
-def score(half, seeds, device="cpu", jobs=1, only=None):
+def score(zoo_round, seeds, device="cpu", jobs=1, only=None):
     """All trials, and the rates: by trial, and by module (all of its trials)."""
-    wanted = [(half, name, seed, device) for name in entries(half) if not only or name in only for seed in range(seeds)]
+    wanted = [
+        (round, name, seed, device) for name in entries(zoo_round) if not only or name in only for seed in range(seeds)
+    ]
     if jobs == 1:
-        found = [trial(*each) for each in wanted]
+        recorded = [trial(*arguments) for arguments in wanted]
     else:
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            found = list(pool.map(trial, *zip(*wanted, strict=True)))
-    trials = [record for records in found for record in records]
-    return {"half": half, "seeds": seeds, "device": device, **rates(trials), "trials": trials}
+            recorded = list(pool.map(trial, *zip(*wanted, strict=True)))
+    trials = [record for records in recorded for record in records]
+    return {"round": zoo_round, "seeds": seeds, "device": device, **rates(trials), "trials": trials}
 
 
 def rates(trials):
@@ -108,14 +111,14 @@ def rates(trials):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("half", choices=["calibration", "scored", "fresh", "unseen", "held", "sealed"])
+    parser.add_argument("round", choices=ROUNDS)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--json")
     given = parser.parse_args()
-    record = score(given.half, given.seeds, given.device, given.jobs, given.only)
+    record = score(given.round, given.seeds, given.device, given.jobs, given.only)
     if given.json:
         Path(given.json).write_text(json.dumps(record, indent=1) + "\n")
     for t in record.pop("trials"):

@@ -21,7 +21,7 @@ from gradproof.ops.attention import joined, split
 ALIGNED = 16  # bytes, and places of the mask
 
 
-class Fused(NamedTuple):
+class FusedAttention(NamedTuple):
     """What a fused forward keeps, the kernel by name."""
 
     kernel: str
@@ -34,48 +34,48 @@ class Fused(NamedTuple):
 
 def forward(
     q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask_BL: Tensor | None = None, heads: int = 1, causal: bool = False
-) -> tuple[Tensor, Fused | Tensor]:
+) -> tuple[Tensor, FusedAttention | Tensor]:
     """y_BSD."""
-    q, k, v = (split(each, heads) for each in (q_BSD, k_BLD, v_BLD))
+    q, k, v = (split(operand, heads) for operand in (q_BSD, k_BLD, v_BLD))
     if not q.is_cuda:
         bias = None if mask_BL is None else _bias(mask_BL, q)
         y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias)
-        return joined(y), Fused("cpu", y, lse, bias, causal)
+        return joined(y), FusedAttention("cpu", y, lse, bias, causal)
     if q.shape[3] * q.element_size() % ALIGNED:
         return attention.forward(q_BSD, k_BLD, v_BLD, mask_BL, heads, causal)
     if q.dtype in NARROW and mask_BL is None and (not causal or q.shape[2] == k.shape[2]):
         y, lse, *rest = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
-        return joined(y), Fused("flash", y, lse, None, causal, tuple(rest[:6]))
+        return joined(y), FusedAttention("flash", y, lse, None, causal, tuple(rest[:6]))
     bias = None if mask_BL is None else _bias(mask_BL, q).expand(-1, heads, q.shape[2], -1)
     y, lse, *rest = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, bias, True, 0.0, causal)
     if mask_BL is not None:
         y = _blinded(y, mask_BL, causal)
-    return joined(y), Fused("efficient", y, lse, bias, causal, tuple(rest))
+    return joined(y), FusedAttention("efficient", y, lse, bias, causal, tuple(rest))
 
 
 def backward(
-    dy_BSD: Tensor, saved: Fused | Tensor, q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, heads: int = 1
+    dy_BSD: Tensor, saved: FusedAttention | Tensor, q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, heads: int = 1
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns dq_BSD, dk_BLD, dv_BLD."""
     if isinstance(saved, Tensor):
         return attention.backward(dy_BSD, saved, q_BSD, k_BLD, v_BLD, heads)
-    given = tuple(split(each, heads) for each in (dy_BSD, q_BSD, k_BLD, v_BLD))
+    given = tuple(split(operand, heads) for operand in (dy_BSD, q_BSD, k_BLD, v_BLD))
     kernel, y, lse, bias, causal, rest = saved
     with _same_bits():
         if kernel == "cpu":
-            found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            grads = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 *given, y, lse, 0.0, causal, attn_mask=bias
             )
         elif kernel == "flash":
             sequences, (seed, offset) = rest[:4], rest[4:]
-            found = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+            grads = torch.ops.aten._scaled_dot_product_flash_attention_backward(
                 *given, y, lse, *sequences, 0.0, causal, seed, offset
             )
         else:
-            found = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
+            grads = torch.ops.aten._scaled_dot_product_efficient_attention_backward(
                 *given, bias, y, lse, *rest, 0.0, [True, True, True, False], causal
             )
-    return joined(found[0]), joined(found[1]), joined(found[2])
+    return joined(grads[0]), joined(grads[1]), joined(grads[2])
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.tensors import ready
-from gradproof.ops.adamw import out_of_place
+from gradproof.ops.adamw import BETAS, DECAY, EPS, out_of_place
 from gradproof.params import ALIGNMENT
 
 
@@ -22,16 +22,16 @@ def step(
     divisor: Tensor | None = None,
     skip: Tensor | None = None,
     narrow_P: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
 ) -> None:
     """Step number `count`, in place; g_P is only read. `narrow_P` is a copy of the parameters that follows them."""
-    for each in (p_P, g_P, m_P, v_P):
-        if ready(each, (decayed_B.numel() * ALIGNMENT,)) is not each:
+    for buffer in (p_P, g_P, m_P, v_P):
+        if ready(buffer, (decayed_B.numel() * ALIGNMENT,)) is not buffer:
             raise ValueError("AdamW's buffers are written in place, so they must be contiguous")
     count, rate = ready(count, ()), ready(rate, ())
-    divisor, skip = (None if each is None else ready(each, ()) for each in (divisor, skip))
+    divisor, skip = (None if scalar is None else ready(scalar, ()) for scalar in (divisor, skip))
     library().adamw_step(
         p_P.data_ptr(),
         g_P.data_ptr(),

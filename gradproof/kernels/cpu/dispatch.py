@@ -16,8 +16,8 @@ def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
     index_TK = index_TK.contiguous()
     N = index_TK.numel()
     slot_N, row_TK, offset_F = index_TK.new_empty(N), torch.empty_like(index_TK), index_TK.new_empty(experts + 1)
-    found = (slot_N.data_ptr(), row_TK.data_ptr(), offset_F.data_ptr())
-    wrong = library().dispatch_plan(index_TK.data_ptr(), N, experts, *found)
+    pointers = (slot_N.data_ptr(), row_TK.data_ptr(), offset_F.data_ptr())
+    wrong = library().dispatch_plan(index_TK.data_ptr(), N, experts, *pointers)
     if wrong >= 0:
         raise ValueError(f"there is no expert {int(index_TK.view(-1)[wrong])}; they are 0..{experts - 1}")
     return DispatchPlan(slot_N, row_TK, index_TK, offset_F)

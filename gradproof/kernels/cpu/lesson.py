@@ -9,6 +9,7 @@ from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.mixture import shape_of
 from gradproof.kernels.cpu.tensors import in_place, ready, take
 from gradproof.kernels.workspace import Workspace
+from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.ops.cross_entropy import check_target
 from gradproof.ops.lesson import Learnt, out_of_place
 from gradproof.ops.mixture import Mixture
@@ -30,9 +31,9 @@ def step(
     c_E: Tensor | None,
     mixture: Mixture,
     clip: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
     workspace: Workspace | None = None,
 ) -> Learnt:
     """Writes g_P, moves p_P, m_P, v_P, count and skips in place. A target that is out of range leaves them alone."""
@@ -60,7 +61,7 @@ def step(
         in_place(v_P, (blocks * ALIGNMENT,)),
         decayed_B.data_ptr(),
         blocks,
-        *(in_place(each, ()) for each in (count, skips, rate, scale)),
+        *(in_place(scalar, ()) for scalar in (count, skips, rate, scale)),
         clip or 0.0,
         *betas,
         eps,

@@ -12,9 +12,9 @@ from gradproof.ops.norm_gelu import Grads
 
 def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True) -> tuple[Tensor, None]:
     """y_TH."""
-    given = [ready(h_TH), *(ready(each, h_TH.shape[1:]) for each in (b_H, gamma_H, beta_H))]
+    given = [ready(h_TH), *(ready(vector_H, h_TH.shape[1:]) for vector_H in (b_H, gamma_H, beta_H))]
     y_TH = torch.empty_like(given[0])
-    pointers = [each.data_ptr() for each in given]
+    pointers = [tensor.data_ptr() for tensor in given]
     library().norm_gelu_forward(*pointers, activate, *h_TH.shape, y_TH.data_ptr(), torch.get_num_threads())
     return y_TH, None
 
@@ -23,10 +23,10 @@ def backward(
     dy_TH: Tensor, saved: None, h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True
 ) -> Grads:
     """Returns dh_TH, db_H, dgamma_H, dbeta_H."""
-    given = [ready(each, h_TH.shape) for each in (dy_TH, h_TH)]
-    given += [ready(each, h_TH.shape[1:]) for each in (b_H, gamma_H, beta_H)]
-    grads = Grads(*(torch.empty_like(each) for each in given[1:]))
-    pointers = [each.data_ptr() for each in given]
-    found = [each.data_ptr() for each in grads]
-    library().norm_gelu_backward(*pointers, activate, *h_TH.shape, *found, torch.get_num_threads())
+    given = [ready(rows_TH, h_TH.shape) for rows_TH in (dy_TH, h_TH)]
+    given += [ready(vector_H, h_TH.shape[1:]) for vector_H in (b_H, gamma_H, beta_H)]
+    grads = Grads(*(torch.empty_like(tensor) for tensor in given[1:]))
+    pointers = [tensor.data_ptr() for tensor in given]
+    grad_pointers = [grad.data_ptr() for grad in grads]
+    library().norm_gelu_backward(*pointers, activate, *h_TH.shape, *grad_pointers, torch.get_num_threads())
     return grads

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gradproof.kernels.cpu.build import library
 from gradproof.kernels.cpu.tensors import in_place
+from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.ops.update import out_of_place
 from gradproof.params import ALIGNMENT
 
@@ -23,18 +24,18 @@ def step(
     scale: Tensor,
     loss: Tensor,
     clip: float | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
 ) -> tuple[Tensor, Tensor]:
     """Moves p_P, m_P, v_P, count and skips in place; returns norm and skipped."""
     blocks = decayed_B.numel()
     norm, skipped = p_P.new_empty(()), p_P.new_empty(())
     library().update_step(
-        *(in_place(each, (blocks * ALIGNMENT,)) for each in (p_P, g_P, m_P, v_P)),
+        *(in_place(buffer, (blocks * ALIGNMENT,)) for buffer in (p_P, g_P, m_P, v_P)),
         decayed_B.data_ptr(),
         blocks,
-        *(in_place(each, ()) for each in (count, skips, rate, scale, loss)),
+        *(in_place(scalar, ()) for scalar in (count, skips, rate, scale, loss)),
         clip or 0.0,
         *betas,
         eps,

@@ -138,7 +138,7 @@ def _plan(
     if m * n * k >= LARGE and made == given:
         ours = (i for i in range(count.value) if _tile(proposals[i]) == TILE)
         taken = next(ours, 0)
-    addresses = (each.value or 0 for each in (operation, *matrices))
+    addresses = (descriptor.value or 0 for descriptor in (operation, *matrices))
     return ProductPlan(*addresses, algorithm=ctypes.addressof(proposals[taken]), proposals=proposals)
 
 
@@ -150,8 +150,8 @@ def _matrix(format: int, rows: int, columns: int, leading: int) -> c_void_p:
 
 def _tile(proposal: _Proposal) -> int:
     tile, size = c_uint32(), c_size_t()
-    found = _library().cublasLtMatmulAlgoConfigGetAttribute(byref(proposal), _TILE, byref(tile), 4, byref(size))
-    return tile.value if found == 0 else 0
+    status = _library().cublasLtMatmulAlgoConfigGetAttribute(byref(proposal), _TILE, byref(tile), 4, byref(size))
+    return tile.value if status == 0 else 0
 
 
 def _set(setter: ctypes._NamedFuncPointer, of: c_void_p, attribute: int, value: ctypes._SimpleCData[int]) -> None:

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from gradproof.kernels.triton import MULTIPROCESSORS, check
-from gradproof.ops.adamw import out_of_place
+from gradproof.ops.adamw import BETAS, DECAY, EPS, out_of_place
 from gradproof.params import ALIGNMENT
 
 LINES = 16  # of ALIGNMENT elements, for a program of the update
@@ -37,9 +37,9 @@ def step(
     rate: Tensor,
     divisor: Tensor | None = None,
     skip: Tensor | None = None,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float = 0.01,
+    betas: tuple[float, float] = BETAS,
+    eps: float = EPS,
+    weight_decay: float = DECAY,
     narrow_P: Tensor | None = None,
 ) -> None:
     """Step number `count`, in place, or nothing where `skip` > 0. `decayed_B` has a flag for every 64 elements; g_P is
@@ -75,17 +75,8 @@ def step(
 forward = out_of_place(step)
 
 
-def sum_of_squares(g_P: Tensor) -> Tensor:
-    """Σ g², in fp32; its parts are added in float64."""
-    return _sum(g_P, root=False)
-
-
 def norm(g_P: Tensor) -> Tensor:
-    """‖g‖."""
-    return _sum(g_P, root=True)
-
-
-def _sum(g_P: Tensor, root: bool) -> Tensor:
+    """‖g‖, in fp32; the sum's parts are added in float64."""
     check(g_P)
     P = g_P.numel()
     chunk = max(1, triton.cdiv(P, BLOCK * PROGRAMS)) * BLOCK
@@ -93,7 +84,7 @@ def _sum(g_P: Tensor, root: bool) -> Tensor:
     part_C = torch.empty(programs, dtype=torch.float32, device=g_P.device)
     total = torch.empty((), dtype=torch.float32, device=g_P.device)
     _squares[(programs,)](g_P, part_C, P, chunk, BLOCK=BLOCK, num_warps=8)
-    _total[(1,)](part_C, total, programs, DEEP=triton.next_power_of_2(PROGRAMS), ROOT=root, num_warps=4)
+    _total[(1,)](part_C, total, programs, DEEP=triton.next_power_of_2(PROGRAMS), num_warps=4)
     return total
 
 
@@ -174,12 +165,9 @@ def _squares(g, part, P, chunk, BLOCK: tl.constexpr):
     tl.store(part + pid, tl.sum(sum_B, 0))
 
 
-# Σ over the chunks, or its root
+# the root of Σ over the chunks
 @triton.jit(do_not_specialize=["chunks"])
-def _total(part, total, chunks, DEEP: tl.constexpr, ROOT: tl.constexpr):
+def _total(part, total, chunks, DEEP: tl.constexpr):
     chunk_D = tl.arange(0, DEEP)
     part_D = tl.load(part + chunk_D, mask=chunk_D < chunks, other=0.0).to(tl.float64)
-    sum_ = tl.sum(part_D, 0)
-    if ROOT:
-        sum_ = tl.sqrt(sum_)
-    tl.store(total, sum_.to(tl.float32))
+    tl.store(total, tl.sqrt(tl.sum(part_D, 0)).to(tl.float32))

@@ -25,8 +25,8 @@ def _(right, rest, p, K):
 
 @wrong("padic", "the sign is lost", target=ENCODED)
 def _(right, n, p=2, dtype=torch.float32):
-    found = right(n, p, dtype)[0]
-    return type(found)(*(column.abs() for column in found)), None
+    columns = right(n, p, dtype)[0]
+    return type(columns)(*(column.abs() for column in columns)), None
 
 
 @wrong("padic", "one digit too few", target=TURNED)
@@ -42,15 +42,15 @@ def _(right, n, p=2, dtype=torch.float32):
 
 @wrong("padic", "|−2⁶³| taken in int64", target=ENCODED)
 def _(right, n, p=2, dtype=torch.float32):
-    found = right(n.abs(), p, dtype)[0]
-    return type(found)(*(torch.sign(n) * column for column in found)), None
+    columns = right(n.abs(), p, dtype)[0]
+    return type(columns)(*(torch.sign(n) * column for column in columns)), None
 
 
 @wrong("padic", "twice as many digits in the first column", target=ENCODED)
 def _(right, n, p=2, dtype=torch.float32):
-    found = right(n, p, torch.float64)[0]
-    together = found.first_T + found.second_T / p ** int(24 * math.log(2, p))
-    return type(found)(together.to(dtype), found.second_T.to(dtype)), None
+    columns = right(n, p, torch.float64)[0]
+    together = columns.first_T + columns.second_T / p ** int(24 * math.log(2, p))
+    return type(columns)(together.to(dtype), columns.second_T.to(dtype)), None
 
 
 # Losses: return the gradient of the logits or outputs.

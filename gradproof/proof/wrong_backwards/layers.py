@@ -221,8 +221,8 @@ def _(right, dy, saved, h, b, gamma, beta, activate=True):
 
 @wrong("norm_gelu", "db is dbeta")
 def _(right, dy, saved, h, b, gamma, beta, activate=True):
-    found = right(dy, saved, h, b, gamma, beta, activate)
-    return found._replace(db_H=found.dbeta_H)
+    grads = right(dy, saved, h, b, gamma, beta, activate)
+    return grads._replace(db_H=grads.dbeta_H)
 
 
 @wrong("norm_gelu", "the sums miss the last row", subtle=True)

@@ -112,8 +112,8 @@ def _(right, dc, d):
 @wrong("sheaf", "the energy taken after diffusion")
 def _(right, dy, saved, x, theta, cover, want_dx=True):
     if saved is not None:
-        found = saved.late_TX @ saved.delta_YX.T
-        saved = saved._replace(found_TME=found.view_as(saved.found_TME))
+        late_TY = saved.late_TX @ saved.delta_YX.T
+        saved = saved._replace(found_TME=late_TY.view_as(saved.found_TME))
     return right(dy, saved, x, theta, cover, want_dx)
 
 

@@ -31,7 +31,9 @@ def scores(record: dict[str, Any]) -> Markup:
     figure, (axes,) = sheet(10.0, 0.9 + 0.34 * len(rows))
     for y, row in enumerate(rows):
         colour = _colour(record, row["name"])
-        axes.plot([100 * each for each in row["scores"]], [y] * len(row["scores"]), "|", color=colour, ms=7, alpha=0.55)
+        axes.plot(
+            [100 * score for score in row["scores"]], [y] * len(row["scores"]), "|", color=colour, ms=7, alpha=0.55
+        )
         _interval(axes, row["accuracy"], y, colour)
     if record["study"]["bayes"] is not None:
         best = 100 * record["study"]["bayes"]
@@ -44,17 +46,17 @@ def scores(record: dict[str, Any]) -> Markup:
 
 def differences(record: dict[str, Any]) -> Markup:
     """Every comparison in points, with its interval: what crosses the line may be chance."""
-    found = record["comparisons"]
-    if not found:
+    comparisons = record["comparisons"]
+    if not comparisons:
         return Markup("")
     labels = {row["name"]: row["label"] for row in record["rows"]}
-    figure, (axes,) = sheet(10.0, 0.9 + 0.34 * len(found))
+    figure, (axes,) = sheet(10.0, 0.9 + 0.34 * len(comparisons))
     axes.axvline(0, color=FOREGROUND, lw=1, alpha=0.6)
-    for y, each in enumerate(found):
-        better = each["difference"]["mean"] > 0
-        colour = GREY if not each["significant"] else GREEN if better else ORANGE
-        _interval(axes, each["difference"], y, colour)
-    _named(axes, [f"{labels[each['first']]} − {labels[each['second']]}" for each in found], 52)
+    for y, comparison in enumerate(comparisons):
+        better = comparison["difference"]["mean"] > 0
+        colour = GREY if not comparison["significant"] else GREEN if better else ORANGE
+        _interval(axes, comparison["difference"], y, colour)
+    _named(axes, [f"{labels[comparison['first']]} − {labels[comparison['second']]}" for comparison in comparisons], 52)
     axes.set_xlabel("difference of the accuracies, points", fontsize=9)
     return svg(figure)
 
@@ -66,11 +68,11 @@ def curves(record: dict[str, Any]) -> Markup:
     if not record["curves"]:
         return Markup("")
     figure, (axes,) = sheet(10.0, 3.4)
-    for each in record["curves"]:
-        colour = _colour(record, each["name"])
-        low, high, mean = ([100 * value for value in each[key]] for key in ("low", "high", "mean"))
-        axes.fill_between(each["steps"], low, high, color=colour, alpha=0.15, lw=0)
-        axes.plot(each["steps"], mean, color=colour, lw=1.7, marker="o", ms=2.5, label=cut(each["label"], 34))
+    for curve in record["curves"]:
+        colour = _colour(record, curve["name"])
+        low, high, mean = ([100 * value for value in curve[key]] for key in ("low", "high", "mean"))
+        axes.fill_between(curve["steps"], low, high, color=colour, alpha=0.15, lw=0)
+        axes.plot(curve["steps"], mean, color=colour, lw=1.7, marker="o", ms=2.5, label=cut(curve["label"], 34))
     _plain(axes, "step", "validation accuracy, %")
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
     axes.xaxis.set_major_formatter("{x:,.0f}")
@@ -137,20 +139,20 @@ def shares(grouping: dict[str, Any]) -> Markup:
     return svg(figure)
 
 
-def energy(found: dict[str, Any]) -> Markup:
+def energy(energy_and_error: dict[str, Any]) -> Markup:
     """The error rate in tenths of the rows, from the least to the most gluing energy."""
     figure, (axes,) = sheet(*SIZE)
-    tenths = range(1, len(found["error"]) + 1)
-    axes.bar(list(tenths), [100 * each for each in found["error"]], color=BLUE, alpha=0.8, width=0.8)
+    tenths = range(1, len(energy_and_error["error"]) + 1)
+    axes.bar(list(tenths), [100 * rate for rate in energy_and_error["error"]], color=BLUE, alpha=0.8, width=0.8)
     _plain(axes, "tenth of the rows, by gluing energy", "wrong, %")
     axes.set_xticks(list(tenths))
     return svg(figure)
 
 
-def _interval(axes: Any, found: dict[str, Any], y: float, colour: str) -> None:
-    if found["low"] is not None:
-        axes.hlines(y, 100 * found["low"], 100 * found["high"], color=colour, lw=2)
-    axes.plot([100 * found["mean"]], [y], "o", color=colour, ms=6)
+def _interval(axes: Any, estimate: dict[str, Any], y: float, colour: str) -> None:
+    if estimate["low"] is not None:
+        axes.hlines(y, 100 * estimate["low"], 100 * estimate["high"], color=colour, lw=2)
+    axes.plot([100 * estimate["mean"]], [y], "o", color=colour, ms=6)
 
 
 def _named(axes: Any, names: list[str], most: int = 34) -> None:

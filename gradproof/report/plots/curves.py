@@ -113,8 +113,8 @@ def entropy(record: dict[str, Any]) -> Markup:
 
 def series(history: list[dict[str, Any]], key: str) -> list[Point]:
     """(step, value) of the lines that have the value."""
-    found = ((line.get("step"), line.get(key)) for line in history)
-    return [(step, value) for step, value in found if step is not None and value is not None and math.isfinite(value)]
+    points = ((line.get("step"), line.get(key)) for line in history)
+    return [(step, value) for step, value in points if step is not None and value is not None and math.isfinite(value)]
 
 
 def thin(points: list[Point], most: int = 400) -> list[Point]:

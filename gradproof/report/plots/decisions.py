@@ -54,13 +54,15 @@ def pairs(test: dict[str, Any], most: int = 10) -> list[dict[str, Any]]:
         return []
     totals = counts.sum(1)
     np.fill_diagonal(counts, 0)
-    found = []
+    commonest = []
     for place in (-counts.ravel()).argsort(kind="stable")[:most].tolist():
         true, predicted = divmod(place, len(counts))
         if rows := int(counts[true, predicted]):
             true_name, predicted_name = test["classes"][true]["name"], test["classes"][predicted]["name"]
-            found.append({"true": true_name, "predicted": predicted_name, "rows": rows, "share": rows / totals[true]})
-    return found
+            commonest.append(
+                {"true": true_name, "predicted": predicted_name, "rows": rows, "share": rows / totals[true]}
+            )
+    return commonest
 
 
 def calibration(test: dict[str, Any]) -> Markup:

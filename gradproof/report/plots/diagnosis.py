@@ -30,18 +30,18 @@ def worst_first(precisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def judged(precision: dict[str, Any]) -> list[dict[str, Any]]:
     """Every tensor of a format with its kind and error/noise, the worst verdict first, then by z."""
-    found = [
+    judgements = [
         {**j, "kind": kind, "excess": _excess(j["rel_error"], j["noise"]), "z": _z(j)}
         for kind, of in (("parameter", "parameters"), ("input", "inputs"))
         for j in precision[of]
     ]
-    return sorted(found, key=lambda j: (_rank(j["verdict"]), -j["z"]))
+    return sorted(judgements, key=lambda j: (_rank(j["verdict"]), -j["z"]))
 
 
 def places(precisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Where values left the range, in every format: what overflowed first, then by how many."""
-    found = [{"format": p["format"], **place} for p in precisions for place in p["range"]]
-    return sorted(found, key=lambda r: (-r["overflow"], -r["underflow"]))
+    out_of_range = [{"format": p["format"], **place} for p in precisions for place in p["range"]]
+    return sorted(out_of_range, key=lambda r: (-r["overflow"], -r["underflow"]))
 
 
 def power(value: float) -> str:
@@ -69,9 +69,9 @@ def tensors(precision: dict[str, Any], most: int = MOST) -> Markup:
     return _unclipped(figure)
 
 
-def sweep(found: dict[str, Any], most: int = MOST) -> Markup:
+def sweep(swept: dict[str, Any], most: int = MOST) -> Markup:
     """The relative error at each unit, of all tensors together and of those that shrink least."""
-    points = sorted((p for p in found["points"] if p["unit"]), key=lambda p: p["unit"])
+    points = sorted((p for p in swept["points"] if p["unit"]), key=lambda p: p["unit"])
     if not any(p["rel_error"] for p in points):
         return Markup("")
     last = points[0]["parameters"]  # at the finest unit

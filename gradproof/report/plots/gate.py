@@ -37,7 +37,7 @@ def over_time(passes: dict[str, list[dict[str, Any]]], key: str, label: str, beg
     """A figure of each window of the stream, by name; the upright line is where the rest begins."""
     figure, (axes,) = sheet(*SIZE)
     for (name, windows), colour in zip(passes.items(), (BLUE, ORANGE), strict=False):
-        there = [(each["position"], 100 * each[key]) for each in windows if each[key] is not None]
+        there = [(window["position"], 100 * window[key]) for window in windows if window[key] is not None]
         axes.plot([x for x, _ in there], [y for _, y in there], color=colour, marker="o", ms=3, lw=1.6, label=name)
     axes.axvline(begins, color=FOREGROUND, ls=":", lw=1.0)
     axes.set_ylim(top=101)

@@ -46,8 +46,8 @@ def claims(subjects: list[dict[str, Any]]) -> Markup:
     figure, (axes,) = sheet(8.5, 0.9 + 0.34 * len(ratios))
     names = list(ratios)[::-1]
     for y, name in enumerate(names):
-        found = ratios[name]
-        axes.scatter([r for r, _ in found], [y] * len(found), c=[c for _, c in found], s=22, alpha=0.75, linewidths=0)
+        dots = ratios[name]
+        axes.scatter([r for r, _ in dots], [y] * len(dots), c=[c for _, c in dots], s=22, alpha=0.75, linewidths=0)
     axes.axvline(1.0, color=FOREGROUND, lw=1.2)
     axes.set_xscale("log")
     axes.set_yticks(range(len(names)), names, fontsize=9)

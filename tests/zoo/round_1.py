@@ -1,4 +1,4 @@
-"""The scored half of the zoo: what a finished diagnosis is judged on, never what it is tuned on.
+"""Round 1 of the zoo; README.md says when it was first run.
 
 A wrong module takes `right=True` to become its own right version, with the same parameters and inputs for the same
 seed; RIGHT names those versions, so that the truth of each entry can be measured without a diagnosis.

@@ -1,4 +1,4 @@
-"""A third set of modules to score on, written without sight of the tool's code and of the other sets.
+"""Round 3 of the zoo, written without sight of the tool's code and of the rounds before.
 
 A wrong module has a right twin: its builder takes ``right=True``, which is how the truth was measured.
 """

@@ -1,4 +1,4 @@
-"""A set of modules sealed until it was scored, written without sight of the tool's code and of the other sets.
+"""Round 5 of the zoo, written without sight of the tool's code and of the rounds before; sealed until it was scored.
 
 How the truth was measured, with plain torch on the CPU and seeds 0 to 4, against a random cotangent:
 

@@ -1,4 +1,4 @@
-"""A set of modules held back for scoring, written without sight of the tool's code and of the other sets.
+"""Round 4 of the zoo, written without sight of the tool's code and of the rounds before.
 
 A wrong module has a right twin: its builder takes ``right=True``. The truth was measured with plain torch over seeds
 0 to 4: gradient bugs against the twin in float64 (and the twin against central differences), precision faults by

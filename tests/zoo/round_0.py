@@ -1,4 +1,4 @@
-"""The calibration half of the zoo: thresholds may be chosen on it, so nothing is scored on it.
+"""Round 0 of the zoo: thresholds are chosen on it, so nothing is scored on it.
 
 Inputs are a tuple (positional) or a dict (by keyword). What is declared was measured with plain torch, seeds 0 to 4.
 """
