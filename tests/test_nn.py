@@ -222,9 +222,9 @@ def _swapped(self, grad_P, count):
     return [*grads[:-1], grads[-1].flip(0)]
 
 
-gradients = nn.block.Call.gradients
+gradients = nn.block.BlockCall.gradients
 MUTANTS = {
-    "experts swapped": (nn.block.Call, "gradients", _swapped),
+    "experts swapped": (nn.block.BlockCall, "gradients", _swapped),
     "the gradient of x forgotten": (gradproof.MoE, "pull_back", lambda *a, **k: a[4] * 0),
 }
 

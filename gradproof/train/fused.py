@@ -28,8 +28,8 @@ class Fused:
         assert isinstance(target_T, Tensor)
         training, optimizer, scale = self.training, self.training.optimizer, self.training.scale
         moved = (*optimizer.buffers, optimizer.count, training.skipped, optimizer.rate, scale)
-        options = dict(**optimizer.options, clip=training.clip, workspace=self.workspace)
-        learnt = self.kernel.step(*moved, x_TI, target_T.flatten(), *training.model.lesson, **options)
+        given = (x_TI, target_T.flatten(), *training.model.lesson, training.clip)
+        learnt = self.kernel.step(*moved, *given, **optimizer.options, workspace=self.workspace)
         training.model.params.touch()
         training.settle(learnt.load_E, learnt.skipped)
         return StepResult(*learnt, scale=scale.clone(), energy=scale.new_zeros(()))

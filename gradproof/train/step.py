@@ -65,6 +65,7 @@ class TrainStep:
             check_bf16_on_cpu()
         options = model.loss_options.get(loss, {}) if isinstance(loss, str) else {}
         criterion = loss if isinstance(loss, Loss) else Loss(loss, **options)
+        self.model, self.optimizer = model, optimizer
         self.training = Training(model, criterion, optimizer, DTYPES[compute_dtype], clip)
         self.schedule, self.micro_rows, self.steps, self.peak = schedule, micro_rows, 0, optimizer.lr
         self.dtype, self.kernels, self.workspace, self._asked = DTYPES[compute_dtype], REFERENCE, Workspace(), kernels
@@ -72,16 +73,8 @@ class TrainStep:
         self.captures = Captures()
 
     @property
-    def model(self) -> Model:
-        return self.training.model
-
-    @property
     def loss(self) -> Loss:
         return self.training.loss
-
-    @property
-    def optimizer(self) -> AdamW:
-        return self.training.optimizer
 
     def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
         """One update by the whole batch."""
