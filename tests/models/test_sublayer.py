@@ -1,4 +1,4 @@
-"""Which sublayer is running: the innermost one, put back whatever happens, and seen by `diagnose` on a model of ours."""
+"""Which sublayer is running: the innermost one, put back whatever happens, and seen by `diagnose` on our models."""
 
 import threading
 
@@ -50,7 +50,7 @@ def test_threads_see_their_own():
 
 
 def test_every_op_of_a_transformer_is_placed():
-    """Forward and backward: attention and feed-forward under the prefix of their parameters, the rest under their op."""
+    """Forward and backward: attention and feed-forward under the prefix of their parameters, the rest by their op."""
     config = TransformerConfig(7, 8, 2, 1, 1, 9, 6, mode="seq2seq")
     model = Transformer(config, seed=0)
     token_BS = torch.randint(7, (2, 2, 5), generator=torch.Generator().manual_seed(0))
