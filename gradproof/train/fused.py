@@ -27,9 +27,12 @@ class Fused:
         ((x_TI, target_T),) = batches
         assert isinstance(target_T, Tensor)
         training, optimizer, scale = self.training, self.training.optimizer, self.training.scale
-        moved = (*optimizer.buffers, optimizer.count, training.skipped, optimizer.rate, scale)
+        moved, options = (
+            (*optimizer.buffers, optimizer.count, training.skipped, optimizer.rate, scale),
+            optimizer.options,
+        )
         given = (x_TI, target_T.flatten(), *training.model.lesson, training.clip)
-        learnt = self.kernel.step(*moved, *given, **optimizer.options, workspace=self.workspace)
+        learnt = self.kernel.step(*moved, *given, **options, workspace=self.workspace)
         training.model.params.touch()
         training.settle(learnt.load_E, learnt.skipped)
         return StepResult(*learnt, scale=scale.clone(), energy=scale.new_zeros(()))
