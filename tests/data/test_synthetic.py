@@ -157,5 +157,5 @@ def test_a_line_is_not_enough(seed):
     data_set = synthetic(rows=24_000, seed=seed)
     x_RI = Encoder(data_set.schema).inputs(data_set.rows).numpy()
     outcome_R = data_set.rows.outcome_R
-    row = logistic_regression(x_RI[:20_000], outcome_R[:20_000], x_RI[20_000:], outcome_R[20_000:], 12)
+    row = logistic_regression(x_RI[:20_000], outcome_R[:20_000], [x_RI[20_000:]], outcome_R[20_000:], 12)
     assert row["accuracy"] < data_set.best_R[20_000:].mean() - 0.10
