@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import gradproof
 from gradproof import nn
 from gradproof.kernels import cpu
-from gradproof.kernels.registry import REFERENCE
+from gradproof.kernels.variants import REFERENCE
 from gradproof.ops import experts, norm_gelu, route
 from gradproof.precision.mode import rounding
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, StepCase, batches
 from gradproof.bench.timing import interleaved
-from gradproof.kernels import registry
+from gradproof.kernels import admissions
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import DTYPES, TrainStep
 
@@ -29,11 +29,11 @@ def tune(
         step = TrainStep(model, case.loss, AdamW(), precision, kernels=kernels)  # pyright: ignore[reportArgumentType]
         return lambda: step(x_TI, target)
 
-    usual = dict(registry.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
+    usual = dict(admissions.choose(shape, fused=False).chosen)  # a fused op would hide its parts; it comes after them
     orders = []
     for op in (*shape.ops, *shape.fused):
-        registry.tune(op, shape, [])
-        admitted = [v.kernel for v in registry.variants(op, shape) if registry.admission(v, shape).admitted]
+        admissions.tune(op, shape, [])
+        admitted = [v.kernel for v in admissions.variants(op, shape) if admissions.admission(v, shape).admitted]
         if not admitted:
             continue
         say(f"{case}: {op}")
@@ -41,7 +41,7 @@ def tune(
         rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
         times = interleaved(contestants, device, rounds, seconds)
         order = sorted(times, key=lambda kernel: times[kernel].ms)
-        registry.tune(op, shape, order)
+        admissions.tune(op, shape, order)
         usual[op] = order[0]
         orders.append({"op": op, "order": [{"kernel": kernel, "ms": times[kernel].ms} for kernel in order]})
     return orders

@@ -162,6 +162,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
         raise
     try:
         prove(run, trainer.model)
+        trainer.rehearse()
         trainer.resume()
         trainer.train()
         record = text_report(trainer) if isinstance(trainer, TextTrainer) else report(trainer)

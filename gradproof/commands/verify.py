@@ -94,7 +94,7 @@ def _kernels(device: Device) -> list[dict[str, Any]]:
     import torch
 
     from gradproof.gate.network import GateConfig, GateNetwork
-    from gradproof.kernels.registry import survey
+    from gradproof.kernels.admissions import survey
     from gradproof.models.moe import MoE
     from gradproof.models.transformer import Transformer
 

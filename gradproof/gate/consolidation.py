@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
 from gradproof.train.parts import Backed, Parts
 from gradproof.train.step import TrainStep

@@ -23,7 +23,8 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Contract, Example
 from gradproof.gate import deeds, tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
-from gradproof.kernels.registry import REFERENCE, Kernels, choose
+from gradproof.kernels.admissions import choose
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import MoEOutput
 from gradproof.models.transformer import Transformer, TransformerConfig, TransformerMode
 from gradproof.ops import hashed_ngrams

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.models.sublayer import sublayer
 from gradproof.ops import linear, wide
 from gradproof.params import Weights

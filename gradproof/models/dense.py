@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, equivariant
-from gradproof.kernels.registry import REFERENCE, Kernels, Shape
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import SIZES, Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import dispatch, experts
 from gradproof.ops.experts import Chain
@@ -128,7 +129,15 @@ class Dense(Model):
         return MoEOutput(y_TO, x_TI.new_ones(x_TI.shape[0], 1), x_TI.new_zeros(())), (plan, saved)
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
-        return Shape(self.params.flat_P.device.type, str(dtype)[6:], rows, 1, 1, self.config.chain)
+        return Shape(
+            self.params.flat_P.device.type,
+            str(dtype)[6:],
+            rows,
+            1,
+            1,
+            self.config.chain,
+            parameters=self.params.flat_P.numel(),
+        )
 
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
         plan, _ = saved

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import REFERENCE, Kernels, Shape
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.ops.mixture import Mixture
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, ParamSpace, Weights, version
@@ -118,6 +119,18 @@ class Model(ABC):
     def has_energy(self) -> bool:
         """Whether `energy` gives one number a row."""
         return False
+
+    def draw_input(self, rows: int, generator: torch.Generator) -> Tensor:
+        """Random rows of the usual size, on the model's device."""
+        return torch.randn(rows, self.config.inputs, generator=generator).to(self.params.flat_P)
+
+    def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
+        """The rows, those whose routing is a near-tie replaced by others."""
+        return x_TI
+
+    def favouring(self, weights: Weights, x_TI: Tensor, rows: int) -> Tensor:
+        """So many of the rows, those first that one expert is the first choice of."""
+        return x_TI[:rows]
 
     def rows(self, x_TI: Tensor, /) -> int:
         """How many rows of logits this input gives."""

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
-from gradproof.kernels.registry import REFERENCE, ROW_FUSED, Kernels, Shape
+from gradproof.kernels.shapes import ROW_FUSED, Shape
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
@@ -211,9 +212,10 @@ class MoE(Model):
         return cls(MoEConfig.sized(name), **options)
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
-        c, device = self.config, self.params.flat_P.device.type
+        c, flat_P = self.config, self.params.flat_P
         fused = ROW_FUSED if c.cover is None else ("update",)  # a mixture has the linear router
-        return Shape(device, str(dtype)[6:], rows, c.experts, c.k, c.chain, c.routing, fused=fused)
+        of = (rows, c.experts, c.k, c.chain, c.routing)
+        return Shape(flat_P.device.type, str(dtype)[6:], *of, fused=fused, parameters=flat_P.numel())
 
     @property
     def lesson(self) -> tuple[Tensor | None, Mixture]:
@@ -234,11 +236,23 @@ class MoE(Model):
         c_E = self.buffers["router.correction"]
         c_E.copy_(route.rebalance(c_E, load_E, self.config.correction))
 
-    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+    def _logits(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        """z_TE of the router."""
         if self.config.cover is None:
-            z_TE, _ = linear.forward(x_TI, weights["router.weight"], weights["router.bias"])
-        else:
-            (z_TE, _), _ = sheaf.forward(x_TI, self._sheaf(weights), self.config.cover)
+            return linear.forward(x_TI, weights["router.weight"], weights["router.bias"])[0]
+        return sheaf.forward(x_TI, self._sheaf(weights), self.config.cover)[0].z_TE
+
+    def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
+        c_E = self.buffers.get("router.correction")
+        return x_TI[route.firm(route.margin(self._logits(weights, x_TI), c_E, self.config.routing))]
+
+    def favouring(self, weights: Weights, x_TI: Tensor, rows: int) -> Tensor:
+        first_T = self._logits(weights, x_TI).argmax(1)
+        busiest = route.load(first_T, self.config.experts).argmax()
+        return x_TI[(first_T != busiest).int().argsort(stable=True)[:rows]]
+
+    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        z_TE = self._logits(weights, x_TI)
         _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
         return route.load(saved.index_TK, self.config.experts)
 

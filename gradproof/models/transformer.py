@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs
-from gradproof.kernels.registry import REFERENCE, TOKEN_OPS, Block, Kernels, Shape
+from gradproof.kernels.shapes import TOKEN_OPS, Block, Shape
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models import block
 from gradproof.models.block import Attended, Fed, Layout, Normed, Read, Write
 from gradproof.models.model import SIZES, Model, MoEOutput, spec_count
@@ -223,11 +224,27 @@ class Transformer(Model):
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         c = self.config
-        own = Block(c.vocabulary, c.width, c.heads, c.inner, c.context, c.decodes)
+        own = Block(c.vocabulary, c.width, c.heads, c.inner, c.context, c.decodes, c.encoder_layers)
         ops = TOKEN_OPS if c.decodes else tuple(op for op in TOKEN_OPS if op != "cross_entropy")
         chain, fused = Chain((c.width, c.outputs), ()), ("update",) if c.decodes else ("update", "reading")
-        device = self.params.flat_P.device.type
-        return Shape(device, str(dtype)[6:], rows, 1, 1, chain, block=own, ops=ops, fused=fused)
+        flat_P = self.params.flat_P
+        return Shape(
+            flat_P.device.type,
+            str(dtype)[6:],
+            rows,
+            1,
+            1,
+            chain,
+            block=own,
+            ops=ops,
+            fused=fused,
+            parameters=flat_P.numel(),
+        )
+
+    def draw_input(self, rows: int, generator: torch.Generator) -> Tensor:
+        c = self.config
+        shape = (rows, *[2] * (c.mode == "seq2seq"), c.context)
+        return torch.randint(c.vocabulary, shape, generator=generator).to(self.params.flat_P.device)
 
     def rows(self, x_BS: Tensor, /) -> int:
         return x_BS.shape[0] * x_BS.shape[-1] if self.config.decodes else x_BS.shape[0]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.models import moe
 from gradproof.models.model import Model
 from gradproof.nn import kernels

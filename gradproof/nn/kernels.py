@@ -14,13 +14,17 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from gradproof.kernels import registry
-from gradproof.kernels.registry import REFERENCE, Kernels
+from gradproof.kernels import admissions
+from gradproof.kernels.cache import LOG
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import Model
 from gradproof.ops import NARROW, norm_gelu
 from gradproof.params import ParamSpace
+from gradproof.proof import observed
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
+
+MOST_ROWS = 1031  # prime, so that no tile divides it
 
 
 def of_model(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int) -> Kernels:
@@ -35,14 +39,14 @@ def _chosen(kind: type[Model], config: Any, device: str, dtype: torch.dtype, row
     with _settled(device):
         shape = replace(bare(kind, config).shape(rows, dtype), device=device)
         # Without fast experts nothing is gained, and their reference has narrow gradients that other kernels refuse.
-        return registry.choose(shape, fused=False) if registry.variants("experts", shape) else REFERENCE
+        return admissions.choose(shape, fused=False) if admissions.variants("experts", shape) else REFERENCE
 
 
 def of_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -> ModuleType:
     """The fused kernel where it has passed the op's contract at this width, otherwise the reference."""
     if _get_current_dispatch_mode_stack() or os.environ.get("GRADPROOF_KERNELS") == "reference":
         return norm_gelu
-    return admitted_norm_gelu(device, dtype, width, min(2 ** rows.bit_length() - 1, registry.MOST_ROWS))
+    return admitted_norm_gelu(device, dtype, width, min(2 ** rows.bit_length() - 1, MOST_ROWS))
 
 
 @cache
@@ -57,12 +61,13 @@ def admitted_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -
     with _settled(device):
         tried = [*examples("norm_gelu", contract, 0), *examples("norm_gelu at width", at_width, 1)]
         try:
-            evidence = admit(norm_gelu, module, tried, dtype=dtype, device=device, kernel=kernel)
+            judge = admit if device == "cpu" else observed.admit
+            evidence = judge(norm_gelu, module, tried, dtype=dtype, device=device, kernel=kernel)
             failed = next((e.claim for e in evidence if e.status == "refuted"), None)
         except Exception as error:
             failed = f"it stopped with {type(error).__name__}: {error}"
     if failed is not None:
-        registry.LOG.warning("%s of norm_gelu does not run: %s", kernel, failed)
+        LOG.warning("%s of norm_gelu does not run: %s", kernel, failed)
     return module if failed is None else norm_gelu
 
 

@@ -107,4 +107,5 @@ CONTRACT = Contract(
     options=({}, dict(weight_decay=0.3, betas=(0.5, 0.9), eps=1e-3)),
     claims=(),
     edges=(_first, _skipped, _scaled),
+    functions={"norm": ("g",)},
 )

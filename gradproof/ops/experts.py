@@ -10,6 +10,7 @@ layers' inputs are recomputed from it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -244,17 +245,23 @@ def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {**arguments, "narrow": arguments["theta"].to(dtype)}
 
 
-def _one_expert(generator: torch.Generator) -> Example:
+def _one_expert(chain: Chain) -> Callable[[torch.Generator], Example]:
     """A dense model: every row, in its own place."""
-    chain = Chain((4, 6, 5, 2), (False, True))
-    return Example("one expert", _arguments(dispatch.all_rows(9), chain, generator), dict(chain=chain))
+
+    def example(generator: torch.Generator) -> Example:
+        return Example("one expert", _arguments(dispatch.all_rows(9), chain, generator), dict(chain=chain))
+
+    return example
 
 
-def _starved(generator: torch.Generator) -> Example:
+def _starved(chain: Chain) -> Callable[[torch.Generator], Example]:
     """Experts 1 and 3 have no rows."""
-    chain = Chain((5, 6, 3), (True,))
-    plan = dispatch.plan(torch.tensor([[0, 2], [2, 0], [0, 2]]), 4)
-    return Example("experts without rows", _arguments(plan, chain, generator), dict(chain=chain))
+
+    def example(generator: torch.Generator) -> Example:
+        plan = dispatch.plan(torch.tensor([[0, 2], [2, 0], [0, 2]]), 4)
+        return Example("experts without rows", _arguments(plan, chain, generator), dict(chain=chain))
+
+    return example
 
 
 def _no_gradient(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
@@ -275,6 +282,8 @@ CONTRACT = Contract(
     sizes=dict(T=(1, 2, 7, 33), E=(4, 5), K=(1, 2, 4)),
     grads=("x", "theta"),
     parameters=("theta",),
+    out=("theta",),
+    edges_at=lambda options: (_one_expert(options["chain"]), _starved(options["chain"])),
     draw=_draw,
     options=(
         dict(chain=Chain((5, 6, 6, 3), (True, True))),
@@ -282,6 +291,6 @@ CONTRACT = Contract(
         dict(chain=Chain((4, 2), ())),
     ),
     claims=(*EVERY_OP, Claim("zero_rows_safe", check=_no_gradient)),
-    edges=(_one_expert, _starved),
+    edges=(_one_expert(Chain((4, 6, 5, 2), (False, True))), _starved(Chain((5, 6, 3), (True,)))),
     parts={"theta": lambda theta_EP, options: by_name(theta_EP, options["chain"])},
 )

@@ -64,6 +64,7 @@ CONTRACT = Contract(
     sizes=dict(T=(1, 2, 7, 33), D=(1, 3, 8, 32), F=(1, 5, 12, 64)),
     grads=("x", "w1", "b1", "w2", "b2"),
     parameters=("w1", "b1", "w2", "b2"),
+    out=("w1", "b1", "w2", "b2"),
     claims=(*EVERY_OP, equivariant("T")),
     edges=(_tails,),
 )

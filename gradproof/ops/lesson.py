@@ -6,8 +6,9 @@
 Each part is an op with a backward that is proven by itself; this one says what they give together.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
+from inspect import Parameter, signature
 from typing import Any, NamedTuple
 
 import torch
@@ -83,12 +84,15 @@ def out_of_place(step: Callable[..., Learnt]) -> Callable[..., tuple[Lesson, Non
     `forward`."""
 
     @wraps(forward)
-    def called(*args: Any, **given: Any) -> tuple[Lesson, None]:
+    def called(*args: Any, workspace: Any = None, **given: Any) -> tuple[Lesson, None]:
         bound, own = update.with_copies(forward, args, given)
         own["g_P"] = torch.zeros_like(own["p_P"])
-        learnt = step(**bound, **own)
+        learnt = step(**bound, **own, workspace=workspace)
         return Lesson(**own, **learnt._asdict()), None
 
+    own_signature = signature(forward)
+    more = Parameter("workspace", Parameter.KEYWORD_ONLY, default=None)
+    called.__signature__ = own_signature.replace(parameters=[*own_signature.parameters.values(), more])  # pyright: ignore
     return called
 
 
@@ -126,6 +130,11 @@ def _scaled(generator: torch.Generator) -> Example:
     return Example("scaled", {**example.arguments, "scale": scale}, example.options)
 
 
+def _settled(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    x_TI = mixtures.settled({**arguments, "theta": arguments["p"]}, options)["x"]
+    return {**arguments, "x": x_TI}
+
+
 def _by_name(theta_P: Tensor, options: Any) -> dict[str, Tensor]:
     return options["mixture"].by_name(theta_P)
 
@@ -143,4 +152,5 @@ CONTRACT = Contract(
     claims=(),
     edges=(*(_at(edge) for edge in mixtures.EDGES), _scaled),
     parts={f"output {i}": _by_name for i in range(4)},
+    settled=_settled,
 )

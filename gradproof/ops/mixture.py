@@ -10,6 +10,7 @@ holds the router's weight and bias and then one expert after the other, each sta
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -291,6 +292,14 @@ def _load(module: Any, example: Example) -> Tensor:
     return module.forward(**given, **example.options)[1].load_E
 
 
+def settled(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Rows whose choice hangs on less than a thousandth of the scores are replaced by rows whose choice does not."""
+    x_TI, mixture = arguments["x"], options["mixture"]
+    of = mixture.views(arguments["theta"])
+    z_TE, _ = linear.forward(x_TI, of.w_EI, of.b_E)
+    return {**arguments, "x": x_TI[route.firm(route.margin(z_TE, arguments["c"], mixture.routing))]}
+
+
 EDGES = (_ties, _starved, _corrected)
 
 CONTRACT = Contract(
@@ -298,6 +307,8 @@ CONTRACT = Contract(
     sizes=dict(T=(1, 33)),
     grads=("x", "theta"),
     parameters=("theta",),
+    out=("theta",),
+    settled=settled,
     draw=_draw,
     options=(
         dict(mixture=Mixture(4, _CHAIN, Routing())),

@@ -14,6 +14,7 @@ and from the balance term q(dq − ⟨q, dq⟩), dq = balance·E·f/T·daux
 dz = dl·(1 or 1 − s) + z_loss·2·logsumexp(z)·softmax(z)/T·daux
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -120,6 +121,31 @@ def load(index_TK: Tensor, experts: int) -> Tensor:
     return torch.bincount(index_TK.flatten(), minlength=experts)
 
 
+NEAR = 1e-3  # a choice that hangs on less than this share of the scores may come out otherwise in another arithmetic
+
+
+def margin(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> Tensor:
+    """margin_T: by how much the last chosen score is above the first one rejected; 1 where all are chosen."""
+    score_TE = torch.sigmoid(z_TE) if routing.scores == "sigmoid" else torch.softmax(z_TE, 1)
+    ordered_TE = (score_TE if c_E is None else score_TE + c_E).sort(1, descending=True).values
+    k = routing.k
+    return ordered_TE[:, k - 1] - ordered_TE[:, k] if k < z_TE.shape[1] else z_TE.new_ones(z_TE.shape[0])
+
+
+def firm(margin_T: Tensor) -> Tensor:
+    """index_T: rows to take in place of all, so that each one's choice is firm; every row itself, where it is."""
+    index_T, firm_T = torch.arange(len(margin_T), device=margin_T.device), margin_T > NEAR
+    if not firm_T.any():
+        return margin_T.argmax().expand_as(index_T)
+    chosen = index_T[firm_T]
+    return torch.where(firm_T, index_T, chosen[index_T % len(chosen)])
+
+
+def _settled(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    z_TE = arguments["z"]
+    return {**arguments, "z": z_TE[firm(margin(z_TE, arguments["c"], options["routing"]))]}
+
+
 def rebalance(c_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
     """The next correction: c_e + rate·sign(mean load − load_e). Busy experts become harder to choose."""
     load_E = load_E.to(c_E.dtype)
@@ -199,4 +225,5 @@ CONTRACT = Contract(
     ),
     claims=(*EVERY_OP, equivariant("T"), Claim("conserves", check=_gates)),
     edges=(_corrected, _part, _all_chosen, _starved, _ties, _saturated),
+    settled=_settled,
 )

@@ -1,8 +1,11 @@
 """May a fast kernel run instead of an op? The op's contract, in the kernel's own dtype and on its device.
 
-The witness is the op itself, in float64, on the same rounded arguments. A kernel may be as wrong as the op is when it
-runs in the kernel's dtype, times a small factor, in every row of every output and gradient: a whole tensor's norm would
-hide one unwritten row. Where an op knows that its terms cancel, a row is as large as its terms.
+The witness is the op itself, in float64, on the same rounded arguments. What a kernel may be off by is computed beside
+the reference, entry by entry (`proof/bounds.py`). Averages over rows, columns and whole tensors have far less noise
+than an entry, so a scale that is off by a little shows there.
+
+A kernel is tried as a step calls it: into a workspace that is used again, writing over and adding to buffers that are
+there, without the input's gradient, with rows that lie apart, and with numbers that are none.
 """
 
 from __future__ import annotations
@@ -17,29 +20,65 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradproof.contract import Evidence, Example, Outputs
+from gradproof.proof.bounds import FAINT, Bounds, worst
 from gradproof.proof.claims import Poison, differing
 from gradproof.proof.operation import argument_names, moved, wanted
 from gradproof.proof.verdict import versions
 from gradproof.streams import seeded
 
-FACTOR = 4.0  # of the op's own error in the same dtype
-UNITS = 8.0  # of the dtype, relative to the row
-FAINT = 1e-3  # rows below this part of the largest are judged as if they were that large
+UNITS = 8.0  # σ that a kernel may be off; the references themselves stay below 3
+HEAVY = 1 << 23  # numbers
+MANY = 64  # rows, from which on averages are worth looking at
+THOROUGH = 1  # examples that a kernel is also called with in ways that a step does not
+SHARED = 0.1  # of σ, that the entries of a row may have in common: a statistic, a probability
+AVERAGES = 0.5  # of the dtype's unit, that a mean relative error may be: roundings that lean to one side
+
+Check = tuple[str, str | None, float, float]
 
 
-class Found(NamedTuple):
+class RunResult(NamedTuple):
     """What one run gave."""
 
     outputs: Outputs
     grads: dict[str, Tensor]
 
+    def named(self) -> dict[str, Tensor]:
+        """Outputs by their number, gradients by the name of their argument."""
+        return {f"output {i}": output for i, output in enumerate(self.outputs)} | self.grads
+
+
+class Expected(NamedTuple):
+    """What is right, and σ of what may differ."""
+
+    exact: RunResult
+    sigma: RunResult
+
+    def plus(self, there: Mapping[str, Tensor], unit: float) -> Expected:
+        """The gradients added to what is there."""
+        exact = {name: self.exact.grads[name] + tensor for name, tensor in there.items()}
+        sigma = {name: self.sigma.grads[name] + unit * exact[name].abs() for name in there}
+        return Expected(RunResult((), exact), RunResult((), sigma))
+
+    def only(self, names: Iterable[str]) -> Expected:
+        """Some of the gradients."""
+        return Expected(*(RunResult((), {name: run.grads[name] for name in names}) for run in self))
+
 
 def admit(
-    op: ModuleType, variant: ModuleType, tried: Iterable[Example], *, dtype: torch.dtype, device: str, kernel: str
+    op: ModuleType,
+    variant: ModuleType,
+    tried: Iterable[Example],
+    *,
+    dtype: torch.dtype,
+    device: str,
+    kernel: str,
+    workspace: Callable[[], object] | None = None,
 ) -> Iterator[Evidence]:
-    """All evidence for `variant` as a way to run `op`; it is admitted if nothing is refuted."""
-    for example in tried:
-        for claim, value, measured, bound in _checks(op, variant, example, dtype, device):
+    """All evidence for `variant` as a way to run `op`; it is admitted if nothing is refuted. `workspace` makes what a
+    step keeps its buffers in."""
+    for number, example in enumerate(tried):
+        trial = KernelTrial(op, variant, example, dtype, device, workspace)
+        for claim, value, measured, bound in trial.checks(thorough=number < THOROUGH):
             yield Evidence(
                 claim,
                 op.__name__.rpartition(".")[2],
@@ -56,97 +95,210 @@ def admit(
             )
 
 
-Check = tuple[str, str | None, float, float]
+class KernelTrial:
+    """One kernel on one example."""
+
+    def __init__(
+        self,
+        op: ModuleType,
+        variant: ModuleType,
+        example: Example,
+        dtype: torch.dtype,
+        device: str,
+        workspace: Callable[[], object] | None,
+    ):
+        self.op, self.variant, self.example, self.dtype, self.workspace = op, variant, example, dtype, workspace
+        self.given = _given(op, example, dtype, device)
+        self.cotangents = _cotangents(op, example, self.given)
+        self.rows = max((len(leaf) for leaf in _leaves(self.cotangents) if leaf.dim()), default=0)
+
+    def checks(self, thorough: bool) -> Iterator[Check]:
+        """Every claim: (claim, tensor, measured, bound). A `thorough` trial also calls in ways that a step does not."""
+        expected = expectation(self.op, self.given, self.cotangents)
+        if sum(leaf.numel() for leaf in _leaves(self.given)) > HEAVY:
+            yield from self._once(expected)
+            return
+        before = [leaf.clone() for leaf in _leaves((self.given, self.cotangents))]
+        fast = self._run()
+        after = _leaves((self.given, self.cotangents))
+        changed = sum(
+            int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in zip(before, after, strict=True)
+        )
+        yield "no_alias", None, float(changed), 0.0
+        yield from self._matches("matches_reference", fast, expected)
+        yield "deterministic", None, differing(fast, self._run()), 0.0
+        with Poison():
+            yield "writes_all", None, differing(fast, self._run()), 0.0
+        yield from self._reused(expected)
+        if thorough:
+            yield from self._apart(expected)
+            yield from self._loud()
+        yield from self._own_claims(fast)
+        yield from self._functions()
+        if self.op.CONTRACT.out:
+            yield from self._into_out(expected)
+
+    def _once(self, expected: Expected) -> Iterator[Check]:
+        """What is large is called as a step calls it, twice."""
+        names = self.op.CONTRACT.out
+        more: dict[str, Any] = {} if self.workspace is None else {"workspace": self.workspace()}
+        poisoned = [torch.full_like(expected.exact.grads[name], torch.nan, dtype=torch.float32) for name in names]
+        more |= {"out": _one(poisoned)} if names else {}
+        fast = self._run(**more)
+        yield from self._matches("matches_reference", fast, expected)
+        yield "deterministic", None, differing(*(tree_map(_numbers, again) for again in (fast, self._run(**more)))), 0.0
+
+    def _run(self, **more: Any) -> RunResult:
+        return run(self.op, self.variant, {**self.given, **more}, self.cotangents)
+
+    def _matches(self, claim: str, fast: RunResult, expected: Expected) -> Iterator[Check]:
+        named, exact, sigma = fast.named(), expected.exact.named(), expected.sigma.named()
+        unit = torch.finfo(self.dtype).eps / 2
+        for name in exact:
+            parts = _parts(self.op, self.example, name, named[name], exact[name], sigma[name])
+            for label, of_fast, of_exact, of_sigma in parts:
+                yield claim, label, worst(of_fast, of_exact, of_sigma, UNITS, unit), 1.0
+                if self.rows >= MANY:  # of few rows, the errors of a row of gradients are one error
+                    yield f"{claim}, on average", label, leaning(of_fast, of_exact, of_sigma, unit), 1.0
+
+    def _reused(self, expected: Expected) -> Iterator[Check]:
+        """In a workspace that other calls have used, full of what they left there."""
+        if self.workspace is None or "workspace" not in argument_names(self.variant.forward):
+            return
+        own = self.workspace()
+        self._run(workspace=own)
+        yield from self._matches("workspace", self._run(workspace=own), expected)
+
+    def _apart(self, expected: Expected) -> Iterator[Check]:
+        """Inputs whose numbers do not lie side by side: read as they are, or refused in a sentence."""
+        given = {name: _spread(value) for name, value in self.given.items()}
+        try:
+            apart = run(self.op, self.variant, given, tuple(_spread(c) for c in self.cotangents))
+        except (TypeError, ValueError):
+            return
+        yield from self._matches("strides", apart, expected)
+
+    def _loud(self) -> Iterator[Check]:
+        """A number that is none reaches whatever the reference lets it reach: NaN what becomes NaN, an infinity what
+        stays infinite; in each tensor at least one entry, for who is chosen may hang on it."""
+        floating = [name for name, value in self.given.items() if _is_floating(value) and value.numel()]
+        for name in floating:
+            for spoilt, reached in ((math.nan, torch.isnan), (math.inf, torch.isinf)):
+                value = self.given[name].clone()
+                value.view(-1)[value.numel() // 2] = spoilt
+                given = {**self.given, name: value}
+                right, fast = (run(self.op, module, given, self.cotangents) for module in (self.op, self.variant))
+                for tensor, own in right.named().items():
+                    if own.is_floating_point() and bool(reached(own).any()):
+                        finite = bool(fast.named()[tensor].isfinite().all())
+                        yield "loud", f"{tensor}, {spoilt} in {name}", float(finite), 0.0
+
+    def _own_claims(self, fast: RunResult) -> Iterator[Check]:
+        contract, placed = self.op.CONTRACT, _placed(self.example, self.given)
+        for claim in contract.claims:
+            if claim.check is not None and claim.dtype == "float64":
+                measured, bound = claim.check(placed, fast.outputs, dict(fast.grads))
+                yield claim.name, None, measured, bound
+        if contract.same is not None:
+            right, same = contract.same(self.op, placed), contract.same(self.variant, placed)
+            yield "same_integers", None, differing(right, same), 0.0
+
+    def _functions(self) -> Iterator[Check]:
+        """What a module has beside forward and backward."""
+        for name, arguments in self.op.CONTRACT.functions.items():
+            given = [self.given[argument] for argument in arguments]
+            exact = getattr(self.op, name)(*tree_map(_double, given))
+            with Bounds() as bounds:
+                sigma = bounds.of(getattr(self.op, name)(*given))
+            fast = getattr(self.variant, name)(*given)
+            yield "matches_reference", name, worst(fast, exact, sigma, UNITS, torch.finfo(torch.float32).eps / 2), 1.0
+
+    def _into_out(self, expected: Expected) -> Iterator[Check]:
+        """Gradients that are written over, or added to, what is there; and without the input's."""
+        names = self.op.CONTRACT.out
+        like = [expected.exact.grads[name].float() for name in names]  # as wide as the masters
+        poisoned = [torch.full_like(tensor, torch.nan) for tensor in like]
+        options = {"want_dx": False} if "want_dx" in argument_names(self.op.backward) else {}
+        written = self._run(out=_one(poisoned), **options)
+        if options:
+            yield "writes_all", "x", float("x" in written.grads), 0.0
+        yield from self._matches(
+            "writes_all", RunResult((), dict(zip(names, poisoned, strict=True))), expected.only(names)
+        )
+        generator = seeded("admission", self.example.label, "out")
+        there = [torch.randn(tensor.shape, generator=generator).to(tensor) for tensor in like]
+        sums = [tensor.clone() for tensor in there]
+        self._run(out=_one(sums), accumulate=True)
+        unit = torch.finfo(torch.float32).eps / 2
+        wide = dict(zip(names, (tensor.double() for tensor in there), strict=True))
+        yield from self._matches(
+            "accumulates", RunResult((), dict(zip(names, sums, strict=True))), expected.plus(wide, unit)
+        )
 
 
-def _checks(op: ModuleType, variant: ModuleType, example: Example, dtype: torch.dtype, device: str) -> Iterator[Check]:
-    given = _given(op, example, dtype, device)
-    exact_given = tree_map(_double, given)
-    cotangents = _cotangents(op, example, given)
-    exact = _run(op, op, exact_given, tree_map(_double, cotangents))
-    terms = op.CONTRACT.terms(exact_given, tree_map(_double, cotangents)) if op.CONTRACT.terms else {}
-    own = [_run(op, op, moved_by, cotangents) for moved_by in _perturbed(given, example.smooth, dtype)]
-    before = [leaf.clone() for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
-    fast = _run(op, variant, given, cotangents)
-    after = [leaf for leaf in tree_leaves((given, cotangents)) if isinstance(leaf, Tensor)]
-    changed = sum(int((~torch.isclose(a, b, 0, 0, equal_nan=True)).sum()) for a, b in zip(before, after, strict=True))
-    yield "no_alias", None, float(changed), 0.0
-    yield from _errors("matches_reference", op, example, fast, own, exact, dtype, terms)
-    yield "deterministic", None, differing(fast, _run(op, variant, given, cotangents)), 0.0
-    with Poison():
-        yield "writes_all", None, differing(fast, _run(op, variant, given, cotangents)), 0.0
-    for claim in op.CONTRACT.claims:
-        if claim.check is not None and claim.dtype == "float64":
-            measured, bound = claim.check(_placed(example, given), fast.outputs, dict(fast.grads))
-            yield claim.name, None, measured, bound
-    if op.CONTRACT.same is not None:
-        placed = _placed(example, given)
-        right, same = op.CONTRACT.same(op, placed), op.CONTRACT.same(variant, placed)
-        yield "same_integers", None, differing(right, same), 0.0
-    if op.CONTRACT.grads and {"out_EP", "out_P"} & set(argument_names(op.backward)):
-        yield from _into_out(op, variant, example, given, cotangents, (fast, own, exact), dtype)
+def expectation(op: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -> Expected:
+    """The op in float64, and σ of the op as it computes in the dtype that it is given."""
+    exact = run(op, op, tree_map(_double, dict(given)), tree_map(_double, cotangents))
+    with Bounds() as bounds:
+        own = run(op, op, given, cotangents)
+        sigma = RunResult(
+            tuple(map(bounds.of, own.outputs)), {name: bounds.of(grad) for name, grad in own.grads.items()}
+        )
+    return Expected(exact, sigma)
 
 
-def _into_out(
-    op: ModuleType,
-    variant: ModuleType,
-    example: Example,
-    given: Mapping[str, Any],
-    cotangents: Outputs,
-    runs: tuple[Found, list[Found], Found],
-    dtype: torch.dtype,
-) -> Iterator[Check]:
-    """Gradients that are written over, or added to, what is there; and without the input's."""
-    _, own, exact = runs
-    poisoned = torch.full_like(given["theta"], torch.nan)
-    written = _run(op, variant, {**given, "out": poisoned, "want_dx": False}, cotangents)
-    yield "writes_all", "x", float("x" in written.grads), 0.0
-    alone = [Found((), {"theta": run.grads["theta"]}) for run in (written, exact, *own)]
-    yield from _errors("writes_all", op, example, alone[0], alone[2:], alone[1], dtype)
-    generator = seeded("admission", example.label, "out")
-    there = torch.randn(poisoned.shape, generator=generator).to(poisoned)
-    added = _run(op, variant, {**given, "out": there.clone(), "accumulate": True}, cotangents)
-    sums = (
-        Found((), {"theta": added.grads["theta"]}),
-        [Found((), {"theta": run.grads["theta"] + there}) for run in own],
-        Found((), {"theta": exact.grads["theta"] + there.double()}),
-    )
-    yield from _errors("accumulates", op, example, *sums, dtype)
+def leaning(fast: Tensor, exact: Tensor, sigma: Tensor, unit: float) -> float:
+    """The largest error along the right result, ⟨error, exact⟩/⟨exact, exact⟩, of a row, a column or the whole, beside
+    what noise leaves of it: that of independent entries, a part that entries share, and half a unit that leans."""
+    if fast.shape != exact.shape or exact.numel() < 2 or not fast.is_floating_point() or not exact.isfinite().all():
+        return 0.0  # an entry has said it already
+    error, size = ((fast.double() - exact) * exact), exact.double().square()
+    noise, lean = (sigma.double() * exact).abs(), AVERAGES * unit
+    ratios = []
+    for dims in [None] if exact.dim() < 2 else [None, -1, -2]:
+        whole = size.sum(dims)
+        together = noise.square().sum(dims).sqrt() + SHARED * noise.sum(dims)
+        allowed = UNITS * together + lean * whole
+        counts = whole > (FAINT * float(exact.abs().max())) ** 2
+        ratios.append(float(torch.where(counts, error.sum(dims).abs() / allowed, 0.0).nan_to_num(0.0).max()))
+    return max(ratios)
 
 
-def _errors(
-    claim: str,
-    op: ModuleType,
-    example: Example,
-    fast: Found,
-    own: list[Found],
-    exact: Found,
-    dtype: torch.dtype,
-    terms: Mapping[str, Tensor] | None = None,
-) -> Iterator[Check]:
-    unit = torch.finfo(dtype).eps / 2
-    runs = (fast, exact, *own)
-    named = {f"output {i}": tensors for i, tensors in enumerate(zip(*(run.outputs for run in runs), strict=True))}
-    named |= {name: tuple(run.grads[name] for run in runs) for name in exact.grads}
-    for name, tensors in named.items():
-        for label, of_found, of_exact, *of_own in _parts(op, example, name, *tensors):
-            size = (terms or {}).get(name)
-            allowed = FACTOR * max(row_error(tensor, of_exact, size) for tensor in of_own) + UNITS * unit
-            yield claim, label, row_error(of_found, of_exact, size), allowed
+def run(op: ModuleType, module: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -> RunResult:
+    """Forward and backward of `module`, called as `op` is. What is returned are copies: a workspace is used again."""
+    y, saved = module.forward(**wanted(module.forward, given))
+    outputs = tuple(y) if isinstance(y, tuple) else (y,)
+    # The output is the caller's: a backward may not rely on it, nor a forward on its own earlier ones.
+    outputs = tuple(output.clone() for output in outputs)
+    if not op.CONTRACT.grads:
+        return RunResult(outputs, {})
+    dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
+    grads = module.backward(dy, saved, **wanted(module.backward, given))
+    named = zip(op.CONTRACT.grads, grads if isinstance(grads, tuple) else (grads,), strict=True)
+    return RunResult(outputs, {name: grad.clone() for name, grad in named if grad is not None})
 
 
-def row_error(inexact: Tensor, exact: Tensor, terms: Tensor | None = None) -> float:
-    """The largest relative error of a row; infinite for another shape or what is not finite."""
-    if inexact.shape != exact.shape:
-        return math.inf
-    if not exact.numel():
-        return 0.0
-    width = exact.shape[-1] if exact.dim() else 1
-    error_R = (inexact.double() - exact).reshape(-1, width).norm(dim=1)
-    size_R = (exact if terms is None else terms).double().reshape(-1, width).norm(dim=1)
-    size_R = size_R.clamp(min=FAINT * float(size_R.max()))
-    worst = float(torch.where(error_R == 0, error_R, error_R / size_R).max())
-    return worst if math.isfinite(worst) else math.inf
+def _one(tensors: list[Tensor]) -> Any:
+    """As `out` is given: a tensor, or several."""
+    return tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _numbers(leaf: Any) -> Any:
+    """What is not written to, padding, is no difference."""
+    return leaf.nan_to_num(0.0) if _is_floating(leaf) else leaf
+
+
+def _is_floating(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _spread(value: Any) -> Any:
+    """The same numbers in every second place of a larger buffer."""
+    if not _is_floating(value) or value.dim() < 2:
+        return value
+    wide = value.new_full((*value.shape[:-1], 2 * value.shape[-1]), torch.nan)
+    wide[..., ::2] = value
+    return wide[..., ::2]
 
 
 def _parts(op: ModuleType, example: Example, name: str, *tensors: Tensor) -> Iterator[tuple[str, *tuple[Tensor, ...]]]:
@@ -167,22 +319,6 @@ def _given(op: ModuleType, example: Example, dtype: torch.dtype, device: str) ->
     return op.narrowed(given, dtype) if dtype != torch.float32 else given
 
 
-def _perturbed(given: dict[str, Any], smooth: bool, dtype: torch.dtype) -> Iterator[dict[str, Any]]:
-    """The arguments, and twice with each number moved by up to half a unit, unless that breaks a tie: the error of one
-    run alone may be small by luck."""
-    yield given
-    for i in range(2 if smooth else 0):
-
-        def nudged(leaf: Any, seed: int = i) -> Any:
-            if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
-                return leaf
-            generator = torch.Generator(leaf.device).manual_seed(seed)  # drawn where the tensor is: it may be large
-            noise = 2 * torch.rand(leaf.shape, generator=generator, device=leaf.device) - 1
-            return (leaf.double() * (1 + noise * torch.finfo(dtype).eps / 2)).to(leaf.dtype)
-
-        yield tree_map(nudged, given)
-
-
 def _placed(example: Example, given: Mapping[str, Any]) -> Example:
     arguments = {name: given[name] for name in example.arguments}
     return Example(example.label, arguments, {name: given[name] for name in example.options}, example.smooth)
@@ -197,18 +333,8 @@ def _cotangents(op: ModuleType, example: Example, given: Mapping[str, Any]) -> O
     return tuple(d.to(y.dtype) if y.is_floating_point() else d for d, y in zip(drawn, outputs, strict=True))
 
 
-def _run(op: ModuleType, module: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -> Found:
-    """Forward and backward of `module`, called as `op` is."""
-    y, saved = module.forward(**wanted(module.forward, given))
-    outputs = tuple(y) if isinstance(y, tuple) else (y,)
-    if not op.CONTRACT.grads:
-        return Found(outputs, {})
-    # The output is the caller's: a backward may not rely on it, nor a forward on its own earlier ones.
-    outputs = tuple(output.clone() for output in outputs)
-    dy = type(y)(*cotangents) if isinstance(y, tuple) else cotangents[0]
-    grads = module.backward(dy, saved, **wanted(module.backward, given))
-    named = zip(op.CONTRACT.grads, grads if isinstance(grads, tuple) else (grads,), strict=True)
-    return Found(outputs, {name: grad for name, grad in named if grad is not None})
+def _leaves(values: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def _double(leaf: Any) -> Any:

@@ -38,6 +38,7 @@ from gradproof.train.load import build_model, model_config, restore
 from gradproof.train.loss import Loss, Target
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.predictor import Predictor
+from gradproof.train.rehearsal import rehearse
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
 from gradproof.train.step import TrainStep
@@ -121,6 +122,26 @@ class Trainer:
         """Which way each op of this run is run."""
         rows = min(self.config.batch, self.config.micro_rows or self.config.batch)
         return dict(self.step.choose(rows).chosen)
+
+    def rehearse(self) -> None:
+        """Proves the step at this run's size, before it has begun: full batches, and those of a run's last rows. On a
+        GPU kernels are judged by classes of shapes alone."""
+        if self.config.device != "cpu":
+            return
+        whole = self.batch(0)[1]
+
+        def target(rows: int) -> Target:
+            """Of the first batch, over and over."""
+            index_T = torch.arange(rows, device=self.config.device) % self._count(whole)
+            return tuple(own[index_T] for own in whole) if isinstance(whole, tuple) else whole[index_T]
+
+        most = self.config.micro_rows or self._count(whole)
+        sizes = [min(most, self._count(whole)), self._count(whole) % most or most]
+        rehearse(self.step, sizes, target, self.watch.say)
+
+    @staticmethod
+    def _count(target: Target) -> int:
+        return len(target[0]) if isinstance(target, tuple) else len(target)
 
     def resume(self) -> None:
         """Goes back to the newest whole checkpoint, or to step 0."""

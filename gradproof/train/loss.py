@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gradproof.kernels.registry import REFERENCE, Kernels
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.ops import bce, cross_entropy, load
 from gradproof.proof.operation import argument_names
 

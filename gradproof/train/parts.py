@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.ops.route import Whole
 from gradproof.train.step_plan import MicroBatch, StepResult
 from gradproof.train.training import Training

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import choose
+from gradproof.kernels.admissions import choose
 from gradproof.models.model import Model
 from gradproof.models.transformer import Transformer
 from gradproof.streams import seeded

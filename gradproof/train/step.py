@@ -15,7 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import REFERENCE, Kernels, choose
+from gradproof.kernels.admissions import choose
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.kernels.workspace import Workspace
 from gradproof.models.model import Model
 from gradproof.precision.probe import check_bf16_on_cpu

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradproof.data.split import TRAIN, VALIDATION
 from gradproof.data.text import VOCABULARY, Windows, at_places, in_turn, open_text
-from gradproof.kernels.registry import REFERENCE, Kernels
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train.checkpoint import Checkpoint
 from gradproof.train.config import TrainConfig

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gradproof.kernels.registry import Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
 from gradproof.ops import NARROW
 from gradproof.ops.update import CLIP_EPS
@@ -42,7 +42,7 @@ class Training:
         was moved."""
         if kernels.update is not None:
             norm, skipped = self.optimizer.end(kernels.update, loss, self.scale, self.skipped, self.clip)
-            self._refresh()
+            self.refresh()
         else:
             norm, skipped = self._update(loss, kernels)
         self.settle(load_E, skipped)
@@ -82,7 +82,8 @@ class Training:
         self.scale.copy_(torch.where(skipped > 0, (self.scale / 2).clamp(min=1.0), self.scale * (1 + grown)))
         self.good *= (1 - skipped) * ~grown
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """The narrow copy of the weights, after somebody else has moved them."""
         if isinstance(self.weights, NarrowWeights):
             self.weights.refresh()
 
@@ -96,4 +97,4 @@ class Training:
         """Takes over what `state` gave; the parameters are restored before."""
         for name, own in self.state().items():
             own.copy_(state[name])
-        self._refresh()
+        self.refresh()

@@ -70,7 +70,7 @@ def test_a_cache_that_cannot_be_used(tmp_path):
     assert _start(tmp_path / "file").communicate(timeout=120)[0].strip() == "None"
 
 
-def test_the_name_depends_on_the_processor(monkeypatch):
+def test_the_name_depends_on_theprocessor(monkeypatch):
     here = build._key()
-    monkeypatch.setattr(build, "_processor", lambda: ["flags: another"])
+    monkeypatch.setattr(build, "processor", lambda: ["flags: another"])
     assert build._key() != here

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from gradproof.kernels.registry import choose
+from gradproof.kernels.admissions import choose
 from gradproof.models import sizes
 from gradproof.models.dense import Dense
 from gradproof.models.model import SIZES, Tape

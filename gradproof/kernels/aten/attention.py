@@ -19,6 +19,7 @@ from gradproof.ops import NARROW, attention
 from gradproof.ops.attention import joined, split
 
 ALIGNED = 16  # bytes, and places of the mask
+SHORT = 16  # keys, below which torch's kernel for the CPU loses a NaN of a query
 
 
 class FusedAttention(NamedTuple):
@@ -36,8 +37,10 @@ def forward(
     q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask_BL: Tensor | None = None, heads: int = 1, causal: bool = False
 ) -> tuple[Tensor, FusedAttention | Tensor]:
     """y_BSD."""
-    q, k, v = (split(operand, heads) for operand in (q_BSD, k_BLD, v_BLD))
+    q, k, v = (split(_side_by_side(operand), heads) for operand in (q_BSD, k_BLD, v_BLD))
     if not q.is_cuda:
+        if k.shape[2] < SHORT:
+            return attention.forward(q_BSD, k_BLD, v_BLD, mask_BL, heads, causal)
         bias = None if mask_BL is None else _bias(mask_BL, q)
         y, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, attn_mask=bias)
         return joined(y), FusedAttention("cpu", y, lse, bias, causal)
@@ -59,7 +62,7 @@ def backward(
     """Returns dq_BSD, dk_BLD, dv_BLD."""
     if isinstance(saved, Tensor):
         return attention.backward(dy_BSD, saved, q_BSD, k_BLD, v_BLD, heads)
-    given = tuple(split(operand, heads) for operand in (dy_BSD, q_BSD, k_BLD, v_BLD))
+    given = tuple(split(_side_by_side(operand), heads) for operand in (dy_BSD, q_BSD, k_BLD, v_BLD))
     kernel, y, lse, bias, causal, rest = saved
     with _same_bits():
         if kernel == "cpu":
@@ -76,6 +79,11 @@ def backward(
                 *given, bias, y, lse, *rest, 0.0, [True, True, True, False], causal
             )
     return joined(grads[0]), joined(grads[1]), joined(grads[2])
+
+
+def _side_by_side(x_BSD: Tensor) -> Tensor:
+    """The numbers of each row side by side: torch's kernels read them so, whatever the strides say."""
+    return x_BSD if x_BSD.stride(-1) == 1 else x_BSD.contiguous()
 
 
 @contextmanager

@@ -44,6 +44,8 @@ FUNCTIONS = {
     "cross_entropy_backward": "ppppiipi",
     "adamw_step": "pppppippppffffi",
     "adamw_norm": "pii f",
+    "experts_path": "piiip",
+    "crew": "iii i",
     "mixture_sizes": "piiip",
     "mixture_forward": "piiiffpppiipppppppppi",
     "mixture_backward": "piiiffpppppiipppppipi",
@@ -92,19 +94,32 @@ def _load(path: Path) -> ctypes.CDLL:
     return loaded
 
 
+@cache
+def compiler() -> str:
+    """What builds the kernels, and its version; empty where there is none."""
+    command = os.environ.get("CXX") or shutil.which("g++")
+    if command is None:
+        return ""
+    try:
+        told = subprocess.run([*command.split(), "--version"], capture_output=True, text=True, timeout=20).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return command
+    return told.split("\n")[0]
+
+
 def _compile(path: Path) -> None:
     """Builds under a name of its own and renames: processes that build at once, or die, leave no half a library."""
-    compiler = os.environ.get("CXX") or shutil.which("g++")
-    if compiler is None:
+    command_line = os.environ.get("CXX") or shutil.which("g++")
+    if command_line is None:
         raise RuntimeError("there is no C++ compiler; install g++, or name one in CXX")
     handle, partial = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".partial", dir=path.parent)
     os.close(handle)
     try:
-        command = [*compiler.split(), *FLAGS, str(SOURCES / "kernels.cpp"), "-o", partial]
+        command = [*command_line.split(), *FLAGS, str(SOURCES / "kernels.cpp"), "-o", partial]
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:300])
-            raise RuntimeError(f"{compiler} could not build them: {first.strip()}")
+            raise RuntimeError(f"{command_line} could not build them: {first.strip()}")
         os.replace(partial, path)
     finally:
         Path(partial).unlink(missing_ok=True)
@@ -118,13 +133,13 @@ def _folder() -> Path:
 
 def _key() -> str:
     """What a library depends on. A cache directory may be shared by machines with other processors."""
-    digest = hashlib.sha256(repr((FLAGS, platform.machine(), _processor())).encode())
+    digest = hashlib.sha256(repr((FLAGS, platform.machine(), processor(), compiler())).encode())
     for source in sorted([*SOURCES.glob("*.h"), *SOURCES.glob("*.cpp")]):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _processor() -> list[str]:
+def processor() -> list[str]:
     """The first processor's model and instruction sets, as Linux tells them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()

@@ -165,6 +165,24 @@ void gradproof_mixture_backward(const int64_t* mixture, int64_t K, int64_t sigmo
                      out_P, accumulate != 0, dx_TI, threads);
 }
 
+// How many threads take a call of the experts, whether they share each product, whether experts are whole, whether
+// gradients are streamed past the caches, the rows of a chunk, and whether an expert can have several.
+void gradproof_experts_path(const int64_t* chain, int64_t rows, int64_t experts, int64_t threads, int64_t* path) {
+    const Chain shape(chain);
+    std::vector<int64_t> offset(experts + 1, rows);
+    const Batch batch{shape, nullptr, nullptr, 0, offset.data(), experts, nullptr};
+    path[0] = crew_size(batch, threads), path[1] = shape.together, path[2] = whole_experts(rows, experts);
+    path[3] = first_write(batch, {nullptr, 0, false}) == Write::stream;
+    path[4] = batch.chunk(), path[5] = rows > batch.chunk();
+}
+
+// How many threads share so much work of a kind: parameters, logits, floats that are moved, rows of a router, of a
+// norm, sequences.
+int64_t gradproof_crew(int64_t kind, int64_t items, int64_t threads) {
+    const long fewest[] = {FEWEST_BLOCKS * BLOCK, FEWEST_LOGITS, FEWEST_FLOATS, FEWEST_ROUTED, FEWEST_ROWS, 1};
+    return crew_size(items, fewest[kind], threads);
+}
+
 // `numbers` are loss, norm, entropy and skipped.
 int64_t gradproof_lesson_step(const int64_t* mixture, int64_t K, int64_t sigmoid, int64_t renormalise, double balance,
                               double z_loss, float* p_P, float* g_P, float* m_P, float* v_P, const bool* decayed_B,

@@ -5,7 +5,6 @@
 #include "experts.h"
 #include "route.h"
 
-constexpr long FEWEST_ROUTED = 256;  // rows that are worth another thread in the router's product
 
 // The shape: [experts, where the router's bias is, where the first expert is, chain…].
 struct Mixture {

@@ -7,6 +7,8 @@
 #include "crew.h"
 #include "softmax.h"
 
+constexpr long FEWEST_ROUTED = 256;  // rows that are worth another thread
+
 struct Routing {
     long k;
     bool sigmoid, renormalise;
@@ -79,7 +81,7 @@ static void route_row(const float* z_E, const float* c_E, long E, const Routing&
 // `whole_load_E` is that of the whole batch of `rows` rows, or null where these T are the whole.
 static void route_forward(const float* z_TE, const float* c_E, long T, long E, const Routing& routing, long rows,
                           const int64_t* whole_load_E, const Routed& out, float* share_E, float* aux, long threads) {
-    threads = crew_size(T, 256, threads);
+    threads = crew_size(T, FEWEST_ROUTED, threads);
     std::vector<Totals> each(threads, Totals(E));
     in_parallel(threads, [&](Crew crew) {
         std::vector<float> work(3 * E);
@@ -139,7 +141,7 @@ static void route_backward(const float* dgates_TE, float daux, const float* z_TE
     std::vector<float> dq_E(E);
     for (long e = 0; e < E; e++) dq_E[e] = daux * routing.balance * E / rows * share_E[e];
     const float z_factor = daux * routing.z_loss * 2 / rows;
-    in_parallel(crew_size(T, 256, threads), [&](Crew crew) {
+    in_parallel(crew_size(T, FEWEST_ROUTED, threads), [&](Crew crew) {
         std::vector<float> work(2 * E);
         const Range own = crew.share(T);
         for (long t = own.begin; t < own.end; t++)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gradproof.kernels.cublas.product import product, room_like
-from gradproof.kernels.triton import norm_gelu
+from gradproof.kernels.triton import check_rows, norm_gelu
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import NARROW
 from gradproof.ops.dispatch import DispatchPlan
@@ -96,6 +96,8 @@ def forward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Saved]:
     """y_NO in fp32; h in the format of the products."""
+    check_rows(theta_EP, narrow_EP)
+    x_NI = x_NI.contiguous()
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     padded = _padded(plan, x_NI.shape[0])
@@ -136,6 +138,8 @@ def backward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Returns dx_NI, dtheta_EP; uses `saved` up."""
+    check_rows(theta_EP, narrow_EP, out_EP)
+    dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
     take = (workspace or Workspace()).take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP

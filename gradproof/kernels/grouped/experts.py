@@ -21,7 +21,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from gradproof.kernels.triton import norm_gelu
+from gradproof.kernels.triton import check_rows, norm_gelu
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
@@ -53,6 +53,8 @@ def forward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Saved]:
     """y_NO in fp32; h in bf16."""
+    check_rows(theta_EP, narrow_EP)
+    x_NI = x_NI.contiguous()
     assert narrow_EP is not None
     take, N = (workspace or Workspace()).take, x_NI.shape[0]
     ends_E = plan.offset_F[1:].int()
@@ -84,6 +86,8 @@ def backward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Returns dx_NI, dtheta_EP; uses `saved` up."""
+    check_rows(theta_EP, narrow_EP, out_EP)
+    dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
     assert narrow_EP is not None
     O, E, ends_E = dy_NO.shape[1], len(theta_EP), saved.ends_E
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP

@@ -11,6 +11,9 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from gradproof.kernels.shapes import NARROW, ROW_OPS
+from gradproof.kernels.variants import Variant
+
 MULTIPROCESSORS = 132  # of an H100 or H200; a constant, so that no sum changes its order with the device
 
 
@@ -21,11 +24,23 @@ def missing() -> str | None:
     return None if torch.cuda.is_available() else "there is no CUDA device"
 
 
+def variants() -> tuple[Variant, ...]:
+    """All of them."""
+    rest = (Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts")
+    return (*rest, Variant("experts", "triton", "cuda", NARROW))
+
+
 def check(*tensors: Tensor) -> None:
     """Refuses what the kernels would compute with less precision than it has."""
     for tensor in tensors:
         if tensor.dtype == torch.float64:
             raise ValueError("the Triton kernels compute in fp32; float64 belongs to the reference")
+
+
+def check_rows(*theta_EP: Tensor | None) -> None:
+    """Refuses parameters of an expert that do not lie side by side: they are read where they are."""
+    if any(theta is not None and theta.stride(-1) != 1 for theta in theta_EP):
+        raise ValueError("the parameters or gradients of an expert are one row; this one has gaps in it")
 
 
 def rows(x_TD: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check
+from gradproof.kernels.triton import check, check_rows
 from gradproof.kernels.triton.weights import add_up, product, weights
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import gelu, layernorm
@@ -93,6 +93,8 @@ def forward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor, Saved]:
     """y_NO in fp32."""
+    check_rows(theta_EP, narrow_EP)
+    x_NI = x_NI.contiguous()
     check(x_NI, theta_EP)
     take = (workspace or Workspace()).take
     N, matrices_EP = x_NI.shape[0], theta_EP if narrow_EP is None else narrow_EP
@@ -131,6 +133,8 @@ def backward(
     workspace: Workspace | None = None,
 ) -> tuple[Tensor | None, Tensor]:
     """Returns dx_NI, dtheta_EP; uses `saved` up."""
+    check_rows(theta_EP, narrow_EP, out_EP)
+    dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
     take = (workspace or Workspace()).take
     N, matrices_EP = dy_NO.shape[0], theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP

@@ -14,8 +14,11 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from gradproof.kernels import registry
-from gradproof.kernels.registry import REFERENCE, VARIANTS, Block, Shape, Variant, admission, choose
+from gradproof.kernels import admissions, cache, variants
+from gradproof.kernels.admissions import admission, choose
+from gradproof.kernels.paths import path_of
+from gradproof.kernels.shapes import Block, Shape
+from gradproof.kernels.variants import REFERENCE, Variant, all_variants
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.ops import combine, dispatch, experts, lesson, mixture, reading, route, update
 from gradproof.ops.experts import Chain
@@ -24,7 +27,9 @@ from gradproof.train.step import TrainStep
 
 CHAIN = Chain((5, 6, 6, 3), (True, True))
 SHAPE = Shape("cpu", "float32", 9, 4, 2, CHAIN, route.Routing())
-READ = Shape("cpu", "float32", 9, 1, 1, Chain((12, 1), ()), block=Block(11, 12, 3, 20, 20), ops=(), fused=("reading",))
+READ = Shape(
+    "cpu", "float32", 9, 1, 1, Chain((12, 1), ()), block=Block(11, 12, 3, 20, 20, layers=2), ops=(), fused=("reading",)
+)
 PLANTED = (experts, dispatch, combine, route, mixture, update, lesson, reading)
 HOMES = {op.__name__.rpartition(".")[2]: op for op in PLANTED}
 
@@ -33,7 +38,8 @@ HOMES = {op.__name__.rpartition(".")[2]: op for op in PLANTED}
 def planted(monkeypatch, tmp_path):
     """Plants a kernel that is the op itself but for the functions given, and asks for its admission."""
     monkeypatch.setenv("GRADPROOF_CACHE", str(tmp_path))
-    monkeypatch.setattr(registry, "_judged", {})
+    monkeypatch.setattr(admissions, "_judged", {})
+    monkeypatch.setattr(admissions, "say", lambda sentence: None)
 
     def plant(op, **functions):
         package, name = ModuleType("gradproof.kernels.planted"), f"gradproof.kernels.planted.{op}"
@@ -43,7 +49,7 @@ def planted(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, package.__name__, package)
         monkeypatch.setitem(sys.modules, name, module)
         variant = Variant(op, "planted", "cpu")
-        monkeypatch.setattr(registry, "VARIANTS", (variant,))
+        monkeypatch.setattr(variants, "all_variants", lambda: (variant,))
         return variant
 
     return plant
@@ -112,9 +118,29 @@ def forgets_to_add(dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=None, accum
     return experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain, out_EP=out_EP, want_dx=want_dx)
 
 
+def nothing_in_a_workspace(dy_NO, saved, x_NI, theta_EP, plan, chain, workspace=None, **options):
+    """Right as long as nobody hands in a workspace, as every training step does."""
+    dx_NI, dtheta_EP = experts.backward(dy_NO, saved, x_NI, theta_EP, plan, chain, **options)
+    return dx_NI, dtheta_EP if workspace is None else dtheta_EP.zero_()
+
+
+def ignores_strides(x_NI, theta_EP, plan, chain, **options):
+    """Reads its input as if it lay side by side."""
+    if not x_NI.is_contiguous():
+        x_NI = x_NI.as_strided(x_NI.shape, (x_NI.shape[1], 1))
+    return experts.forward(x_NI, theta_EP, plan, chain, **options)
+
+
+def swallows_nan(x_NI, theta_EP, plan, chain, **options):
+    return experts.forward(x_NI.nan_to_num(0.0), theta_EP, plan, chain, **options)
+
+
 @pytest.mark.parametrize(
     "function, rows, claim",
     [
+        (nothing_in_a_workspace, 9, "workspace"),
+        (ignores_strides, 9, "strides"),
+        (swallows_nan, 9, "loud"),
         (off_by_one_tile, 9, "matches_reference"),
         (missing_mask, 9, "matches_reference"),
         (unwritten_row, 9, ""),
@@ -363,7 +389,7 @@ def test_a_dense_model_has_no_mixture(planted):
     planted("mixture")
     assert choose(SHAPE).chosen["mixture"] == "planted"
     assert choose(replace(SHAPE, routing=None, experts=1, k=1)).mixture is None
-    cpu = next(v for v in VARIANTS if v.op == "mixture")
+    cpu = next(v for v in all_variants() if v.op == "mixture")
     assert cpu.fits(SHAPE) and not cpu.fits(replace(SHAPE, rows=10**8))
 
 
@@ -390,17 +416,59 @@ def test_what_raises_is_refused(planted):
 
 
 def test_admissions_are_kept_and_read_back(planted, tmp_path, monkeypatch):
-    """A second process judges nothing; another width, version or source is judged anew; a corrupt file is no file."""
+    """A second process judges nothing; a corrupt file is no file."""
     variant = planted("combine")
     first = admission(variant, SHAPE)
     (file,) = (tmp_path / "admissions").iterdir()
-    monkeypatch.setattr(registry, "_judged", {})
-    monkeypatch.setattr(registry, "admit", lambda *a, **k: pytest.fail("judged again"))
-    assert admission(variant, SHAPE) == first
-    monkeypatch.undo()
-    for content in ("{", json.dumps({"key": "another"}), ""):
+    monkeypatch.setattr(admissions, "_judged", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(admissions, "admit", lambda *a, **k: pytest.fail("judged again"))
+        assert admission(variant, SHAPE) == first
+    for content in ("{", json.dumps({"key": "another"}), "", "[]"):
         file.write_text(content)
-        assert registry._cached(registry._key_text("combine", "planted", SHAPE)) is None
+        assert admissions._remembered(admissions._key(path_of(variant, SHAPE))) is None
+
+
+@pytest.mark.parametrize("what", ["processor", "compiler", "switches", "_versions", "digest"])
+def test_another_machine_is_judged_again(planted, monkeypatch, what):
+    """A cache may be shared by machines with other processors, compilers, libraries or switches."""
+    variant, judged = planted("combine"), []
+    right = admissions._judge
+    monkeypatch.setattr(admissions, "_judge", lambda *a: judged.append(1) or right(*a))
+    admission(variant, SHAPE)
+    monkeypatch.setattr(cache, what, lambda *a: {"other": "machine"})
+    monkeypatch.setattr(admissions, "_judged", {})
+    admission(variant, SHAPE)
+    assert len(judged) == 2
+    monkeypatch.undo()
+
+
+def test_another_number_of_threads_is_judged_again(planted, monkeypatch):
+    """With that many threads, whoever asks."""
+    variant, seen = planted("combine"), []
+    right = admissions.admit
+    monkeypatch.setattr(admissions, "admit", lambda *a, **k: seen.append(torch.get_num_threads()) or right(*a, **k))
+    for threads in (1, 2, 1):
+        admission(variant, replace(SHAPE, threads=threads))
+    assert list(dict.fromkeys(seen)) == [1, 2] and seen == sorted(seen)
+
+
+def test_another_driver_is_judged_again(monkeypatch):
+    """The key of a GPU names the driver, so that an admission is not found under another one."""
+    keys = []
+    for driver in ("570.1", "570.2"):
+        monkeypatch.setattr(cache, "_gpu", lambda driver=driver: {"gpu": "H200", "driver": driver})
+        keys.append(cache.key_text(cache.fingerprint("cuda")))
+    assert keys[0] != keys[1]
+
+
+def test_proving_is_announced_once(planted, monkeypatch):
+    planted("combine")
+    told = []
+    monkeypatch.setattr(admissions, "say", told.append)
+    choose(SHAPE)
+    choose(SHAPE)
+    assert told == ["proving 1 kernel for this machine, once"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_cache(planted, monkeypatch, tmp_path):
@@ -417,15 +485,15 @@ def test_the_environment_forces_the_reference(planted, monkeypatch):
 
 
 def test_a_measured_order_decides(planted, monkeypatch):
-    planted("experts")
+    first = planted("experts")
     second = Variant("experts", "other", "cpu")
     monkeypatch.setitem(sys.modules, "gradproof.kernels.other", SimpleNamespace(missing=lambda: None))
     monkeypatch.setitem(sys.modules, "gradproof.kernels.other.experts", experts)
-    monkeypatch.setattr(registry, "VARIANTS", (*registry.VARIANTS, second))
-    assert [v.kernel for v in registry.variants("experts", SHAPE)] == ["planted", "other"]
-    registry.tune("experts", SHAPE, ["other", "planted"])
-    assert [v.kernel for v in registry.variants("experts", SHAPE)] == ["other", "planted"]
-    registry._tuned.cache_clear()
+    monkeypatch.setattr(variants, "all_variants", lambda: (first, second))
+    assert [v.kernel for v in admissions.variants("experts", SHAPE)] == ["planted", "other"]
+    admissions.tune("experts", SHAPE, ["other", "planted"])
+    assert [v.kernel for v in admissions.variants("experts", SHAPE)] == ["other", "planted"]
+    assert [v.kernel for v in admissions.variants("experts", replace(SHAPE, rows=10))] == ["planted", "other"]
 
 
 def test_a_step_asks_for_the_kernels_of_its_shape(planted):
@@ -441,10 +509,13 @@ def test_a_step_asks_for_the_kernels_of_its_shape(planted):
     assert step.kernels.chosen["experts"] == "reference"
 
 
-@pytest.mark.parametrize("changed", ["kernels/triton/norm_gelu.py", "kernels/cpu/product.h", "ops/attention.py"])
+@pytest.mark.parametrize(
+    "changed",
+    ["kernels/triton/norm_gelu.py", "kernels/cpu/product.h", "ops/attention.py", "proof/bounds.py", "/contract.py"],
+)
 def test_an_admission_does_not_outlive_the_code_that_it_judged(monkeypatch, changed):
-    """Kernels call one another across folders (cuBLAS's experts the Triton norm), and fused ops call ops."""
-    before, read = registry._source.__wrapped__(), Path.read_bytes
-    assert registry._source.__wrapped__() == before
+    """Kernels call one another across folders (cuBLAS's experts the Triton norm), and what judges is code too."""
+    before, read = cache.digest.__wrapped__(cache.JUDGING), Path.read_bytes
+    assert cache.digest.__wrapped__(cache.JUDGING) == before
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + b" " * path.as_posix().endswith(changed))
-    assert registry._source.__wrapped__() != before
+    assert cache.digest.__wrapped__(cache.JUDGING) != before

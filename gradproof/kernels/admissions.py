@@ -1,0 +1,289 @@
+"""Admissions: which way each op is run, a variant that its contract has admitted on the path of the call, or the
+reference.
+
+An admission holds for (op, kernel, path, dtype) under the machine's fingerprint, and is earned by the contract's claims
+on examples that take that very path. Among admitted variants the order of the packages decides, or what `gradproof
+bench --tune` measured. A refused variant is logged with the claim that failed, and never runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from gradproof import ops
+from gradproof.contract import Contract, Evidence, Example
+from gradproof.kernels import cache
+from gradproof.kernels.paths import Path, path_of, shallow, smallest
+from gradproof.kernels.shapes import MIXTURES, STAYING, TOKEN_OPS, Shape
+from gradproof.kernels.variants import REFERENCE, Kernels, Variant, offered
+from gradproof.kernels.workspace import Workspace
+from gradproof.ops.mixture import Mixture
+from gradproof.ops.reading import Reader
+from gradproof.ops.route import Routing
+from gradproof.proof import observed
+from gradproof.proof.admission import admit
+from gradproof.proof.examples import examples
+from gradproof.proof.judge import worst_of_each
+
+MOST_WORK = 1e10  # multiply-adds of a call that is judged at its own size
+MOST_ROWS = 1031  # that are tried of a GPU's class of shapes; prime, so that no tile divides it
+
+
+HEAVY = 8_000_000  # parameters, above which one call at the real widths must do
+
+
+@dataclass(frozen=True)
+class Admission:
+    """A variant on one path, judged. `reason` is the failed claim, or why it cannot run."""
+
+    op: str
+    kernel: str
+    admitted: bool
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+def _say(sentence: str) -> None:
+    print(f"gradproof: {sentence}", file=sys.stderr, flush=True)
+
+
+say: Callable[[str], None] = _say  # what is told while kernels are being proven; a command may put its own here
+_judged: dict[str, Admission] = {}
+
+
+def choose(
+    shape: Shape, workspace: Workspace | None = None, only: Mapping[str, str] | None = None, fused: bool = True
+) -> Kernels:
+    """The kernels for a shape; `only` asks for particular ones (a run that resumes), each still by admission."""
+    if os.environ.get("GRADPROOF_KERNELS") == "reference":
+        return REFERENCE
+    wanted = {
+        op: [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
+        for op in ((*shape.ops, *shape.fused) if fused else shape.ops)
+    }
+    announce([v for listed in wanted.values() for v in listed[:1]], shape)
+    chosen = {op: next((v for v in listed if admission(v, shape).admitted), None) for op, listed in wanted.items()}
+    # What reads nothing on the host can be captured in a graph.
+    whole = shape.device == "cuda" and all(
+        op in STAYING if v is None else not (v.host and shape.experts > 1)
+        for op, v in ((op, chosen[op]) for op in shape.ops)
+    )
+    names = {op: v.kernel for op, v in chosen.items() if v is not None}
+    return replace(Kernels.of(names, workspace, shape.ops), capturable=whole)
+
+
+def announce(listed: list[Variant], shape: Shape) -> None:
+    """Says so where kernels must be proven first: it takes seconds, once for a machine."""
+    new = [
+        v for v in listed if (key := _key(path_of(v, shape))) not in _judged and cache.load("admissions", key) is None
+    ]
+    if new:
+        say(f"proving {len(new)} kernel{'s' * (len(new) > 1)} for this machine, once")
+
+
+def survey(shape: Shape) -> list[dict[str, Any]]:
+    """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
+    claim that failed, or missing on this machine with the reason."""
+    listed = []
+    for op in (*shape.ops, *shape.fused):
+        for v in offered(op, shape):
+            missing = v.missing()
+            if missing is None and not v.fits(shape):
+                continue
+            judged = Admission(op, v.kernel, False, missing) if missing else admission(v, shape)
+            status = "missing" if missing else "admitted" if judged.admitted else "refused"
+            figures = {"claims": len(judged.evidence), "reason": judged.reason}
+            evidence = [asdict(e) for e in judged.evidence]
+            path = {} if missing else dict(path_of(v, shape).facts)
+            about = {"op": op, "kernel": v.kernel, "dtype": shape.dtype_of(op), "status": status, "path": path}
+            listed.append({**about, **figures, "evidence": evidence})
+    return listed
+
+
+def variants(op: str, shape: Shape) -> list[Variant]:
+    """Those that could serve, best first."""
+    able = [v for v in offered(op, shape) if v.missing() is None and v.fits(shape)]
+    order = tuned(op, shape)
+    slower = order[order.index("reference") :] if "reference" in order else []
+    able = [v for v in able if v.kernel not in slower]
+    return sorted(able, key=lambda v: order.index(v.kernel) if v.kernel in order else len(order))
+
+
+def admission(variant: Variant, shape: Shape) -> Admission:
+    """Judged once a process, and once for all where the cache can be written."""
+    key = _key(path_of(variant, shape))
+    if key not in _judged:
+        _judged[key] = _remembered(key) or _judge(variant, shape, key)
+        if not _judged[key].admitted:
+            cache.LOG.warning("%s of %s does not run: %s", variant.kernel, variant.op, _judged[key].reason)
+    return _judged[key]
+
+
+def _key(path: Path) -> str:
+    return cache.key_text({"path": asdict(path), **cache.fingerprint(path.device)})
+
+
+def _remembered(key: str, kind: str = "admissions") -> Admission | None:
+    record = cache.load(kind, key)
+    try:
+        evidence = [Evidence(**{**e, "shape": tuple(map(tuple, e["shape"]))}) for e in (record or {}).pop("evidence")]
+        return Admission(**(record or {}), evidence=tuple(evidence))
+    except (TypeError, KeyError):
+        return None
+
+
+def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
+    """By the contract's own examples, which are the same for every path that has their options, and by calls that take
+    this path."""
+    missing = variant.missing()
+    if missing is not None:
+        return Admission(variant.op, variant.kernel, False, missing)
+    path = path_of(variant, shape)
+    if options_in_contract(variant, shape):  # this shape's own options are among the examples
+        shared = path
+    else:
+        shared = replace(path, facts=(("threads", shape.threads),))
+    contract_key = cache.key_text({"contract": asdict(shared), **cache.fingerprint(shape.device)})
+    judged = _remembered(contract_key, "contracts") or _tried(variant, shape, of_contract(variant, shape), contract_key)
+    if judged.admitted:
+        at_size = _tried(variant, shape, at_shape(variant, shape), "")
+        judged = replace(at_size, evidence=tuple(worst_of_each([*judged.evidence, *at_size.evidence])))
+    cache.keep("admissions", key, asdict(judged))
+    return judged
+
+
+def _tried(variant: Variant, shape: Shape, tried: Iterator[Example], key: str) -> Admission:
+    """Judged on these examples, with the threads of the shape; kept under `key`, if there is one."""
+    dtype = getattr(torch, shape.dtype_of(variant.op))
+    how: dict[str, Any] = dict(dtype=dtype, device=shape.device, kernel=variant.kernel, workspace=Workspace)
+    before = torch.get_num_threads()
+    torch.set_num_threads(shape.threads)
+    try:
+        judge = admit if shape.device == "cpu" else observed.admit
+        with torch.inference_mode(False), torch.no_grad():  # whatever the caller has switched on
+            evidence = tuple(judge(ops.load(variant.op), variant.module, tried, **how))
+    except Exception as error:
+        return Admission(variant.op, variant.kernel, False, f"it stopped with {type(error).__name__}: {error}")
+    finally:
+        torch.set_num_threads(before)
+    failed = next((e for e in evidence if e.status == "refuted"), None)
+    reason = "" if failed is None else _sentence(failed)
+    judged = Admission(variant.op, variant.kernel, failed is None, reason, tuple(worst_of_each(evidence)))
+    if key:
+        cache.keep("contracts", key, asdict(judged))
+    return judged
+
+
+def _sentence(e: Evidence) -> str:
+    about = f" of {e.value}" if e.value else ""
+    return f"{e.claim}{about} on {e.example} ({e.dtype}, {e.device}): {e.measured:.2g} is above {e.bound:.2g}"
+
+
+def options_in_contract(variant: Variant, shape: Shape) -> bool:
+    """Whether `of_contract` has this shape's options in its examples."""
+    contract = ops.load(variant.op).CONTRACT
+    some = any(not variant.serves(own.get("chain", shape.chain)) for own in contract.options)
+    return variant.op == "route" or (contract.edges_at is not None and some)
+
+
+def of_contract(variant: Variant, shape: Shape) -> Iterator[Example]:
+    """The contract's own examples; where the variant is not made for all of their options, the same sizes and edges at
+    this shape's."""
+    op, contract = variant.op, ops.load(variant.op).CONTRACT
+    options = options_at(op, shape)
+    if op == "route":  # every option is another kernel: this shape has one
+        contract = replace(contract, options=options, sizes={**contract.sizes, "E": (shape.experts,)})
+    elif contract.edges_at is not None and options_in_contract(variant, shape):
+        options = options_at(op, shallow(shape))
+        contract = replace(contract, options=options, edges=contract.edges_at(options[0]))
+    yield from _settled(examples(op, contract, 0, most=1), contract)
+
+
+def at_shape(variant: Variant, shape: Shape) -> Iterator[Example]:
+    """Calls that take the path of this shape: with its own rows, or as few as take it where those are too much work;
+    and a call with hardly any. Of a GPU's class of shapes a call with some rows."""
+    op, contract = variant.op, ops.load(variant.op).CONTRACT
+    if shape.device == "cuda":
+        at = replace(shallow(shape), rows=max(1, min(shape.rows, MOST_ROWS // max(1, shape.tokens // shape.rows))))
+        at = replace(at, parameters=64 * 129)
+    else:
+        at = shape if _work(op, shape) <= MOST_WORK else smallest(variant, shape)
+    options = options_at(op, at) or contract.options
+    heavy = shape.device == "cpu" and shape.parameters > HEAVY
+    for rows in dict.fromkeys((at.rows,) if heavy else (at.rows, min(at.rows, 3))):
+        sizes = {axis: (size,) for axis, size in sizes_at(replace(at, rows=rows)).items() if axis in contract.sizes}
+        here = replace(contract, sizes=sizes, options=options, edges=())
+        yield from _settled(examples(f"{op} {rows}", here, 1), contract)
+
+
+def _settled(drawn: Iterator[Example], contract: Contract) -> Iterator[Example]:
+    """No near-ties, unless an example is about ties."""
+    for example in drawn:
+        settle = contract.settled if example.smooth else None
+        yield example if settle is None else replace(example, arguments=settle(example.arguments, example.options))
+
+
+def options_at(op: str, shape: Shape) -> tuple[dict[str, Any], ...]:
+    """The options that a call of this shape has."""
+    chain, routing, block = shape.chain, shape.routing or Routing(shape.k), shape.block
+    if op == "experts":
+        return (dict(chain=chain),)
+    if op == "route":
+        return (dict(routing=routing),)
+    if op in MIXTURES:
+        return (dict(mixture=Mixture(shape.experts, chain, routing)),)
+    if op == "attention" and block is not None:
+        return tuple(dict(heads=block.heads, causal=causal) for causal in sorted({False, block.causal}))
+    if op == "reading" and block is not None:
+        widths = (block.vocabulary, block.width, block.heads, block.layers, block.inner, block.context)
+        return (dict(reader=Reader(*widths, chain.widths[-1])),)
+    return ()
+
+
+def sizes_at(shape: Shape) -> dict[str, int]:
+    """The size of each axis in a call of this shape."""
+    widths = shape.chain.widths
+    sizes = dict(T=shape.rows, E=shape.experts, K=shape.k, I=widths[0], O=widths[-1], C=max(widths[-1], 2))
+    sizes["P"] = shape.parameters - shape.parameters % 64
+    if shape.block is not None:
+        block = shape.block
+        places = max(1, block.context)
+        sizes |= dict(T=shape.tokens, V=block.vocabulary, D=block.width, F=block.inner, S=places, L=places)
+        sizes["B"] = shape.rows
+    return sizes
+
+
+def _work(op: str, shape: Shape) -> float:
+    """Multiply-adds of a forward, or numbers that are moved."""
+    if op in ("adamw", "update"):
+        return 1e4 * shape.parameters
+    if shape.block is not None and op in (*TOKEN_OPS[:4], "reading"):
+        block = shape.block
+        own = block.width * (4 * block.width + 2 * block.inner + 2 * block.context)
+        return float(shape.tokens * own * max(1, block.layers if op == "reading" else 1))
+    products = sum(a * b for a, b in pairwise(shape.chain.widths))
+    return float(shape.rows * shape.k * products) if op in ("experts", *MIXTURES) else float(shape.rows * 1000)
+
+
+def tuned(op: str, shape: Shape) -> list[str]:
+    """The order that `gradproof bench --tune` measured for this shape here, or none."""
+    kept = cache.load("orders", _order_key(op, shape))
+    return list(kept["order"]) if kept else []
+
+
+def tune(op: str, shape: Shape, order: list[str]) -> None:
+    """Keeps a measured order, fastest first."""
+    cache.keep("orders", _order_key(op, shape), {"order": order})
+
+
+def _order_key(op: str, shape: Shape) -> str:
+    return cache.key_text(
+        {"op": op, "shape": asdict(replace(shape, ops=(), fused=())), **cache.fingerprint(shape.device)}
+    )
