@@ -2,6 +2,7 @@
 
 The interpreter runs Python, which allows more than Triton's language does. The launches go to a driver that knows the
 target only, and end before they run. Prints one line a kernel: its module, its name, and its bytes of machine code.
+test_triton_compile.py fails for a kernel that a wrapper launches and this script does not.
 """
 
 import os
@@ -13,7 +14,9 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from gradproof.kernels.triton import adamw, combine, cross_entropy, dispatch, norm_gelu, route
+from gradproof.kernels.grouped.experts import weight_gradients
+from gradproof.kernels.triton import adamw, combine, cross_entropy, dispatch, experts, norm_gelu, route
+from gradproof.ops.experts import Chain
 from gradproof.ops.route import Routed, Routing
 
 launch = JITFunction.run
@@ -34,7 +37,7 @@ class Hopper:
 
 def compiled(kernel, *args, grid, warmup, **options):
     made = launch(kernel, *args, grid=grid, warmup=True, **options)
-    print(kernel.fn.__module__.rpartition(".")[2], kernel.fn.__name__, len(made.asm["cubin"]))
+    print(kernel.fn.__module__.removeprefix("gradproof.kernels."), kernel.fn.__name__, len(made.asm["cubin"]))
 
 
 def norms(N, H, dtype):
@@ -62,6 +65,22 @@ def rows(T, E, K, O):
     cross_entropy.backward(loss, kept, z_TC, target_T)
 
 
+def chains(T, widths, accumulate):
+    """Whole chains in one kernel."""
+    E, K, chain = 4, 2, Chain(widths, (True,) * (len(widths) - 2))
+    plan = dispatch.plan(torch.zeros(T, K, dtype=torch.int64), E)
+    theta_EP, x_NI = torch.empty(E, chain.length), torch.empty(T * K, widths[0], dtype=torch.bfloat16)
+    narrow_EP, out_EP = theta_EP.to(torch.bfloat16), torch.empty_like(theta_EP)
+    y_NO, saved = experts.forward(x_NI, theta_EP, plan, chain, narrow_EP)
+    experts.backward(y_NO, saved, x_NI, theta_EP, plan, chain, narrow_EP, out_EP, accumulate)
+
+
+def grouped(outputs, inputs):
+    N, E = 512, 4
+    dy_NO, x_NI = (torch.empty(N, width, dtype=torch.bfloat16) for width in (outputs, inputs))
+    weight_gradients(dy_NO, x_NI, torch.zeros(E + 1, dtype=torch.int64), torch.empty(E, outputs, inputs), True)
+
+
 def optimizer(blocks):
     p, g, m, v = torch.empty(4, blocks * 64).unbind(0)
     scalars = torch.ones(4).unbind(0)
@@ -77,4 +96,8 @@ if __name__ == "__main__":
     norms(64, 4096, torch.bfloat16)
     rows(300, 4, 2, 20)
     rows(40_000, 4, 2, 20)  # enough for every kernel that adds up blocks
+    chains(40, (96, 128, 128, 128, 20), False)
+    chains(8192, (32, 32, 32, 20), True)  # larger tiles, more parts
+    grouped(1024, 1024)
+    grouped(32, 96)  # smaller tiles
     optimizer(100)
