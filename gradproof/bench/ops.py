@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gradproof.bench.memory import free
 from gradproof.bench.peers import DECAY, DTYPES, EPS, RATE
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, first_line, free
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, first_line
 from gradproof.bench.timing import Timing, interleaved
 from gradproof.streams import seeded
 

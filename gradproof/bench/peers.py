@@ -5,8 +5,8 @@
     grouped_mm   rows sorted by expert, torch._grouped_mm with offsets that stay on the device
     eager        the dense model, an nn.Sequential; or the transformer, with fused attention
 
-A name may go on with how it is run: `-compiled` and `-reduce-overhead` are torch.compile, `-captured` is the whole step
-in one torch.cuda.graph. Letters: N = T·K routed rows, n those of one expert.
+A name may go on with how it is run: `-compiled`, `-reduce-overhead` and `-max-autotune` are torch.compile, `-captured`
+is the whole step in one torch.cuda.graph. Letters: N = T·K routed rows, n those of one expert.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gradproof.train.step import DTYPES
 
 RATE, DECAY = 3e-4, 0.01
 SETTLING = 3  # steps before the figures of a peer mean anything; as many as a capture asks for
-Compiled = Literal["default", "reduce-overhead"]
+Compiled = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
 
 
 class OurModel(Protocol):
@@ -173,28 +173,41 @@ class Way(NamedTuple):
     compiled: Compiled | None = None
     captured: bool = False
 
+    @property
+    def captures_parts(self) -> bool:
+        """Whether torch.compile itself puts parts of a step into CUDA graphs, where there is a GPU."""
+        return self.compiled in ("reduce-overhead", "max-autotune")
 
+
+# In the order in which they are measured: likely winners first, and last what takes long to compile.
 MOE: Mapping[str, Way] = {
+    "dense-all-compiled-captured": Way(DenseAll, "default", captured=True),
+    "grouped_mm-compiled-captured": Way(Grouped, "default", captured=True),
+    "grouped_mm-compiled": Way(Grouped, "default"),
+    "dense-all-compiled": Way(DenseAll, "default"),
+    "loop-compiled": Way(Loop, "default"),
+    "grouped_mm-captured": Way(Grouped, captured=True),
+    "dense-all-captured": Way(DenseAll, captured=True),
+    "grouped_mm-reduce-overhead": Way(Grouped, "reduce-overhead"),
+    "dense-all-reduce-overhead": Way(DenseAll, "reduce-overhead"),
     "loop": Way(Loop),
     "dense-all": Way(DenseAll),
     "grouped_mm": Way(Grouped),
-    "loop-compiled": Way(Loop, "default"),
     "loop-reduce-overhead": Way(Loop, "reduce-overhead"),
-    "dense-all-compiled": Way(DenseAll, "default"),
-    "dense-all-reduce-overhead": Way(DenseAll, "reduce-overhead"),
-    "grouped_mm-compiled": Way(Grouped, "default"),
-    "grouped_mm-reduce-overhead": Way(Grouped, "reduce-overhead"),
-    "dense-all-captured": Way(DenseAll, captured=True),
-    "grouped_mm-captured": Way(Grouped, captured=True),
-    "dense-all-compiled-captured": Way(DenseAll, "default", captured=True),
-    "grouped_mm-compiled-captured": Way(Grouped, "default", captured=True),
+    "grouped_mm-max-autotune-captured": Way(Grouped, "max-autotune-no-cudagraphs", captured=True),
+    "dense-all-max-autotune-captured": Way(DenseAll, "max-autotune-no-cudagraphs", captured=True),
+    "grouped_mm-max-autotune": Way(Grouped, "max-autotune"),
+    "dense-all-max-autotune": Way(DenseAll, "max-autotune"),
+    "loop-max-autotune": Way(Loop, "max-autotune"),
 }
 DENSE: Mapping[str, Way] = {
-    "eager": Way(Sequential),
-    "compiled": Way(Sequential, "default"),
-    "reduce-overhead": Way(Sequential, "reduce-overhead"),
-    "captured": Way(Sequential, captured=True),
     "compiled-captured": Way(Sequential, "default", captured=True),
+    "compiled": Way(Sequential, "default"),
+    "captured": Way(Sequential, captured=True),
+    "eager": Way(Sequential),
+    "reduce-overhead": Way(Sequential, "reduce-overhead"),
+    "max-autotune-captured": Way(Sequential, "max-autotune-no-cudagraphs", captured=True),
+    "max-autotune": Way(Sequential, "max-autotune"),
 }
 TRANSFORMER: Mapping[str, Way] = {name: way._replace(module=Eager) for name, way in DENSE.items()}
 FAMILIES: Mapping[str, Mapping[str, Way]] = {"moe": MOE, "dense": DENSE, "transformer": TRANSFORMER}
@@ -227,8 +240,8 @@ class Peer:
 
     @property
     def settling(self) -> int:
-        """Calls before memory is measured. The graphs that `reduce-overhead` records after its first call must be
-        counted; what compiling needs must not."""
+        """Calls before memory is measured. The graphs that torch.compile records after the first call must be counted;
+        what compiling needs must not."""
         return 1 if self.graphs == "parts" else SETTLING
 
     @property
@@ -236,7 +249,7 @@ class Peer:
         """What of a step is replayed from a CUDA graph."""
         if self.way.captured:
             return "whole"
-        return "parts" if self.way.compiled == "reduce-overhead" and self.device == "cuda" else "none"
+        return "parts" if self.way.captures_parts and self.device == "cuda" else "none"
 
     def __call__(self, x_TI: Tensor, target_T: Target) -> Tensor:
         self.calls += 1
@@ -268,8 +281,10 @@ class Peer:
         """Compiled; `whole` also where the rows of an expert are found, which otherwise breaks the loop into pieces
         (on a CPU, nano with 32 rows takes a quarter longer in pieces)."""
         from torch import _dynamo
+        from torch._inductor import config as inductor
 
         _dynamo.reset()
+        inductor.autotune_num_choices_displayed = 0  # max-autotune would print a table for each product
         _dynamo.config.capture_dynamic_output_shape_ops = whole
         return torch.compile(self.loss, mode=self.way.compiled)
 

@@ -1,95 +1,73 @@
 """The suite `step`: a whole training step of ours beside the peers, in one process, in turns.
 
 Ours is built once for each size and number of rows. Each peer is built beside it, its memory is measured, the two take
-turns, and it is gone again: large models do not all fit at once, and ratios come from turns taken together.
+turns, and it is gone again: large models do not all fit at once, and ratios come from turns taken together. A peer
+takes a few turns first; only where it is close to the best of its kind does it take all of them.
 """
 
 from __future__ import annotations
 
-import gc
+import math
 import os
-import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import cycle, pairwise
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from gradproof.bench.peers import DECAY, NAMES, RATE, Peer, Way, dense_widths, expert_widths, peers_of
-from gradproof.bench.timing import Timing, interleaved, product_peak, summary, wait
-from gradproof.bench.transformer import useful_flops as transformer_flops
-from gradproof.heap import give_back
-from gradproof.streams import seeded
-from gradproof.train.loss import Target
+from gradproof.bench.case import SIZES, StepBatches, StepCase, useful_flops
+from gradproof.bench.memory import allocated, forget_peers, forget_workspaces, free
+from gradproof.bench.origin import code, machine, now, origin, under_load
+from gradproof.bench.ours import MEASURED, Ours
+from gradproof.bench.peers import NAMES, Peer, Way, peers_of
+from gradproof.bench.row import OURS, UNFINISHED, Entry, Row, close, completed, kept, key, missing, whole
+from gradproof.bench.timing import Timing, interleaved, product_peaks, wait
+from gradproof.bench.transformer import Eager, Unpadded
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler, which counts bytes on a CPU, would announce itself
 
-# A transformer's rows are sequences: of 128 tokens, and of up to 64, padded, for the size of a gate.
-TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
-    "transformer-causal": dict(mode="causal", encoder_layers=0, context=128),
-    "transformer-seq2seq": dict(mode="seq2seq", context=128),
-    "transformer-gate": dict(mode="classify", vocabulary=4096, width=192, heads=6, encoder_layers=4, context=64),
-}
-SIZES = ("nano", "tiny", "medium", "full", "dense-0.7b", *TRANSFORMERS)
 PRECISIONS = {"cpu": "fp32", "cuda": "bf16"}
-BATCHES = 4  # different ones, so that the load of the experts changes from step to step as it does in training
-MEASURED = 4  # steps in which the peak of memory is looked for
 ROUNDS, SECONDS = 31, 10.0
 QUICK_ROUNDS, QUICK_SECONDS = 5, 1.0
-OURS = "gradproof"
+SAME_MACHINE = ("device", "torch", "threads")  # of the environment: figures of another one do not belong beside these
 
-
-class StepCase(NamedTuple):
-    """A size at a number of rows."""
-
-    size: str
-    rows: int
-
-    @property
-    def family(self) -> str:
-        return self.size.partition("-")[0] if "-" in self.size else "moe"
-
-    @property
-    def config(self) -> Any:
-        import gradproof
-
-        if self.family == "transformer":
-            return gradproof.TransformerConfig(**TRANSFORMERS[self.size])
-        family = gradproof.DenseConfig if self.family == "dense" else gradproof.MoEConfig
-        return family.sized(self.size.removeprefix("dense-"))
-
-    @property
-    def loss(self) -> str:
-        return "bce" if self.config.outputs == 1 else "cross_entropy"
-
-    def __str__(self) -> str:
-        return f"{self.size}, {self.rows:,} rows"
-
-
+# The rows of the README's table, the ones that matter most first.
 DEFAULTS = {
     "cpu": (
         *(StepCase("nano", 32), StepCase("nano", 256), StepCase("nano", 4096), StepCase("tiny", 64)),
-        *(StepCase("transformer-causal", 8), StepCase("transformer-seq2seq", 8), StepCase("transformer-gate", 32)),
+        *(StepCase("transformer-causal", 8), StepCase("transformer-seq2seq", 8)),
+        *(StepCase("transformer-gate-unpadded", 32), StepCase("transformer-gate", 32)),
     ),
     "cuda": (
-        StepCase("nano", 256),
-        StepCase("nano", 8192),
-        StepCase("tiny", 8192),
-        StepCase("medium", 32768),
-        StepCase("full", 16384),
-        StepCase("dense-0.7b", 8192),
-        *(StepCase("transformer-causal", 64), StepCase("transformer-seq2seq", 64), StepCase("transformer-gate", 256)),
+        *(StepCase("nano", 256), StepCase("nano", 8192), StepCase("tiny", 8192)),
+        *(StepCase("medium", 32768), StepCase("full", 16384), StepCase("dense-0.7b", 8192)),
+        *(StepCase("transformer-causal", 64), StepCase("transformer-seq2seq", 64)),
+        *(StepCase("transformer-gate-unpadded", 256), StepCase("transformer-gate", 256)),
     ),
 }
-# Run only where --peers names them. torch does not compile grouped_mm in float32; who captures what was compiled goes
-# beyond what users do.
-ON_REQUEST = {
-    "cpu": ("grouped_mm-compiled", "grouped_mm-reduce-overhead"),
-    "cuda": ("dense-all-compiled-captured", "grouped_mm-compiled-captured", "compiled-captured"),
-}
 OTHERWISE_ROWS = {"cpu": 64, "cuda": 8192}
-StepBatches = Sequence[tuple[Tensor, Target]]
+
+
+class DeviceLost(RuntimeError):
+    """A peer has left the GPU in a state in which nothing runs until the process ends."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run measures: the same for all of its rows."""
+
+    device: str
+    precision: str
+    quick: bool = False
+    retry: bool = False  # what failed before
+    deadline: float = math.inf  # of time.monotonic(): after it no further contestant is begun
+    say: Callable[[str], object] = lambda what: None
+
+    @property
+    def late(self) -> bool:
+        return time.monotonic() >= self.deadline
 
 
 def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
@@ -107,11 +85,11 @@ def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
 
 
 def chosen_peers(names: Sequence[str] | None, case: StepCase, device: str) -> dict[str, Way]:
-    """The peers of a case: those named, or all but the ones that are run on request."""
-    there = peers_of(case.family, device)
-    if names is None:
-        return {name: way for name, way in there.items() if name not in ON_REQUEST[device]}
-    return {name: way for name, way in there.items() if name in names}
+    """All peers of a case, or those named. Where nothing is padded they do without a mask."""
+    chosen = {name: way for name, way in peers_of(case.family, device).items() if names is None or name in names}
+    if case.padded:
+        return chosen
+    return {name: way._replace(module=Unpadded) if way.module is Eager else way for name, way in chosen.items()}
 
 
 def check_peers(names: Sequence[str], listed: Sequence[StepCase], device: str) -> None:
@@ -125,183 +103,155 @@ def check_peers(names: Sequence[str], listed: Sequence[StepCase], device: str) -
             raise ValueError(f"peer {name!r} cannot be run here: {reason}")
 
 
-def useful_flops(case: StepCase) -> float:
-    """The products of routed rows, forward and backward: 6 a weight and row; of a transformer, those of its tokens."""
-    config, dense = case.config, case.family == "dense"
-    if case.family == "transformer":
-        tokens = [x_BS.flatten(1)[:, -config.context :] for x_BS, _ in batches(case, "cpu")]
-        return sum(transformer_flops(config, (x_BS >= 0).sum(1)) for x_BS in tokens) / BATCHES
-    widths = dense_widths(config) if dense else expert_widths(config)
-    return 6 * (1 if dense else config.k) * case.rows * sum(i * o for i, o in pairwise(widths))
+def check_same_machine(record: Mapping[str, Any], device: str, file: str) -> None:
+    """Refuses to go on with a record that was begun elsewhere."""
+    from gradproof.proof.verdict import environment
+
+    if record.get("suite") != "step" or "environment" not in record:
+        raise ValueError(f"{file} is no record of the suite step; name another file, or leave --resume out")
+    here, there = environment(device), record["environment"]
+    for name in SAME_MACHINE:
+        if here[name] != there.get(name):
+            raise ValueError(
+                f"{file} was measured with {name} {there.get(name)}, here it is {here[name]}; name another file, or "
+                "leave --resume out to measure everything anew"
+            )
+
+
+def left(
+    record: Mapping[str, Any], listed: Sequence[StepCase], setting: Setting, peers: Sequence[str] | None = None
+) -> dict[StepCase, list[str]]:
+    """The contestants that a record still lacks, by case. A whole case is left out."""
+    known = {key(row): row for row in record["rows"]}
+    lacking: dict[StepCase, list[str]] = {}
+    for case in listed:
+        names = chosen_peers(peers, case, setting.device)
+        entries = kept(known.get((case.size, case.rows, setting.precision)), code())
+        if not whole(entries, names, setting.retry, setting.quick):
+            lacking[case] = missing(entries, names, setting.retry, setting.quick) or [OURS]
+    return lacking
 
 
 def suite(
-    device: str,
     listed: Sequence[StepCase],
-    precision: str,
+    setting: Setting,
     peers: Sequence[str] | None = None,
-    quick: bool = False,
-    say: Callable[[str], object] = lambda what: None,
-) -> Iterator[dict[str, Any]]:
-    """The record, again after each case with one more of them in `rows`."""
+    before: Mapping[str, Any] | None = None,
+    keep: Callable[[dict[str, Any]], object] = lambda record: None,
+) -> Iterator[Row]:
+    """Each row when it is done, or as far as it got. `keep` is given the whole record before and after every
+    contestant; what `before`, an earlier record, has by the same code is not measured again."""
     from gradproof.proof.verdict import environment
 
-    say("a large product, the peak")
-    peak = product_peak(device)
-    record = {"suite": "step", "device": device, "environment": environment(device), "peak_tflops": peak}
-    rows: list[dict[str, Any]] = []
-    for case in listed:
-        rows.append(measure(case, device, precision, chosen_peers(peers, case, device), quick, peak, say))
-        yield {**record, "rows": rows}
+    device, before = setting.device, {"rows": [], **(before or {})}
+    if not left(before, listed, setting, peers):
+        return
+    setting.say("a large product, the peak")
+    cold, hot = product_peaks(device)
+    peaks = {"peak_tflops": hot, "peak_tflops_cold": cold, "peak_tflops_hot": hot}
+    head = {"suite": "step", "device": device, "environment": environment(device), **origin()}
+    record = {**head, "machine": machine(device), **peaks}
+    rows = {key(row): row for row in before["rows"]}
+
+    def put(row: Row) -> None:
+        rows[key(row)] = row
+        keep({**record, "date": row["date"], "rows": in_order(rows.values(), device)})
+
+    for case in left(before, listed, setting, peers):
+        if setting.late:
+            return
+        earlier = rows.get((case.size, case.rows, setting.precision))
+        yield measure(case, chosen_peers(peers, case, device), setting, peaks, earlier, put)
+
+
+def in_order(rows: Any, device: str) -> list[Row]:
+    """As in the defaults; other rows follow as they came."""
+    usual = {(case.size, case.rows): i for i, case in enumerate(DEFAULTS[device])}
+    return sorted(rows, key=lambda row: usual.get((row["size"], row["rows"]), len(usual)))
 
 
 def measure(
     case: StepCase,
-    device: str,
-    precision: str,
-    peers: dict[str, Way],
-    quick: bool = False,
-    peak_tflops: float | None = None,
-    say: Callable[[str], object] = lambda what: None,
-) -> dict[str, Any]:
+    peers: Mapping[str, Way],
+    setting: Setting,
+    peaks: Mapping[str, float] | None = None,
+    earlier: Row | None = None,
+    put: Callable[[Row], object] = lambda row: None,
+) -> Row:
     """One case: ours and every peer. Whoever fails is recorded with the reason, and the others go on."""
-    row: dict[str, Any] = {"size": case.size, "rows": case.rows, "precision": precision}
+    device, stamp = setting.device, origin()
+    known = kept(earlier, code())
+    lacking = missing(known, peers, setting.retry, setting.quick)
+    known.pop(OURS, None)  # is made anew
+    names = list(dict.fromkeys([*peers, *known]))
+    row: Row = {"size": case.size, "rows": case.rows, "precision": setting.precision, "padded": case.padded}
+    row |= {**stamp, "peers": names}
     free(device)
     forget_workspaces(device)
-    say(f"{case}: {OURS}")
+    setting.say(f"{case}: {OURS}")
     try:
-        ours = Ours(case, device, precision)
+        ours = Ours(case, device, setting.precision)
     except Exception as error:
-        return {**row, "contestants": [{"name": OURS, "error": first_line(error)}]}
-    if ours.kernels:
-        row["kernels"] = ours.kernels
-    work = useful_flops(case)
-    peer_entries: list[dict[str, Any]] = []
-    blocks: list[float] = []
-    for name, way in peers.items():
-        say(f"{case}: {name}")
+        row["contestants"] = [{"name": OURS, "error": first_line(error), **stamp}]
+        put(row)
+        check_alive(device, OURS)
+        return row
+    row |= {"kernels": ours.kernels} if ours.kernels else {}
+    row["useful_flops"] = useful_flops(case)
+    own: Entry = {"peak_bytes": ours.peak_bytes, **stamp}
+
+    def so_far() -> Row:
+        ordered = {name: known[name] for name in names if name in known}
+        return completed({**row, "date": now()}, ordered, own, peaks or {})
+
+    for name in lacking:
+        if setting.late:
+            return so_far()
+        setting.say(f"{case}: {name}")
+        was = known.get(name, {})
+        known[name] = {"name": name, "error": UNFINISHED, "tries": was.get("tries", 0) + 1, **stamp}
+        put(so_far())
         try:
-            entry, own = _against(name, way, ours, device, precision, quick)
-            peer_entries.append(entry)
-            blocks += own
+            entry = _against(name, peers[name], ours, setting, known)
+        except KeyboardInterrupt:  # says nothing about the peer
+            known.pop(name)
+            known |= {name: was} if was else {}
+            put(so_far())
+            raise
         except Exception as error:
-            peer_entries.append({"name": name, "error": first_line(error)})
+            entry = {"error": first_line(error)}
+        known[name] = {"name": name, **entry, **stamp, "date": now()}
+        put(so_far())
+        check_alive(device, name)
         free(device)
-    if not blocks:  # no peer, or none that ran
-        blocks += _turns({OURS: ours.run}, device, quick)[OURS].blocks
-    entries = [{"name": OURS, **_figures(summary(blocks)), "ratio": 1.0, "peak_bytes": ours.peak_bytes}, *peer_entries]
-    for entry in entries:
-        if "ms" in entry:
-            entry["useful_tflops"] = work / (entry["ms"] * 1e-3) / 1e12
-            entry["share_of_peak"] = entry["useful_tflops"] / peak_tflops if peak_tflops else None
-            entry["memory_ratio"] = entry["peak_bytes"] / ours.peak_bytes
-    return {**row, "contestants": entries, **_best(peer_entries)}
+    if not any("ms" in entry for entry in known.values()):  # no peer, or none that ran
+        timing = _turns({OURS: ours.run}, device, setting.quick)[OURS]
+        own |= {**_figures(timing), "ratio": 1.0, "rough": setting.quick, **under_load(device, ours.run)}
+        put(so_far())
+    return so_far()
 
 
-class Ours:
-    """Our model and its step, and what they hold at their peak."""
-
-    def __init__(self, case: StepCase, device: str, precision: str):
-        from gradproof.train.peak import peak_bytes
-
-        self.case, self.device, self.precision = case, device, precision
-        self.batches = batches(case, device)
-        before = _allocated(device)
-        # Kernels are compiled, tuned and admitted in a rehearsal: what that takes is no part of a step.
-        self.model: Any = self._model()
-        self._rehearse()
-        if device == "cpu":  # where tensors are counted while they are made, so that all of them must be made again
-            self.model = None
-        free(device)
-        forget_workspaces(device)
-        held = _allocated(device) - before
-        self.peak_bytes = held + peak_bytes(self._build, device)
-        turn = cycle(self.batches)
-        self.run: Callable[[], object] = lambda: self.step(*next(turn))
-
-    @property
-    def kernels(self) -> dict[str, str]:
-        """Which kernel runs each op, where the step knows."""
-        kernels = getattr(self.step, "kernels", None)
-        chosen = getattr(kernels, "chosen", kernels)
-        return {str(op): str(kernel) for op, kernel in chosen.items()} if isinstance(chosen, Mapping) else {}
-
-    def _model(self) -> Any:
-        import gradproof
-
-        families = {"moe": gradproof.MoE, "dense": gradproof.Dense, "transformer": gradproof.Transformer}
-        return families[self.case.family](self.case.config, seed=0, device=self.device)
-
-    def _step(self) -> Any:
-        import gradproof
-
-        optimizer = gradproof.AdamW(lr=RATE, weight_decay=DECAY, decay="all")
-        precision: Any = self.precision
-        return gradproof.TrainStep(self.model, self.case.loss, optimizer, precision, clip=None)
-
-    def _rehearse(self) -> None:
-        step = self._step()
-        for batch in self.batches:
-            step(*batch)
-
-    def _build(self) -> None:
-        self.model = self._model() if self.model is None else self.model
-        self.step = self._step()
-        for batch in self.batches[:MEASURED]:
-            self.step(*batch)
-
-
-def batches(case: StepCase, device: str) -> StepBatches:
-    """Random rows and targets, the same for everybody."""
-    config, generator = case.config, seeded("bench", "step", case.rows)
-    if case.family == "transformer":
-        return [_tokens(case, generator, device) for _ in range(BATCHES)]
-    drawn = []
-    for _ in range(BATCHES):
-        x_TI = torch.randn(case.rows, config.inputs, generator=generator)
-        target_T = torch.randint(0, config.outputs, (case.rows,), generator=generator)
-        drawn.append((x_TI.to(device), target_T.to(device)))
-    return drawn
-
-
-def _tokens(case: StepCase, generator: torch.Generator, device: str) -> tuple[Tensor, Target]:
-    """Sequences; those of the gate have from a quarter of their places to all of them, and a label."""
-    c, B = case.config, case.rows
-    x_BS = torch.randint(c.vocabulary, (B, 2, c.context)[:: 2 if c.mode != "seq2seq" else 1], generator=generator)
-    if c.decodes:
-        return x_BS.to(device), torch.randint(c.vocabulary, (B, c.context), generator=generator).to(device)
-    length_B = torch.randint(c.context // 4, c.context + 1, (B,), generator=generator)
-    x_BS.masked_fill_(torch.arange(c.context) >= length_B[:, None], -1)
-    label_B = torch.randint(2, (B,), generator=generator).float()
-    return x_BS.to(device), (label_B.to(device), torch.ones(B, device=device))
-
-
-def _against(
-    name: str, way: Way, ours: Ours, device: str, precision: str, quick: bool
-) -> tuple[dict[str, Any], tuple[float, ...]]:
-    """One peer's entry, and the milliseconds of our own blocks beside it."""
-    _forget(device, way)
-    before = _allocated(device)
-    peer = Peer(way, ours.model, device, precision)
+def _against(name: str, way: Way, ours: Ours, setting: Setting, known: Mapping[str, Entry]) -> Entry:
+    """One peer beside ours, with our own figures from the turns that they took together."""
+    device = setting.device
+    forget_peers(device, way)
+    before = allocated(device)
+    peer = Peer(way, ours.model, device, setting.precision)
     most = _peak(peer, ours.batches, before, device)
     turn = cycle(ours.batches)
-    timings = _turns({OURS: ours.run, name: lambda: peer(*next(turn))}, device, quick)
-    entry = {"name": name, "graphs": peer.graphs, **_figures(timings[name])}
-    entry |= {"ratio": timings[name].ms / timings[OURS].ms, "ours_ms": timings[OURS].ms, "peak_bytes": most}
-    return entry, timings[OURS].blocks
+    contestants = {OURS: ours.run, name: lambda: peer(*next(turn))}
+    entry: Entry = {"name": name, "graphs": peer.graphs, "peak_bytes": most, "rough": True}
+    entry |= _compared(name, _turns(contestants, device, quick=True))
+    if not setting.quick and close(entry, known.values()):
+        entry |= {**_compared(name, _turns(contestants, device, quick=False)), "rough": False}
+        entry |= under_load(device, contestants[name])
+    return entry
 
 
-def _forget(device: str, way: Way) -> None:
-    """Frees what earlier peers leave in the compiler's caches, or it would be freed in the midst of a measurement; so
-    would cuBLAS's workspaces by reduce-overhead, when it captures."""
-    from torch import _dynamo
-
-    _dynamo.reset()
-    gc.collect()
-    if device == "cuda":
-        if way.compiled == "reduce-overhead":
-            torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
+def _compared(name: str, timings: Mapping[str, Timing]) -> Entry:
+    theirs, ours = timings[name], timings[OURS]
+    beside = {"ours_ms": ours.ms, "ours_quartiles": list(ours.quartiles)}
+    return {**_figures(theirs), "ratio": theirs.ms / ours.ms, **beside}
 
 
 def _peak(peer: Peer, rows: StepBatches, before: int, device: str) -> int:
@@ -314,7 +264,7 @@ def _peak(peer: Peer, rows: StepBatches, before: int, device: str) -> int:
     wait(device)
     held = peer.held_bytes()  # so that no gradient from before is freed in the steps: on a CPU that goes unseen
     if device == "cuda":
-        held = _allocated(device) - before
+        held = allocated(device) - before
 
     def steps() -> None:
         for _ in range(MEASURED):
@@ -323,62 +273,27 @@ def _peak(peer: Peer, rows: StepBatches, before: int, device: str) -> int:
     return held + peak_bytes(steps, device)
 
 
-def _turns(contestants: dict[str, Callable[[], object]], device: str, quick: bool) -> dict[str, Timing]:
+def _turns(contestants: Mapping[str, Callable[[], object]], device: str, quick: bool) -> dict[str, Timing]:
     rounds, seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
     return interleaved(contestants, device, rounds, seconds)
 
 
-def _figures(timing: Timing) -> dict[str, Any]:
-    return {"ms": timing.ms, "quartiles": list(timing.quartiles)}
+def _figures(timing: Timing) -> Entry:
+    return {"ms": timing.ms, "quartiles": list(timing.quartiles), "rounds": len(timing.blocks)}
 
 
-def _best(peer_entries: list[dict[str, Any]]) -> dict[str, Any]:
-    """The fastest peers, by the ratio to ours in their own turns."""
-    ran = [entry for entry in peer_entries if "ratio" in entry]
-
-    def fastest(entries: list[dict[str, Any]]) -> dict[str, Any] | None:
-        best = min(entries, key=lambda entry: entry["ratio"], default=None)
-        return best and {key: best[key] for key in ("name", "ms", "ratio", "ours_ms", "peak_bytes", "memory_ratio")}
-
-    best = fastest(ran)
-    return {
-        "best_uncaptured": fastest([entry for entry in ran if entry["graphs"] == "none"]),
-        "best_captured": fastest([entry for entry in ran if entry["graphs"] != "none"]),  # in whole or in parts
-        "speedup": best and best["ratio"],
-        "memory_against_best": best and 1 / best["memory_ratio"],
-    }
+def check_alive(device: str, name: str) -> None:
+    """Ends the run where a contestant has broken the GPU for all that come after it in this process."""
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except Exception as error:
+            raise DeviceLost(
+                f"{name} has left the GPU unusable for this process ({first_line(error)}); run again with --resume"
+            ) from None
 
 
 def first_line(error: BaseException) -> str:
     """What went wrong, in one line."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {said}"[:300]
-
-
-def free(device: str) -> None:
-    """Memory of what is gone goes back, compiled code too."""
-    gc.collect()
-    if "torch._dynamo" in sys.modules:
-        torch._dynamo.reset()  # pyright: ignore[reportAttributeAccessIssue]
-        gc.collect()
-    if device == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-    else:
-        give_back()
-
-
-def forget_workspaces(device: str) -> None:
-    """cuBLAS keeps a workspace for each stream: on the one that everybody shares it is there before anybody is
-    measured, on their own streams everybody pays for one. Only where no graph is alive: it may point into one."""
-    if device == "cuda":
-        torch._C._cuda_clearCublasWorkspaces()
-        torch.cuda.empty_cache()
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            a = torch.ones(256, 256, device=device, dtype=dtype)
-            torch.addmm(a[0], a, a)
-        torch.cuda.synchronize()
-
-
-def _allocated(device: str) -> int:
-    return torch.cuda.memory_allocated() if device == "cuda" else 0

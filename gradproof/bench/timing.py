@@ -14,6 +14,8 @@ BLOCK_MS = 40.0  # long beside the clock and a synchronisation, short beside wha
 LEAST_STEPS = 4  # in training the launching hides behind the step before; the first after a synchronisation shows it
 WARM_CALLS, WARM_SECONDS = 4, 0.15
 LEAST_ROUNDS = 3
+IDLE_SECONDS, HOT_SECONDS = 1.0, 2.0  # before a product counts as cold, and as hot
+PEAK_BLOCKS = 15
 PRODUCTS = {"cuda": (8192, torch.bfloat16), "cpu": (2048, torch.float32)}
 
 
@@ -24,6 +26,14 @@ class Timing(NamedTuple):
     quartiles: tuple[float, float]
     blocks: tuple[float, ...]
     steps: int  # in a block
+
+
+class Peaks(NamedTuple):
+    """TFLOP/s of a large product, medians: in a short burst after a pause, and after seconds of nothing else, when a
+    GPU has come down to the clock that its power limit allows. Training is hot."""
+
+    cold: float
+    hot: float
 
 
 def interleaved(
@@ -50,13 +60,27 @@ def summary(blocks: list[float], steps: int = 1) -> Timing:
     return Timing(middle, (low, high), tuple(blocks), steps)
 
 
-def product_peak(device: str, dtype: torch.dtype | None = None) -> float:
-    """TFLOP/s of a large square product, the median of several: 8192³ in bf16 on a GPU, 2048³ in float32 on a CPU."""
-    side, usual = PRODUCTS[device]
-    a, b = (torch.randn(side, side, device=device).to(dtype or usual) for _ in range(2))
+def product_peaks(device: str) -> Peaks:
+    """Of a large square product: 8192³ in bf16 on a GPU, 2048³ in float32 on a CPU."""
+    side, dtype = PRODUCTS[device]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    timings = interleaved({"product": lambda: torch.mm(a, b, out=out)}, device, rounds=15, seconds=3.0)
-    return 2 * side**3 / (timings["product"].ms * 1e-3) / 1e12
+
+    def run() -> None:
+        torch.mm(a, b, out=out)
+
+    def tflops(ms: float) -> float:
+        return 2 * side**3 / (ms * 1e-3) / 1e12
+
+    steps = _block_size(run, device)
+    time.sleep(IDLE_SECONDS)
+    _milliseconds(run, device, 1)  # wakes the device up
+    cold = statistics.median(_milliseconds(run, device, 1) for _ in range(PEAK_BLOCKS))
+    started = time.perf_counter()
+    while time.perf_counter() - started < HOT_SECONDS:
+        _milliseconds(run, device, steps)
+    hot = statistics.median(_milliseconds(run, device, steps) / steps for _ in range(PEAK_BLOCKS))
+    return Peaks(tflops(cold), tflops(hot))
 
 
 def wait(device: str) -> None:

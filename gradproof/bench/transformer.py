@@ -68,6 +68,8 @@ class TorchLayer(nn.Module):
 class Eager(nn.Module):
     """Encoder and decoder as far as the mode has them. Its parameters bear the names that ours do."""
 
+    padded = True  # the batches of an encoder, which then needs a mask
+
     def __init__(self, config: Any, device: str, dtype: torch.dtype):
         super().__init__()
         c = self.config = config
@@ -85,11 +87,13 @@ class Eager(nn.Module):
         memory, mask = None, None
         if self.encoder is not None:
             source_BS = token if self.decoder is None else token[:, 0]
-            if self.decoder is None:
+            if self.decoder is None and self.padded:
                 mask = (source_BS >= 0)[:, None, None, :]
             memory = self._run(self.encoder, self._embed(source_BS), None, mask, False)
         if self.decoder is None:
             assert memory is not None
+            if not self.padded:
+                return self.output(memory.mean(1))
             kept_BS1 = (token >= 0)[..., None]
             return self.output((memory * kept_BS1).sum(1) / kept_BS1.sum(1))
         target_BS = token if memory is None else token[:, 1]
@@ -97,6 +101,8 @@ class Eager(nn.Module):
 
     def _embed(self, token_BS: Tensor) -> Tensor:
         place_S = torch.arange(token_BS.shape[1], device=token_BS.device)
+        if not self.padded:
+            return self.embedding(token_BS) + self.position(place_S)
         return self.embedding(token_BS.clamp(min=0)) * (token_BS >= 0)[..., None] + self.position(place_S)
 
     def _run(
@@ -106,6 +112,12 @@ class Eager(nn.Module):
             if name != "norm":
                 x_BSD = layer(x_BSD, memory, mask, causal)
         return stack["norm"](x_BSD)
+
+
+class Unpadded(Eager):
+    """For batches whose sequences are all of one length: no mask, as who knows that writes it."""
+
+    padded = False
 
 
 def useful_flops(config: Any, length_B: Tensor) -> int:

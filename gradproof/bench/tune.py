@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS, StepCase, batches
+from gradproof.bench.case import StepCase, batches
+from gradproof.bench.step import QUICK_ROUNDS, QUICK_SECONDS, ROUNDS, SECONDS
 from gradproof.bench.timing import interleaved
 from gradproof.kernels import admissions
 from gradproof.train.adamw import AdamW

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,8 +20,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq or -gate; left out, those "
-            "that fit the device. "
+            help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq, -gate (padded) or "
+            "-gate-unpadded; default: the rows of the README's table for this device. "
             "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
         ),
     ] = None,
@@ -29,7 +31,18 @@ def bench(
     ] = None,
     peers: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="step: only these (a,b), none for ours alone; a wrong name lists them."),
+        typer.Option(
+            metavar="NAMES",
+            help="step: only these (a,b), none for ours alone; a wrong name lists them. Default: all of the family.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="step: keep what --json FILE has by the same code, and measure what is missing."),
+    ] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="step, with --resume: try again what failed.")] = False,
+    minutes: Annotated[
+        float | None, typer.Option(help="step: start no further contestant after this time.", min=0.0)
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="step, ops, gate: fewer rounds; the figures are rough.")
@@ -45,8 +58,9 @@ def bench(
 
     **step**: a whole training step beside the same model as PyTorch users write it: a loop over the experts, all
     experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Ours and a peer take turns in one
-    process; medians, useful TFLOP/s, share of what a large product reaches, peak of memory. A peer that fails is
-    recorded with its error. The file is written after each size.
+    process; medians, useful TFLOP/s, share of what a large product reaches on a hot device, peak of memory. Every peer
+    is measured roughly, and in full when it is close to the best. A peer that fails is recorded with its error. The
+    file is written after each contestant, so a run can be cut off and resumed.
 
     **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
 
@@ -56,7 +70,9 @@ def bench(
 
     Examples:
 
-        gradproof bench --suite step --json step.json
+        gradproof bench --suite step --json step.json --resume
+
+        gradproof bench --suite step --device cuda --json step_gpu.json --resume --minutes 8
 
         gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
 
@@ -69,7 +85,11 @@ def bench(
     with errors(debug):
         check_outputs(json, None)
         check_device(device)
+        if suite != "step" and (resume or retry or minutes is not None):
+            raise ValueError("--resume, --retry and --minutes are for the suite step")
         if tune:
+            if resume or retry or minutes is not None:
+                raise ValueError("--tune goes without --resume, --retry and --minutes")
             if suite != "step" or size is None or peers is not None:
                 raise ValueError("--tune goes with --suite step and --size, and has no peers")
             _tune(device, size, rows, precision, quick, json)
@@ -78,7 +98,7 @@ def bench(
                 raise ValueError("--precision, --peers and --quick are for the suites step and ops")
             _bench_diagnose(device, size or "nano", rows or 256, json)
         elif suite == "step":
-            _bench_step(device, size, rows, precision, peers, quick, json)
+            _bench_step(device, size, rows, precision, peers, quick, json, resume, retry, minutes)
         elif suite == "ops":
             if size is not None or peers is not None:
                 raise ValueError("--size and --peers are for the suite step; ops has widths and contestants of its own")
@@ -134,17 +154,68 @@ def _bench_step(
     peers: str | None,
     quick: bool,
     json: str | None,
+    resume: bool,
+    retry: bool,
+    minutes: float | None,
 ) -> None:
+    import time
+    from dataclasses import replace
+    from json import dumps
+    from math import inf
+
+    deadline = inf if minutes is None else time.monotonic() + 60 * minutes
+    if resume and json in (None, "-"):
+        raise ValueError("--resume needs --json FILE, the record to go on with")
+    if retry and not resume:
+        raise ValueError("--retry tries again what failed in a record, so it needs --resume")
     from gradproof.bench import step
+    from gradproof.files import write_atomically
 
     listed = step.cases(device.value, size, rows)
     names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
     step.check_peers(names or [], listed, device.value)
+    record = _earlier(device, json) if resume and json else {"rows": []}
+
+    def keep(made: dict[str, Any]) -> None:
+        nonlocal record
+        record = made
+        if json not in (None, "-"):
+            Path(json).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(Path(json), dumps(made, indent=1) + "\n")  # may be cut off at any time
+
     with stages() as say:
-        records = step.suite(device.value, listed, _precision(device, precision), names, quick, say)
-        record = _show_rows(records, show_step, json)
-    if any("error" in row["contestants"][0] for row in record["rows"]):
+        setting = step.Setting(device.value, _precision(device, precision), quick, retry, deadline, say)
+        try:
+            for row in step.suite(listed, setting, names, record, keep):
+                show_step(row, console_for(json))
+        except step.DeviceLost as error:
+            print(f"gradproof: {error}", file=sys.stderr)
+            raise typer.Exit(STOPPED) from None
+    if json == "-":
+        print(dumps(record, indent=1))
+    lacking = step.left(record, listed, replace(setting, retry=False), names)
+    if lacking:
+        count = sum(len(contestants) for contestants in lacking.values())
+        console_for(json).print(f"{count} contestants in {len(lacking)} rows are left; run again with --resume")
+    measured = {(case.size, case.rows) for case in listed}
+    if any("error" in row["contestants"][0] for row in record["rows"] if (row["size"], row["rows"]) in measured):
         raise typer.Exit(STOPPED)
+
+
+def _earlier(device: Device, json: str) -> dict[str, Any]:
+    """The record to go on with; an empty one where there is none yet."""
+    from json import loads
+
+    from gradproof.bench.step import check_same_machine
+
+    if not Path(json).exists():
+        return {"rows": []}
+    try:
+        record = loads(Path(json).read_text())
+    except ValueError as error:
+        raise ValueError(f"{json} is no JSON ({error}); name another file, or leave --resume out") from None
+    check_same_machine(record, device.value, json)
+    return record
 
 
 def _show_rows(records: Iterator[dict[str, Any]], show: Any, json: str | None) -> dict[str, Any]:
@@ -218,9 +289,9 @@ def show_step(row: dict[str, Any], console: Any) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from gradproof.bench.step import OURS
+    from gradproof.bench.row import OURS
 
-    titles = ("", "ms", "quartiles", "slower", "of peak", "memory", "")
+    titles = ("", "ms", "quartiles", "slower", "of hot peak", "memory", "")
     table = Table(*titles, box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns:
         column.no_wrap = True
@@ -228,12 +299,12 @@ def show_step(row: dict[str, Any], console: Any) -> None:
         column.justify = "right"
     order = sorted(row["contestants"], key=lambda entry: entry.get("ratio", float("inf")))
     for entry in order:
-        if "error" in entry:
+        if "ms" not in entry:
             continue
         share = entry["share_of_peak"]
         table.add_row(
             entry["name"],
-            in_ms(entry["ms"]),
+            ("~" if entry.get("rough") else "") + in_ms(entry["ms"]),
             "–".join(in_ms(quartile) for quartile in entry["quartiles"]),
             f"{entry['ratio']:.2f}x",
             "" if share is None else f"{share:.1%}",

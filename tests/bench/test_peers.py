@@ -4,8 +4,10 @@ import pytest
 import torch
 
 import gradproof
-from gradproof.bench.peers import DENSE, MOE, TRANSFORMER, Grouped, Peer, named, peers_of
-from gradproof.bench.step import TRANSFORMERS
+from gradproof.bench.case import TRANSFORMERS, StepCase, batches
+from gradproof.bench.peers import DENSE, MOE, Grouped, Peer, named, peers_of
+from gradproof.bench.step import chosen_peers
+from gradproof.bench.transformer import Eager, Unpadded
 
 ROWS = 48
 
@@ -123,6 +125,11 @@ def test_who_is_run_where():
     assert not any(way.captured for way in peers_of("moe", "cpu").values())
     assert {"dense-all-captured", "grouped_mm-captured"} <= set(peers_of("moe", "cuda"))
     assert set(peers_of("dense", "cuda")) == set(DENSE)
+    for case in (StepCase("nano", 4), StepCase("dense-0.7b", 4), StepCase("transformer-causal", 4)):
+        chosen = chosen_peers(None, case, "cuda")
+        assert list(chosen) == list(peers_of(case.family, "cuda")), "all peers, unless some are named"
+        assert any(way.compiled == "default" and way.captured for way in chosen.values())
+        assert {"max-autotune", "max-autotune-no-cudagraphs"} <= {way.compiled for way in chosen.values()}
 
 
 def test_held_bytes_are_parameters_and_moments():
@@ -138,11 +145,11 @@ def test_held_bytes_are_parameters_and_moments():
 @pytest.mark.parametrize("size", TRANSFORMERS)
 def test_the_transformer_computes_the_same_and_steps_alike(size):
     """Loss and every gradient, padding and all; and the parameters after two steps."""
-    from gradproof.bench.step import StepCase, batches
-
     case = StepCase(size, 3)
     model = gradproof.Transformer(case.config, seed=2)
-    peer = Peer(TRANSFORMER["eager"], model, "cpu", "fp32")
+    way = chosen_peers(None, case, "cpu")["eager"]
+    assert way.module is (Eager if case.padded else Unpadded)
+    peer = Peer(way, model, "cpu", "fp32")
     optimizer = gradproof.AdamW(lr=3e-4, weight_decay=0.01, decay="all")
     step = gradproof.TrainStep(model, case.loss, optimizer, "fp32", clip=None)
     x, target = batches(case, "cpu")[0]

@@ -4,6 +4,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,7 @@ SCRIPT = Path(__file__).with_name("compile_for_hopper.py")
 PACKAGE = Path(gradproof.kernels.__file__).parent
 
 
+@cache
 def kernels():
     """(module, name) of each function under triton.jit, with its syntax tree."""
     jitted = {}
@@ -28,6 +30,7 @@ def kernels():
     return jitted
 
 
+@cache
 def trees():
     """The syntax tree of each module under gradproof.kernels, by its name there."""
     paths = sorted(PACKAGE.rglob("*.py"))
