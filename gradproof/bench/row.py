@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-Entry = dict[str, Any]
+StepEntry = dict[str, Any]
 Row = dict[str, Any]
 OURS = "gradproof"
 CLOSE = 1.25  # a peer this near to the best of its kind is measured in full
@@ -22,17 +22,19 @@ def key(row: Row) -> tuple[str, int, str]:
     return row["size"], row["rows"], row["precision"]
 
 
-def entries(row: Row) -> dict[str, Entry]:
+def entries(row: Row) -> dict[str, StepEntry]:
     """By name."""
     return {entry["name"]: entry for entry in row["contestants"]}
 
 
-def kept(row: Row | None, code: str) -> dict[str, Entry]:
+def kept(row: Row | None, code: str) -> dict[str, StepEntry]:
     """The entries that this very code has made."""
     return {} if row is None else {name: entry for name, entry in entries(row).items() if entry.get("code") == code}
 
 
-def missing(known: Mapping[str, Entry], names: Iterable[str], retry: bool = False, quick: bool = False) -> list[str]:
+def missing(
+    known: Mapping[str, StepEntry], names: Iterable[str], retry: bool = False, quick: bool = False
+) -> list[str]:
     """Of these peers, those that are still to be measured; those that a process did not survive come last."""
     if "error" in known.get(OURS, {}) and not retry:
         return []
@@ -40,20 +42,20 @@ def missing(known: Mapping[str, Entry], names: Iterable[str], retry: bool = Fals
     return sorted(unmeasured, key=lambda name: known.get(name, {}).get("tries", 0))
 
 
-def whole(known: Mapping[str, Entry], names: Iterable[str], retry: bool = False, quick: bool = False) -> bool:
+def whole(known: Mapping[str, StepEntry], names: Iterable[str], retry: bool = False, quick: bool = False) -> bool:
     """Nothing is left to be measured: no peer, and not ours."""
     ours = known.get(OURS, {})
     return not missing(known, names, retry, quick) and ("ms" in ours or "error" in ours)
 
 
-def close(entry: Entry, others: Iterable[Entry]) -> bool:
+def close(entry: StepEntry, others: Iterable[StepEntry]) -> bool:
     """Whether a peer may be the best of its kind, captured or not: then a rough figure is not enough."""
     ran = [other for other in others if "ratio" in other and other["name"] not in (OURS, entry["name"])]
     of_its_kind = [other["ratio"] for other in ran if _captured(other) == _captured(entry)]
     return entry["ratio"] <= CLOSE * min(of_its_kind, default=entry["ratio"])
 
 
-def completed(row: Row, known: Mapping[str, Entry], ours: Entry, peaks: Mapping[str, float]) -> Row:
+def completed(row: Row, known: Mapping[str, StepEntry], ours: StepEntry, peaks: Mapping[str, float]) -> Row:
     """The row with ours in front, all figures that follow, and the fastest peers."""
     peers = [entry for name, entry in known.items() if name != OURS]
     front = {"name": OURS, **ours, **_beside(peers)}
@@ -66,11 +68,11 @@ def completed(row: Row, known: Mapping[str, Entry], ours: Entry, peaks: Mapping[
     return {**row, **peaks, "contestants": contestants, **best(contestants[1:])}
 
 
-def best(peers: Sequence[Entry]) -> dict[str, Any]:
+def best(peers: Sequence[StepEntry]) -> dict[str, Any]:
     """The fastest peers, by the ratio to ours in their own turns."""
     ran = [entry for entry in peers if "ratio" in entry]
 
-    def fastest(of_a_kind: list[Entry]) -> Entry | None:
+    def fastest(of_a_kind: list[StepEntry]) -> StepEntry | None:
         best = min(of_a_kind, key=lambda entry: entry["ratio"], default=None)
         return best and {k: best[k] for k in ("name", "ms", "ratio", "ours_ms", "peak_bytes", "memory_ratio")}
 
@@ -83,7 +85,7 @@ def best(peers: Sequence[Entry]) -> dict[str, Any]:
     }
 
 
-def _unmeasured(entry: Entry | None, others: Iterable[Entry], retry: bool, quick: bool) -> bool:
+def _unmeasured(entry: StepEntry | None, others: Iterable[StepEntry], retry: bool, quick: bool) -> bool:
     if entry is None:
         return True
     if "error" in entry:
@@ -91,12 +93,12 @@ def _unmeasured(entry: Entry | None, others: Iterable[Entry], retry: bool, quick
     return bool(entry.get("rough")) and not quick and close(entry, others)
 
 
-def _captured(entry: Entry) -> bool:
+def _captured(entry: StepEntry) -> bool:
     """In whole or in parts."""
     return entry["graphs"] != "none"
 
 
-def _beside(peers: Sequence[Entry]) -> Entry:
+def _beside(peers: Sequence[StepEntry]) -> StepEntry:
     """Our own figures from the turns beside the peers: medians over them, rough ones only where there are no others."""
     ran = [entry for entry in peers if "ours_ms" in entry]
     fully = [entry for entry in ran if not entry.get("rough")]

@@ -22,7 +22,7 @@ from gradproof.bench.memory import allocated, forget_peers, forget_workspaces, f
 from gradproof.bench.origin import code, machine, now, origin, under_load
 from gradproof.bench.ours import MEASURED, Ours
 from gradproof.bench.peers import NAMES, Peer, Way, peers_of
-from gradproof.bench.row import OURS, UNFINISHED, Entry, Row, close, completed, kept, key, missing, whole
+from gradproof.bench.row import OURS, UNFINISHED, Row, StepEntry, close, completed, kept, key, missing, whole
 from gradproof.bench.timing import Timing, interleaved, product_peaks, wait
 from gradproof.bench.transformer import Eager, Unpadded
 
@@ -198,7 +198,7 @@ def measure(
         return row
     row |= {"kernels": ours.kernels} if ours.kernels else {}
     row["useful_flops"] = useful_flops(case)
-    own: Entry = {"peak_bytes": ours.peak_bytes, **stamp}
+    own: StepEntry = {"peak_bytes": ours.peak_bytes, **stamp}
 
     def so_far() -> Row:
         ordered = {name: known[name] for name in names if name in known}
@@ -231,7 +231,7 @@ def measure(
     return so_far()
 
 
-def _against(name: str, way: Way, ours: Ours, setting: Setting, known: Mapping[str, Entry]) -> Entry:
+def _against(name: str, way: Way, ours: Ours, setting: Setting, known: Mapping[str, StepEntry]) -> StepEntry:
     """One peer beside ours, with our own figures from the turns that they took together."""
     device = setting.device
     forget_peers(device, way)
@@ -240,7 +240,7 @@ def _against(name: str, way: Way, ours: Ours, setting: Setting, known: Mapping[s
     most = _peak(peer, ours.batches, before, device)
     turn = cycle(ours.batches)
     contestants = {OURS: ours.run, name: lambda: peer(*next(turn))}
-    entry: Entry = {"name": name, "graphs": peer.graphs, "peak_bytes": most, "rough": True}
+    entry: StepEntry = {"name": name, "graphs": peer.graphs, "peak_bytes": most, "rough": True}
     entry |= _compared(name, _turns(contestants, device, quick=True))
     if not setting.quick and close(entry, known.values()):
         entry |= {**_compared(name, _turns(contestants, device, quick=False)), "rough": False}
@@ -248,7 +248,7 @@ def _against(name: str, way: Way, ours: Ours, setting: Setting, known: Mapping[s
     return entry
 
 
-def _compared(name: str, timings: Mapping[str, Timing]) -> Entry:
+def _compared(name: str, timings: Mapping[str, Timing]) -> StepEntry:
     theirs, ours = timings[name], timings[OURS]
     beside = {"ours_ms": ours.ms, "ours_quartiles": list(ours.quartiles)}
     return {**_figures(theirs), "ratio": theirs.ms / ours.ms, **beside}
@@ -278,7 +278,7 @@ def _turns(contestants: Mapping[str, Callable[[], object]], device: str, quick: 
     return interleaved(contestants, device, rounds, seconds)
 
 
-def _figures(timing: Timing) -> Entry:
+def _figures(timing: Timing) -> StepEntry:
     return {"ms": timing.ms, "quartiles": list(timing.quartiles), "rounds": len(timing.blocks)}
 
 

@@ -1,9 +1,6 @@
-"""The suites `step` and `ops`: turns, records, peers that fail, the README's table."""
+"""The suites `step` and `ops`: turns, records, peers that fail."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from gradproof.bench.ours import Ours
 from gradproof.bench.peers import Peer, Way
 from gradproof.cli import app
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/readme_table.py"
 QUICK = step.Setting("cpu", "fp32", quick=True)
 
 
@@ -219,49 +215,3 @@ def test_ops_agree_and_are_recorded():
     assert by_name["reference"]["ratio"] == 1.0 and by_name["eager"]["forward_ms"] > 0
     row = ops.adamw("cpu", "nano", {}, quick=True)
     assert row["contestants"][0]["name"] == "reference" and len(row["contestants"]) == 3
-
-
-def figures(ratio, name):
-    return dict(name=name, ms=2.5 * ratio, ratio=ratio, ours_ms=2.5, peak_bytes=1, memory_ratio=1.25)
-
-
-RECORD = {
-    "environment": {"device": "NVIDIA H200", "threads": 16},
-    "rows": [
-        {
-            "size": "nano",
-            "rows": 8192,
-            "precision": "bf16",
-            "contestants": [{"name": "gradproof", "ms": 2.5, "share_of_peak": 0.421}],
-            "best_uncaptured": figures(8.125, "grouped_mm-compiled"),
-            "best_captured": figures(1.5, "grouped_mm-captured"),
-            "speedup": 1.5,
-            "memory_against_best": 0.8,
-        },
-        {"size": "full", "rows": 1, "precision": "bf16", "contestants": [{"name": "gradproof", "error": "no"}]},
-    ],
-}
-
-
-def test_the_readme_is_written_and_checked(tmp_path):
-    readme, results = tmp_path / "README.md", tmp_path / "results"
-    results.mkdir()
-    readme.write_text("# Title\n<!-- speed -->\nold\n<!-- /speed -->\nrest\n")
-
-    def script(*args):
-        command = [sys.executable, SCRIPT, "--readme", readme, "--results", results, *args]
-        return subprocess.run(command, capture_output=True, text=True)
-
-    assert script().returncode == 2  # no results
-    (results / "step_h200.json").write_text(json.dumps(RECORD))
-    (results / "diagnose.json").write_text("{}")
-    assert script("--check").returncode == 1 and "old" in readme.read_text()
-    assert script().returncode == 0 and script("--check").returncode == 0
-    before, table, after = readme.read_text().partition("| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms |")
-    assert table and before.startswith("# Title\n<!-- speed -->\n| hardware |") and after.endswith("-->\nrest\n")
-    for cell in ("grouped_mm-captured, 3.75 ms", "grouped_mm-compiled, 20.3 ms, 8.1x", "**1.50x**", "42%", "0.80x"):
-        assert cell in after
-    assert "full" not in after  # ours did not run there
-    readme.write_text("# Title\n")
-    lost = script()
-    assert lost.returncode == 2 and "<!-- speed -->" in lost.stderr and readme.read_text() == "# Title\n"
