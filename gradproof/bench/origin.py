@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -75,10 +76,12 @@ def under_load(device: str, run: Callable[[], object]) -> dict[str, float | None
         query = subprocess.Popen(_query(asked), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     except OSError:
         return {"clock_mhz": None, "power_w": None}
-    while query.poll() is None:
+    started = time.monotonic()
+    while query.poll() is None and time.monotonic() - started < SECONDS:
         for _ in range(8):
             run()
         torch.cuda.synchronize()
+    query.kill()  # does nothing to one that has ended
     clock, power = _told(query.communicate()[0], asked)
     return {"clock_mhz": _number(clock), "power_w": _number(power)}
 

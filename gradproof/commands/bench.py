@@ -174,7 +174,7 @@ def _bench_step(
     listed = step.cases(device.value, size, rows)
     names = None if peers is None else [name.strip() for name in peers.split(",") if name.strip() not in ("", "none")]
     step.check_peers(names or [], listed, device.value)
-    record = _earlier(device, json) if resume and json else {"rows": []}
+    record = earlier = _earlier(device, json) if resume and json else {"rows": []}
 
     def keep(made: dict[str, Any]) -> None:
         nonlocal record
@@ -194,6 +194,8 @@ def _bench_step(
     if json == "-":
         print(dumps(record, indent=1))
     lacking = step.left(record, listed, replace(setting, retry=False), names)
+    if resume and not lacking and record is earlier:
+        console_for(json).print(f"nothing is left to measure: {json} has every contestant, by this code")
     if lacking:
         count = sum(len(contestants) for contestants in lacking.values())
         console_for(json).print(f"{count} contestants in {len(lacking)} rows are left; run again with --resume")

@@ -105,7 +105,8 @@ def test_resume_measures_what_is_missing(machine, tmp_path):
     assert contestants(file)["dense-all"] == done["dense-all"]
     machine.clear()
     before = file.read_text()
-    assert bench(file, "--resume").exit_code == 0
+    result = bench(file, "--resume")
+    assert result.exit_code == 0 and "nothing is left to measure" in result.output
     assert machine == [] and file.read_text() == before, "nothing is left, nothing is touched"
     bench(file, "--resume", rows=8)
     assert [written["rows"] for written in json.loads(file.read_text())["rows"]] == [4, 8]
@@ -287,6 +288,9 @@ def test_what_a_gpu_tells(monkeypatch):
         def poll(self):
             self.polls += 1
             return None if self.polls < 3 else 0
+
+        def kill(self):
+            assert self.polls == 3
 
         def communicate(self):
             return "1575, 690.5\n", ""
