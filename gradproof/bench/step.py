@@ -183,7 +183,8 @@ def measure(
     known = kept(earlier, code())
     lacking = missing(known, peers, setting.retry, setting.quick)
     known.pop(OURS, None)  # is made anew
-    names = list(dict.fromkeys([*peers, *known]))
+    planned = earlier.get("peers", []) if earlier and known else []  # by a run that asked for more peers
+    names = list(dict.fromkeys([*peers, *planned, *known]))
     row: Row = {"size": case.size, "rows": case.rows, "precision": setting.precision, "padded": case.padded}
     row |= {**stamp, "peers": names}
     free(device)

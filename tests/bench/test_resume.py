@@ -108,6 +108,8 @@ def test_resume_measures_what_is_missing(machine, tmp_path):
     result = bench(file, "--resume")
     assert result.exit_code == 0 and "nothing is left to measure" in result.output
     assert machine == [] and file.read_text() == before, "nothing is left, nothing is touched"
+    bench(file, "--resume", "--retry", peers="loop")
+    assert set(json.loads(file.read_text())["rows"][0]["peers"]) == set(PEERS.split(","))
     bench(file, "--resume", rows=8)
     assert [written["rows"] for written in json.loads(file.read_text())["rows"]] == [4, 8]
     assert contestants(file)["dense-all"] == done["dense-all"]
