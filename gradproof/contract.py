@@ -68,12 +68,13 @@ class Contract:
     edges    examples at the edge of the domain: ties, saturation, constant rows
     parts    how a gradient that holds many parameters is taken apart, (tensor, options) to parts by name
     same     (module, example) to integers, in which a kernel may not differ from the op at all
-    terms    (arguments and options, cotangents) to the sums of the absolute values of a gradient's terms, by name,
-             where these cancel: what a kernel's observed errors are relative to
     out      the gradients that `backward` writes to its argument `out` where that is given, or adds to it
     functions  what a module has beside forward and backward, with the arguments of each: judged like outputs
-    edges_at (options) to edges at these options, for kernels that are made for some options only
+    edges_at (options, sizes) to edges at these options and, where sizes are given, at these: for kernels that are
+             made for some of them only
     settled  (arguments, options) to arguments whose decisions are no near-ties
+    fused    (arguments and options, cotangents) to σ of gradients by name, beside that of the op: where fused kernels
+             round what the op does not
     """
 
     shapes: str
@@ -86,11 +87,11 @@ class Contract:
     edges: tuple[Callable[[Any], Example], ...] = ()
     parts: Mapping[str, Callable[[Tensor, Mapping[str, Any]], dict[str, Tensor]]] = field(default_factory=dict)
     same: Callable[[Any, Example], Any] | None = None
-    terms: Callable[[Mapping[str, Any], Outputs], Mapping[str, Tensor]] | None = None
     out: tuple[str, ...] = ()
     functions: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    edges_at: Callable[[Mapping[str, Any]], tuple[Callable[[Any], Example], ...]] | None = None
+    edges_at: Callable[..., tuple[Callable[[Any], Example], ...]] | None = None
     settled: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] | None = None
+    fused: Callable[[Mapping[str, Any], Outputs], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)

@@ -21,3 +21,10 @@ def philox(*key: Any) -> np.random.Philox:
 
 def _digest(key: tuple[Any, ...]) -> bytes:
     return hashlib.sha256(":".join(map(str, key)).encode()).digest()
+
+
+def on_device(generator: torch.Generator, device: torch.device | str) -> torch.Generator:
+    """One of the same seed whose numbers are drawn on a device: what is large is not carried there."""
+    if torch.device(device).type == "cpu":
+        return generator
+    return torch.Generator(device).manual_seed(generator.initial_seed())

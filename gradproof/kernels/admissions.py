@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,23 +21,20 @@ import torch
 from gradproof import ops
 from gradproof.contract import Contract, Evidence, Example
 from gradproof.kernels import cache
-from gradproof.kernels.paths import Path, path_of, shallow, smallest
+from gradproof.kernels.paths import Path, path_of, shallow, smallest, widths
 from gradproof.kernels.shapes import MIXTURES, STAYING, TOKEN_OPS, Shape
 from gradproof.kernels.variants import REFERENCE, Kernels, Variant, offered
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops.mixture import Mixture
 from gradproof.ops.reading import Reader
 from gradproof.ops.route import Routing
-from gradproof.proof import observed
-from gradproof.proof.admission import admit
+from gradproof.proof.admission import KernelTrial, admit
 from gradproof.proof.examples import examples
 from gradproof.proof.judge import worst_of_each
 
-MOST_WORK = 1e10  # multiply-adds of a call that is judged at its own size
-MOST_ROWS = 1031  # that are tried of a GPU's class of shapes; prime, so that no tile divides it
-
-
-HEAVY = 8_000_000  # parameters, above which one call at the real widths must do
+MOST_WORK = {"cpu": 1e10, "cuda": 1e13}  # multiply-adds of a call that is judged at its own size
+HEAVY = {"cpu": 8_000_000, "cuda": 200_000_000}  # parameters, above which one call at the real widths must do
+FEW_ROWS = (7, 33)  # of a contract's examples on a GPU, where every other width would have to be compiled for
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,9 @@ def choose(
         op: [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         for op in ((*shape.ops, *shape.fused) if fused else shape.ops)
     }
-    announce([v for listed in wanted.values() for v in listed[:1]], shape)
+    new = announce([v for listed in wanted.values() for v in listed[:1]], shape)
+    if new and shape.device == "cuda":
+        _compile(new, shape)
     chosen = {op: next((v for v in listed if admission(v, shape).admitted), None) for op, listed in wanted.items()}
     # What reads nothing on the host can be captured in a graph.
     whole = shape.device == "cuda" and all(
@@ -79,13 +79,31 @@ def choose(
     return replace(Kernels.of(names, workspace, shape.ops), capturable=whole)
 
 
-def announce(listed: list[Variant], shape: Shape) -> None:
-    """Says so where kernels must be proven first: it takes seconds, once for a machine."""
+def announce(listed: list[Variant], shape: Shape) -> list[Variant]:
+    """Says so where kernels must be proven first, and returns them: it takes seconds, once for a machine."""
     new = [
         v for v in listed if (key := _key(path_of(v, shape))) not in _judged and cache.load("admissions", key) is None
     ]
     if new:
         say(f"proving {len(new)} kernel{'s' * (len(new) > 1)} for this machine, once")
+    return new
+
+
+def _compile(listed: list[Variant], shape: Shape) -> None:
+    """All that the trials of these will launch, side by side; what cannot be is compiled when it is met."""
+    from gradproof.kernels.triton.compiling import compiling
+
+    with torch.inference_mode(False), torch.no_grad(), suppress(Exception), compiling():
+        for v in listed:
+            dtype = getattr(torch, shape.dtype_of(v.op))
+            for example in (*of_contract(v, shape), *_not_heavy(v, shape)):
+                with suppress(Exception):
+                    KernelTrial(ops.load(v.op), v.module, example, dtype, shape.device, Workspace).every_way()
+
+
+def _not_heavy(variant: Variant, shape: Shape) -> Iterator[Example]:
+    heavy = variant.op == "experts" and shape.parameters > HEAVY[shape.device]
+    return iter(()) if heavy else at_shape(variant, shape)
 
 
 def survey(shape: Shape) -> list[dict[str, Any]]:
@@ -134,7 +152,8 @@ def _remembered(key: str, kind: str = "admissions") -> Admission | None:
     record = cache.load(kind, key)
     try:
         evidence = [Evidence(**{**e, "shape": tuple(map(tuple, e["shape"]))}) for e in (record or {}).pop("evidence")]
-        return Admission(**(record or {}), evidence=tuple(evidence))
+        judged = Admission(**(record or {}), evidence=tuple(evidence))
+        return judged if evidence or not judged.admitted else None
     except (TypeError, KeyError):
         return None
 
@@ -146,7 +165,10 @@ def _judge(variant: Variant, shape: Shape, key: str) -> Admission:
     if missing is not None:
         return Admission(variant.op, variant.kernel, False, missing)
     path = path_of(variant, shape)
-    if options_in_contract(variant, shape):  # this shape's own options are among the examples
+    if shape.device == "cuda":
+        facts = {**widths(variant.op, shape), "rows": _rows_of_examples(variant, shape)}
+        shared = replace(path, facts=tuple(sorted(facts.items())))
+    elif options_in_contract(variant, shape):  # this shape's own options are among the examples
         shared = path
     else:
         shared = replace(path, facts=(("threads", shape.threads),))
@@ -166,9 +188,8 @@ def _tried(variant: Variant, shape: Shape, tried: Iterator[Example], key: str) -
     before = torch.get_num_threads()
     torch.set_num_threads(shape.threads)
     try:
-        judge = admit if shape.device == "cpu" else observed.admit
         with torch.inference_mode(False), torch.no_grad():  # whatever the caller has switched on
-            evidence = tuple(judge(ops.load(variant.op), variant.module, tried, **how))
+            evidence = tuple(admit(ops.load(variant.op), variant.module, tried, **how))
     except Exception as error:
         return Admission(variant.op, variant.kernel, False, f"it stopped with {type(error).__name__}: {error}")
     finally:
@@ -198,7 +219,9 @@ def of_contract(variant: Variant, shape: Shape) -> Iterator[Example]:
     this shape's."""
     op, contract = variant.op, ops.load(variant.op).CONTRACT
     options = options_at(op, shape)
-    if op == "route":  # every option is another kernel: this shape has one
+    if shape.device == "cuda":
+        contract = _compiled_for(variant, shape, contract)
+    elif op == "route":  # every option is another kernel: this shape has one
         contract = replace(contract, options=options, sizes={**contract.sizes, "E": (shape.experts,)})
     elif contract.edges_at is not None and options_in_contract(variant, shape):
         options = options_at(op, shallow(shape))
@@ -208,19 +231,47 @@ def of_contract(variant: Variant, shape: Shape) -> Iterator[Example]:
 
 def at_shape(variant: Variant, shape: Shape) -> Iterator[Example]:
     """Calls that take the path of this shape: with its own rows, or as few as take it where those are too much work;
-    and a call with hardly any. Of a GPU's class of shapes a call with some rows."""
+    and a call with hardly any."""
     op, contract = variant.op, ops.load(variant.op).CONTRACT
-    if shape.device == "cuda":
-        at = replace(shallow(shape), rows=max(1, min(shape.rows, MOST_ROWS // max(1, shape.tokens // shape.rows))))
-        at = replace(at, parameters=64 * 129)
-    else:
-        at = shape if _work(op, shape) <= MOST_WORK else smallest(variant, shape)
+    at = shape if _work(op, shape) <= MOST_WORK[shape.device] else smallest(variant, shape)
     options = options_at(op, at) or contract.options
-    heavy = shape.device == "cpu" and shape.parameters > HEAVY
-    for rows in dict.fromkeys((at.rows,) if heavy else (at.rows, min(at.rows, 3))):
+    heavy = shape.parameters > HEAVY[shape.device]
+    few = _rows_of_examples(variant, shape)[-1] if shape.device == "cuda" else 3
+    for rows in dict.fromkeys((at.rows,) if heavy else (at.rows, min(at.rows, few))):
         sizes = {axis: (size,) for axis, size in sizes_at(replace(at, rows=rows)).items() if axis in contract.sizes}
         here = replace(contract, sizes=sizes, options=options, edges=())
-        yield from _settled(examples(f"{op} {rows}", here, 1), contract)
+        yield from _settled(examples(f"{op} {rows}", here, 1, device=shape.device), contract)
+
+
+def _compiled_for(variant: Variant, shape: Shape, contract: Contract) -> Contract:
+    """The contract at this shape's widths and options, on rows that take the same path where others would have to be
+    compiled for; its edges with them, where they have as many experts."""
+    op, at = variant.op, shape if variant.kernel == "triton" else shallow(shape)
+    options, T = options_at(op, at), _rows_of_examples(variant, shape)
+    own = {axis: (size,) for axis, size in sizes_at(at).items() if axis in contract.sizes and axis in "EKIOCVDF"}
+    edges = contract.edges
+    if contract.edges_at is not None:
+        edges = contract.edges_at((options or contract.options)[0], dict(T=T[-1], E=shape.experts, K=shape.k))
+    if op == "route":
+        edges = tuple(_with_options(edge, options[0]) for edge in edges) if shape.experts == 4 else ()
+    sizes = {**contract.sizes, **own, **({"T": T} if "T" in contract.sizes else {})}
+    return replace(contract, sizes=sizes, options=options or contract.options, edges=edges)
+
+
+def _rows_of_examples(variant: Variant, shape: Shape) -> tuple[int, ...]:
+    if variant.kernel != "triton":
+        return FEW_ROWS
+    near, path = (shape.rows - 1, shape.rows // 2 + 1, *FEW_ROWS), path_of(variant, shape)
+    same = [rows for rows in near if rows > 0 and path_of(variant, replace(shape, rows=rows)) == path]
+    return tuple(dict.fromkeys(same[-2:])) or (shape.rows,)
+
+
+def _with_options(edge: Callable[[Any], Example], options: Mapping[str, Any]) -> Callable[[Any], Example]:
+    def example(generator: Any) -> Example:
+        own = edge(generator)
+        return replace(own, options={**own.options, **options})
+
+    return example
 
 
 def _settled(drawn: Iterator[Example], contract: Contract) -> Iterator[Example]:
@@ -249,8 +300,8 @@ def options_at(op: str, shape: Shape) -> tuple[dict[str, Any], ...]:
 
 def sizes_at(shape: Shape) -> dict[str, int]:
     """The size of each axis in a call of this shape."""
-    widths = shape.chain.widths
-    sizes = dict(T=shape.rows, E=shape.experts, K=shape.k, I=widths[0], O=widths[-1], C=max(widths[-1], 2))
+    inputs, outputs = shape.chain.widths[0], shape.chain.widths[-1]
+    sizes = dict(T=shape.rows, E=shape.experts, K=shape.k, I=inputs, O=outputs, C=max(outputs, 2))
     sizes["P"] = shape.parameters - shape.parameters % 64
     if shape.block is not None:
         block = shape.block
@@ -263,7 +314,7 @@ def sizes_at(shape: Shape) -> dict[str, int]:
 def _work(op: str, shape: Shape) -> float:
     """Multiply-adds of a forward, or numbers that are moved."""
     if op in ("adamw", "update"):
-        return 1e4 * shape.parameters
+        return MOST_WORK[shape.device] * shape.parameters / 1e6
     if shape.block is not None and op in (*TOKEN_OPS[:4], "reading"):
         block = shape.block
         own = block.width * (4 * block.width + 2 * block.inner + 2 * block.context)

@@ -1,8 +1,7 @@
 """Path: everything that a kernel's code branches on in a call. An admission holds for one path.
 
 A kernel package states its paths by `path(op, shape)`. One that does not is taken to branch on anything: its path is
-the exact shape, as it must be where a library picks an algorithm that cannot be read. Kernels of a GPU do not state
-theirs yet: they are judged by classes of shapes, rows by powers of four and deep chains by their first layers.
+the exact shape, as it must be where a library picks an algorithm that cannot be read.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ class Path:
 def path_of(variant: Variant, shape: Shape) -> Path:
     """The path that a call of this shape takes."""
     stated = getattr(variant.package, "path", None)
-    if shape.device == "cuda":
-        facts = by_class(variant.op, shape)
-    else:
-        facts = exact(variant.op, shape) if stated is None else stated(variant.op, shape)
+    facts = exact(variant.op, shape) if stated is None else stated(variant.op, shape)
     threads = {"threads": shape.threads} if shape.device == "cpu" else {}
     named = {**facts, **threads}
     return Path(variant.op, variant.kernel, shape.device, shape.dtype_of(variant.op), tuple(sorted(named.items())))
@@ -64,16 +60,7 @@ def widths(op: str, shape: Shape) -> dict[str, Any]:
     return {} if block is None else {"block": str(block)}
 
 
-MOST_LAYERS = 2  # of a deep chain on a GPU: the others are repetitions
-
-
-def by_class(op: str, shape: Shape) -> dict[str, Any]:
-    """The class of shapes that a GPU's call belongs to."""
-    return (
-        {}
-        if op == "adamw"
-        else {"rows": 4 ** max(1, (shape.rows - 1).bit_length() + 1 >> 1), **widths(op, shallow(shape))}
-    )
+MOST_LAYERS = 2  # of a deep chain, where a contract's own sizes and edges are tried: the others are repetitions
 
 
 def shallow(shape: Shape) -> Shape:

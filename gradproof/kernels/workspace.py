@@ -27,6 +27,11 @@ class Workspace:
             self._views[key] = held[:length].view(shape)
         return self._views[key]
 
+    def show(self, name: str, layer: int, rows: Tensor, slices: list[tuple[int, int]] | None = None) -> None:
+        """An intermediate result that is whole now, for whoever checks a kernel: h before it is written over, dh when
+        all gradients of the layer above are written. `slices` say where each expert's rows stand, where that is not
+        where the plan has them. Nobody looks in a step."""
+
     def bytes(self) -> int:
         """What is held."""
         return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())

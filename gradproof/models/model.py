@@ -122,7 +122,8 @@ class Model(ABC):
 
     def draw_input(self, rows: int, generator: torch.Generator) -> Tensor:
         """Random rows of the usual size, on the model's device."""
-        return torch.randn(rows, self.config.inputs, generator=generator).to(self.params.flat_P)
+        drawn = torch.randn(rows, self.config.inputs, generator=generator, device=generator.device)
+        return drawn.to(self.params.flat_P)
 
     def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
         """The rows, those whose routing is a near-tie replaced by others."""

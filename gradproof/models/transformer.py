@@ -244,7 +244,8 @@ class Transformer(Model):
     def draw_input(self, rows: int, generator: torch.Generator) -> Tensor:
         c = self.config
         shape = (rows, *[2] * (c.mode == "seq2seq"), c.context)
-        return torch.randint(c.vocabulary, shape, generator=generator).to(self.params.flat_P.device)
+        drawn = torch.randint(c.vocabulary, shape, generator=generator, device=generator.device)
+        return drawn.to(self.params.flat_P.device)
 
     def rows(self, x_BS: Tensor, /) -> int:
         return x_BS.shape[0] * x_BS.shape[-1] if self.config.decodes else x_BS.shape[0]

@@ -84,15 +84,16 @@ def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
     return {**arguments, **{name: arguments[name].to(dtype) for name in "qkv"}}
 
 
-def _terms(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
-    """The sums of the absolute values of the terms of dq, dk and dv; dq of a query that sees one key is p·(dp − dp)."""
-    heads = given.get("heads", 1)
-    _, p_BASL = forward(given["q"], given["k"], given["v"], given["mask"], heads, given.get("causal", False))
-    dy, q, k, v = (split(operand.abs(), heads) for operand in (cotangents[0], *(given[name] for name in "qkv")))
-    dp_BASL = dy @ v.transpose(2, 3)
-    ds_BASL = p_BASL * (dp_BASL + (p_BASL * dp_BASL).sum(-1, keepdim=True)) / math.sqrt(q.shape[3])
-    terms = ds_BASL @ k, ds_BASL.transpose(2, 3) @ q, p_BASL.transpose(2, 3) @ dy
-    return dict(zip("qkv", map(joined, terms), strict=True))
+def _fused(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
+    """A fused backward takes ⟨p, dp⟩ from ⟨y, dy⟩, and y is stored: one error δ for all keys of a query."""
+    q_BSD, heads = given["q"], given.get("heads", 1)
+    y_BSD, p_BASL = forward(q_BSD, given["k"], given["v"], given["mask"], heads, given.get("causal", False))
+    y_BASW, dy_BASW, q_BASW, k_BALW = (split(wide(x), heads) for x in (y_BSD, cotangents[0], q_BSD, given["k"]))
+    unit = torch.finfo(q_BSD.dtype).eps / 2
+    delta_BAS1 = unit * (y_BASW * dy_BASW).square().sum(-1, keepdim=True).sqrt() / math.sqrt(q_BASW.shape[3])
+    of_q = delta_BAS1 * (p_BASL.float() @ k_BALW).abs()
+    of_k = ((p_BASL.float() * delta_BAS1).square().transpose(2, 3) @ q_BASW.square()).sqrt()
+    return {"q": joined(of_q), "k": joined(of_k)}
 
 
 def _mask(lengths_B: Tensor, keys: int) -> Tensor:
@@ -179,6 +180,6 @@ CONTRACT = Contract(
     draw=_draw,
     options=(dict(heads=1), dict(heads=2), dict(heads=4), dict(heads=2, causal=True)),
     claims=(*EVERY_OP, equivariant("B"), Claim("conserves", check=_average), Claim("zero_rows_safe", check=_blind)),
-    terms=_terms,
+    fused=_fused,
     edges=(_unmasked, _causal, _one_token, _narrow_heads, _nothing_seen, _sharp),
 )

@@ -53,12 +53,19 @@ class Chain:
         """P: an expert's parameters with their padding."""
         return self.offsets[""]
 
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of each parameter."""
+        return {name: shape for name, shape, _ in entries("", self.widths)}
+
     def views(self, theta_P: Tensor) -> dict[str, Tensor]:
         """One expert's parameters by name."""
-        return {
-            name: theta_P[self.offsets[name] : self.offsets[name] + math.prod(shape)].view(shape)
-            for name, shape, _ in entries("", self.widths)
-        }
+        return {name: self.view(theta_P, name) for name in self.shapes}
+
+    def view(self, theta_P: Tensor, name: str) -> Tensor:
+        """One parameter of one expert."""
+        start, shape = self.offsets[name], self.shapes[name]
+        return theta_P[start : start + math.prod(shape)].view(shape)
 
     def matrices(self, theta_EP: Tensor, i: int) -> Tensor:
         """w_EOI: the matrix of linear i in every expert."""
@@ -215,7 +222,8 @@ def saved_per_row(chain: Chain) -> int:
 
 def draw_theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
     """Parameters of the usual size, γ near 1, the padding zero."""
-    theta_EP = torch.zeros(experts, chain.length, dtype=torch.float64)
+    on_cpu = generator.device.type == "cpu"  # what is large is drawn on the device
+    theta_EP = torch.zeros(experts, chain.length, dtype=torch.float64 if on_cpu else torch.float32)
     for theta_P in theta_EP:
         views = chain.views(theta_P)
         for name, shape, kind in entries("", chain.widths):
@@ -254,11 +262,13 @@ def _one_expert(chain: Chain) -> Callable[[torch.Generator], Example]:
     return example
 
 
-def _starved(chain: Chain) -> Callable[[torch.Generator], Example]:
-    """Experts 1 and 3 have no rows."""
+def _starved(chain: Chain, T: int = 3, E: int = 4, K: int = 2) -> Callable[[torch.Generator], Example]:
+    """Every second expert has no rows."""
+    even = torch.arange(0, E, 2)
+    index_TK = torch.stack([even.roll(t)[: min(K, len(even))] for t in range(T)])
 
     def example(generator: torch.Generator) -> Example:
-        plan = dispatch.plan(torch.tensor([[0, 2], [2, 0], [0, 2]]), 4)
+        plan = dispatch.plan(index_TK, E)
         return Example("experts without rows", _arguments(plan, chain, generator), dict(chain=chain))
 
     return example
@@ -283,7 +293,11 @@ CONTRACT = Contract(
     grads=("x", "theta"),
     parameters=("theta",),
     out=("theta",),
-    edges_at=lambda options: (_one_expert(options["chain"]), _starved(options["chain"])),
+    edges_at=lambda options, sizes=None: (
+        (_one_expert(options["chain"]), _starved(options["chain"]))
+        if sizes is None
+        else (_starved(options["chain"], sizes["T"], sizes["E"], sizes["K"]),)
+    ),
     draw=_draw,
     options=(
         dict(chain=Chain((5, 6, 6, 3), (True, True))),

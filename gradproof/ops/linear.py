@@ -5,12 +5,17 @@ dx = dy W,  dW = dyᵀ x,  db = Σ_T dy
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.ops import NARROW, wide
+
+FORMATS = ("bf16", "fp16")
+NARROWEST = 512  # rows or columns of a product below which cuBLAS cuts its sums, whatever it is told
 
 
 def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
@@ -51,15 +56,31 @@ def weight_gradient(dy_TO: Tensor, x_TI: Tensor, out_OI: Tensor | None = None, a
     if accumulate:
         return out_OI.add_(wide_product(dy_TO.T, x_TI))
     if dy_TO.is_cuda:
-        return torch.mm(dy_TO.T, x_TI, out_dtype=out_OI.dtype, out=out_OI)
+        with _summed_wide():
+            return torch.mm(dy_TO.T, x_TI, out_dtype=out_OI.dtype, out=out_OI)
     return out_OI.copy_(wide_product(dy_TO.T, x_TI))
 
 
 def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
     """a b, never rounded to a narrow format."""
-    if a_OT.dtype in NARROW and a_OT.is_cuda:
-        return torch.mm(a_OT, b_TI, out_dtype=torch.float32)
+    if a_OT.dtype in NARROW and a_OT.is_cuda and min(a_OT.shape[0], b_TI.shape[1]) >= NARROWEST:
+        with _summed_wide():
+            return torch.mm(a_OT, b_TI, out_dtype=torch.float32)
     return wide(a_OT) @ wide(b_TI)
+
+
+@contextmanager
+def _summed_wide() -> Iterator[None]:
+    """cuBLAS may cut a long sum into parts, and torch lets it add those up in the narrow format, unless told not to."""
+    switches, names = torch.backends.cuda.matmul, [f"allow_{format}_reduced_precision_reduction" for format in FORMATS]
+    before = [getattr(switches, name) for name in names]
+    try:
+        for name in names:
+            setattr(switches, name, False)
+        yield
+    finally:
+        for name, value in zip(names, before, strict=True):
+            setattr(switches, name, value)
 
 
 def _rounding(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -20,14 +21,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from gradproof.contract import Evidence, Example, Outputs
+from gradproof.ops import experts
 from gradproof.proof.bounds import FAINT, Bounds, worst
+from gradproof.proof.chain import Collected, Largest, product_off, watched
 from gradproof.proof.claims import Poison, differing
 from gradproof.proof.operation import argument_names, moved, wanted
 from gradproof.proof.verdict import versions
 from gradproof.streams import seeded
 
 UNITS = 8.0  # σ that a kernel may be off; the references themselves stay below 3
-HEAVY = 1 << 23  # numbers
+HEAVY = {"cpu": 1 << 23, "cuda": 1 << 28}  # numbers
 MANY = 64  # rows, from which on averages are worth looking at
 THOROUGH = 1  # examples that a kernel is also called with in ways that a step does not
 SHARED = 0.1  # of σ, that the entries of a row may have in common: a statistic, a probability
@@ -111,13 +114,17 @@ class KernelTrial:
         self.given = _given(op, example, dtype, device)
         self.cotangents = _cotangents(op, example, self.given)
         self.rows = max((len(leaf) for leaf in _leaves(self.cotangents) if leaf.dim()), default=0)
+        self.heavy = sum(leaf.numel() for leaf in _leaves(self.given)) > HEAVY[device]
+        self.by_parts = op is experts and (device == "cuda" or self.heavy or dtype != torch.float32)
 
     def checks(self, thorough: bool) -> Iterator[Check]:
         """Every claim: (claim, tensor, measured, bound). A `thorough` trial also calls in ways that a step does not."""
-        expected = expectation(self.op, self.given, self.cotangents)
-        if sum(leaf.numel() for leaf in _leaves(self.given)) > HEAVY:
-            yield from self._once(expected)
+        if self.heavy:
+            yield from self._in_parts() if self.by_parts else self._once()
             return
+        expected, between = self._expected()
+        for name, measured in between.items():
+            yield "matches_reference", name, measured, 1.0
         before = [leaf.clone() for leaf in _leaves((self.given, self.cotangents))]
         fast = self._run()
         after = _leaves((self.given, self.cotangents))
@@ -135,11 +142,45 @@ class KernelTrial:
             yield from self._loud()
         yield from self._own_claims(fast)
         yield from self._functions()
+        yield from self._products()
         if self.op.CONTRACT.out:
             yield from self._into_out(expected)
 
-    def _once(self, expected: Expected) -> Iterator[Check]:
+    def _expected(self) -> tuple[Expected, dict[str, float]]:
+        """What is right, and how far off what a kernel shows between is."""
+        if not self.by_parts:
+            return expectation(self.op, self.given, self.cotangents), {}
+        y, saved = self.variant.forward(**wanted(self.variant.forward, self.given))
+        y, call = y.clone(), self._call(saved)
+        collected = Collected(self.given, y)
+        watched(self.variant, call, self.given, y, collected)
+        right, allowed = collected.right, {name: tensor / UNITS for name, tensor in collected.allowed.items()}
+        runs = (RunResult((own.pop("output 0"),), own) for own in (right, allowed))
+        return Expected(*runs), collected.between.read()
+
+    def _call(self, saved: Any, **more: Any) -> dict[str, Any]:
+        """A backward of experts by the names of its arguments."""
+        return {**wanted(self.variant.backward, {**self.given, **more}), "dy_NO": self.cotangents[0], "saved": saved}
+
+    def _in_parts(self) -> Iterator[Check]:
+        """What is large is called as a step calls it, twice; each part is judged as it is shown."""
+        own = None if self.workspace is None else self.workspace()
+        results, judge = [], Largest()
+        for first in (True, False):
+            y, saved = self.variant.forward(**wanted(self.variant.forward, {**self.given, "workspace": own}))
+            y, out_EP = y.clone(), torch.full_like(self.given["theta"], torch.nan)
+            call = self._call(saved, workspace=own, out=out_EP)
+            dx, _ = watched(self.variant, call, self.given, y, judge) if first else self.variant.backward(**call)
+            assert dx is not None
+            results.append(RunResult((y,), {"x": dx.clone(), "theta": _numbers(out_EP)}))
+        for name, measured in judge.read().items():
+            yield "matches_reference", name, measured, 1.0
+        yield "deterministic", None, differing(*results), 0.0
+        yield from self._products()
+
+    def _once(self) -> Iterator[Check]:
         """What is large is called as a step calls it, twice."""
+        expected = expectation(self.op, self.given, self.cotangents)
         names = self.op.CONTRACT.out
         more: dict[str, Any] = {} if self.workspace is None else {"workspace": self.workspace()}
         poisoned = [torch.full_like(expected.exact.grads[name], torch.nan, dtype=torch.float32) for name in names]
@@ -148,16 +189,37 @@ class KernelTrial:
         yield from self._matches("matches_reference", fast, expected)
         yield "deterministic", None, differing(*(tree_map(_numbers, again) for again in (fast, self._run(**more)))), 0.0
 
+    def every_way(self) -> None:
+        """All ways in which a trial calls a kernel, without a look at the results."""
+        own = {} if self.workspace is None else {"workspace": self.workspace()}
+        self._run(**own)
+        if self.heavy:
+            return
+        with suppress(TypeError, ValueError):
+            given = {name: _spread(value) for name, value in self.given.items()}
+            run(self.op, self.variant, given, tuple(_spread(c) for c in self.cotangents))
+        if self.op.CONTRACT.same is not None:
+            self.op.CONTRACT.same(self.variant, _placed(self.example, self.given))
+        for name, arguments in self.op.CONTRACT.functions.items():
+            getattr(self.variant, name)(*(self.given[argument] for argument in arguments))
+        if self.op.CONTRACT.out:
+            out = _one([torch.zeros_like(self.given[name], dtype=torch.float32) for name in self.op.CONTRACT.out])
+            less = {"want_dx": False} if "want_dx" in argument_names(self.op.backward) else {}
+            self._run(out=out, **less)
+            self._run(out=out, accumulate=True)
+
     def _run(self, **more: Any) -> RunResult:
         return run(self.op, self.variant, {**self.given, **more}, self.cotangents)
 
     def _matches(self, claim: str, fast: RunResult, expected: Expected) -> Iterator[Check]:
         named, exact, sigma = fast.named(), expected.exact.named(), expected.sigma.named()
         unit = torch.finfo(self.dtype).eps / 2
+        tails = 0.0 if self.by_parts else unit
         for name in exact:
             parts = _parts(self.op, self.example, name, named[name], exact[name], sigma[name])
             for label, of_fast, of_exact, of_sigma in parts:
-                yield claim, label, worst(of_fast, of_exact, of_sigma, UNITS, unit), 1.0
+                measured = worst(of_fast, of_exact, of_sigma, UNITS, tails)
+                yield claim, label, measured, 1.0
                 if self.rows >= MANY:  # of few rows, the errors of a row of gradients are one error
                     yield f"{claim}, on average", label, leaning(of_fast, of_exact, of_sigma, unit), 1.0
 
@@ -213,6 +275,12 @@ class KernelTrial:
             fast = getattr(self.variant, name)(*given)
             yield "matches_reference", name, worst(fast, exact, sigma, UNITS, torch.finfo(torch.float32).eps / 2), 1.0
 
+    def _products(self) -> Iterator[Check]:
+        """Every way that a library takes for a product, where that hangs on how many rows an expert has."""
+        products = getattr(self.variant, "products", None)
+        for label, a, b, out in () if products is None else products(**wanted(products, self.given)):
+            yield "matches_reference", label, product_off(a, b, out), 1.0
+
     def _into_out(self, expected: Expected) -> Iterator[Check]:
         """Gradients that are written over, or added to, what is there; and without the input's."""
         names = self.op.CONTRACT.out
@@ -244,6 +312,10 @@ def expectation(op: ModuleType, given: Mapping[str, Any], cotangents: Outputs) -
         sigma = RunResult(
             tuple(map(bounds.of, own.outputs)), {name: bounds.of(grad) for name, grad in own.grads.items()}
         )
+    if op.CONTRACT.fused is not None:
+        more = op.CONTRACT.fused(given, cotangents)
+        both = {name: sigma.grads[name].hypot(own.to(sigma.grads[name])) for name, own in more.items()}
+        sigma = RunResult(sigma.outputs, {**sigma.grads, **both})
     return Expected(exact, sigma)
 
 

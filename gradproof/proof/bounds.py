@@ -39,6 +39,10 @@ class NoRule(RuntimeError):
 class Bounds(TorchDispatchMode):
     """`with Bounds() as bounds: y = op.forward(…)`, then `bounds.of(y)` is σ of every entry of y."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # there is nothing to skip, and skipping imports the compiler, for seconds
+
     def __init__(self) -> None:
         super().__init__()
         self._errors: Any = WeakTensorKeyDictionary()
@@ -106,8 +110,8 @@ class Bounds(TorchDispatchMode):
 
 def worst(inexact: Tensor, exact: Tensor, sigma: Tensor, units: float, unit: float = 0.0) -> float:
     """The largest |inexact − exact|/(units·σ) of an entry; infinite for another shape or a number that is none.
-    An entry that is rounded at all has a tenth of a `unit` of the tensor's usual size: in the tails of a GELU, errors
-    are no first-order matter."""
+    A narrow result is one rounding off, not several times σ of one. An entry that is rounded at all has a tenth of a
+    `unit` of the tensor's usual size: in the tails of a GELU, errors are no first-order matter."""
     if inexact.shape != exact.shape:
         return math.inf
     if not exact.numel():
@@ -117,7 +121,11 @@ def worst(inexact: Tensor, exact: Tensor, sigma: Tensor, units: float, unit: flo
     tiny = torch.finfo(inexact.dtype).tiny  # below it units are not relative any more
     error = (inexact.double() - exact.double()).abs()
     usual = float(exact.double().nan_to_num(0, 0, 0).square().mean().sqrt())
-    allowed = units * sigma.double() + torch.where(sigma > 0, tiny + units * unit * TAILS * usual, 0.0)
+    wide, rounding = sigma.double(), 0.0
+    if inexact.dtype in (torch.bfloat16, torch.float16):
+        rounding = torch.finfo(inexact.dtype).eps / 2 * exact.double().nan_to_num(0, 0, 0).abs()
+        wide = (wide.square() - rounding.square()).clamp(min=0).sqrt()
+    allowed = units * wide + rounding + torch.where(sigma > 0, tiny + units * unit * TAILS * usual, 0.0)
     # Squares of errors underflow where numbers are this small beside the others.
     same = (error <= FAINT * float(exact.nan_to_num(0, 0, 0).abs().max())) | (~exact.isfinite() & ~inexact.isfinite())
     ratio = float(torch.where(same, 0.0, error / allowed).max())

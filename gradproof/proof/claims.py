@@ -214,6 +214,10 @@ CHECKS: Mapping[str, Callable[[Trial], Iterator[Evidence]]] = {
 class Poison(TorchDispatchMode):
     """Memory that torch hands out unwritten is full of NaN."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # there is nothing to skip, and skipping imports the compiler, for seconds
+
     FRESH = frozenset(
         getattr(torch.ops.aten, name)
         for name in ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from gradproof.contract import Contract, Example
-from gradproof.streams import seeded
+from gradproof.streams import on_device, seeded
 
 Axes = tuple[str, ...]
 
@@ -23,9 +23,9 @@ def parse_shapes(shapes: str) -> tuple[dict[str, Axes], dict[str, Axes]]:
     return sides[0], sides[1]
 
 
-def examples(name: str, contract: Contract, seed: int, most: int = 24) -> Iterator[Example]:
+def examples(name: str, contract: Contract, seed: int, most: int = 24, device: str = "cpu") -> Iterator[Example]:
     """Every option with every size, or with two sizes each where that is more than `most`; then the edges. Which sizes
-    meet changes with the seed."""
+    meet changes with the seed. They are drawn on `device`, the edges always on the CPU."""
     generator = seeded(seed, name, "sizes")
     shuffled = {axis: [v[i] for i in torch.randperm(len(v), generator=generator)] for axis, v in contract.sizes.items()}
     rows = max(len(values) for values in shuffled.values())
@@ -34,7 +34,10 @@ def examples(name: str, contract: Contract, seed: int, most: int = 24) -> Iterat
         for i in range(rows_each):
             at = number * rows_each + i
             sizes = {axis: values[at % len(values)] for axis, values in shuffled.items()}
-            yield _example(name, contract, sizes, options, seeded(seed, name, number, i))
+            drawing = on_device(seeded(seed, name, number, i), device)
+            with torch.device(device):
+                example = _example(name, contract, sizes, options, drawing)
+            yield example
     for number, edge in enumerate(contract.edges):
         yield edge(seeded(seed, name, "edge", number))
 

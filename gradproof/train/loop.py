@@ -124,10 +124,7 @@ class Trainer:
         return dict(self.step.choose(rows).chosen)
 
     def rehearse(self) -> None:
-        """Proves the step at this run's size, before it has begun: full batches, and those of a run's last rows. On a
-        GPU kernels are judged by classes of shapes alone."""
-        if self.config.device != "cpu":
-            return
+        """Proves the step at this run's size, before it has begun: full batches, and those of a run's last rows."""
         whole = self.batch(0)[1]
 
         def target(rows: int) -> Target:

@@ -1,9 +1,11 @@
 """Rehearsal: the step of a run at its real size, before step 0, by the kernels that were chosen, each part checked.
 
 Each call of a kernel is compared with its op on the very inputs that the kernel got, so that only this part's rounding
-remains; what it may be is computed beside it (`proof/bounds.py`). Experts are judged one at a time and parameters in
-pieces, which keeps the memory near that of a step. The rows are random, from a stream of their own: once as they come,
-once nearly all of them for one expert. Weights, moments, counters and the run's own random state are as before.
+remains; what it may be is computed beside it (`proof/bounds.py`). The experts' layers are judged one at a time, as the
+kernel shows them (`proof/chain.py`), and parameters in pieces, which keeps time and memory near those of a few steps.
+The rows are random, from a stream of their own: once as they come, once nearly all of them for one expert. A step that
+is replayed as a graph must give the same bits as one that is not. Weights, moments, counters and the run's own random
+state are as before.
 
 A kernel that fails is not used by this run, and that is said; the result is kept under the machine's fingerprint, so a
 run that resumes chooses the same kernels.
@@ -12,11 +14,10 @@ run that resumes chooses the same kernels.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import wraps
 from inspect import signature
-from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -26,19 +27,23 @@ from torch import Tensor
 from gradproof import ops
 from gradproof.kernels import cache
 from gradproof.kernels.variants import Kernels
-from gradproof.ops import dispatch
+from gradproof.kernels.workspace import Workspace
+from gradproof.ops.update import CLIP_EPS
 from gradproof.proof.admission import UNITS, Expected, RunResult, expectation
 from gradproof.proof.bounds import worst
+from gradproof.proof.chain import Largest, off, watched
 from gradproof.proof.operation import wanted
-from gradproof.streams import seeded
+from gradproof.streams import on_device, seeded
 from gradproof.train.fused import Fused
+from gradproof.train.graph import Graph
 from gradproof.train.loss import Target
 from gradproof.train.parts import Parts
 from gradproof.train.step import TrainStep
+from gradproof.train.training import Training
 
 CODE = (*cache.JUDGING, "models", "train")
 HOW = ("out", "accumulate", "want_dx", "workspace")  # arguments that say where to, not what
-PIECE = 1 << 20  # parameters that are checked at a time
+PIECE = {"cpu": 1 << 17, "cuda": 1 << 24}  # parameters that are checked at a time: as many as caches hold
 POOL = 4  # times the rows, among which those for one expert are looked for
 
 
@@ -99,19 +104,22 @@ class Rehearsal:
     def __init__(self, step: TrainStep, kernels: Kernels):
         self.step, self.kernels, self.refusals = step, kernels, list[Refusal]()
         self.unit = torch.finfo(step.dtype).eps / 2
+        self.sizes: dict[tuple[int, int], Any] = {}  # of the experts' weights, which both kinds of rows meet
 
     @torch.no_grad()
     def take(self, rows: int, target: Callable[[int], Target]) -> list[Refusal]:
         """The refusals, of a step on rows as they come, and on rows for one expert."""
         model, training = self.step.model, self.step.training
         for uneven in (False, True) if model.experts > 1 else (False,):
-            x = model.draw_input(rows * (POOL if uneven else 1), seeded("rehearsal", rows, uneven))
+            generator = on_device(seeded("rehearsal", rows, uneven), model.params.flat_P.device)
+            x = model.draw_input(rows * (POOL if uneven else 1), generator)
             x = model.settled(training.weights, x)
             x = model.favouring(training.weights, x, rows) if uneven else x
             self._gradients(x, target(rows))
             self._whole(x, target(rows))
             if not self.refusals and not uneven:
                 self._update()
+                self._replay(x, target(rows))
             if self.refusals:
                 break
         return self.refusals
@@ -119,12 +127,16 @@ class Rehearsal:
     def _gradients(self, x: Tensor, target: Target) -> None:
         """By parts, each kernel watched; and by the kernel for a whole step, where there is one."""
         checked = {
-            op: Checked(op, module, kernel, self._judge)
+            op: CheckedChain(module, kernel, self._refuse, self.sizes)
+            if op == "experts"
+            else Checked(op, module, kernel, self._judge)
             for op, kernel in self.kernels.chosen.items()
             if kernel != "reference" and op not in ("adamw", "update", "lesson", "reading")
             for module in [getattr(self.kernels, op)]
         }
-        without = {op: None for op in ("mixture", "lesson") if getattr(self.kernels, op) is not None}
+        without: dict[str, Any] = {op: None for op in ("mixture", "lesson") if getattr(self.kernels, op) is not None}
+        if self.kernels.capturable:  # a graph has a workspace of its own, and leaves the step's alone
+            without["workspace"] = Workspace()
         Parts(self.step.training, replace(self.kernels, **{**checked, **without})).gradients([(x, target)])
         if "mixture" in checked:
             parts = replace(self.kernels, mixture=checked["mixture"], lesson=None)
@@ -153,66 +165,116 @@ class Rehearsal:
     def _judge(self, op: str, kernel: str, expected: Expected, fast: RunResult) -> None:
         named, exact, sigma = fast.named(), expected.exact.named(), expected.sigma.named()
         for name, tensor in named.items():
-            measured = worst(tensor, exact[name], sigma[name], UNITS, self.unit)
-            if not measured <= 1.0:
-                self.refusals.append(Refusal(op, kernel, name, measured))
+            self._refuse(op, kernel, name, worst(tensor, exact[name], sigma[name], UNITS, self.unit))
+
+    def _refuse(self, op: str, kernel: str, name: str, measured: float) -> None:
+        if not measured <= 1.0:
+            self.refusals.append(Refusal(op, kernel, name, measured))
 
     def _update(self) -> None:
-        """The end of a step on the gradients that are there, on copies of parameters and moments in pieces' order."""
+        """The end of a step on the gradients that are there; the state is put back."""
         training, kernels = self.step.training, self.kernels
-        optimizer, params = training.optimizer, training.model.params
-        before = [tensor.clone() for tensor in (params.flat_P, optimizer.count, training.skipped)]
-        moments = [tensor.clone() if bool(tensor.any()) else None for tensor in (optimizer.m_P, optimizer.v_P)]
         op = "update" if kernels.update is not None else "adamw"
         kernel = kernels.chosen.get(op, "reference")
-        if kernel != "reference":
-            loss, load_E = params.flat_P.new_zeros(()), torch.ones(training.model.experts, device=params.flat_P.device)
-            saved = {name: buffer.clone() for name, buffer in training.model.buffers.items()}
-            scalars = [tensor.clone() for tensor in (training.scale, training.good)]
-            norm, _ = training.end(loss, load_E, kernels)
-            self._judge_update(op, kernel, before[0], moments, norm)
-            for name, buffer in saved.items():
-                training.model.buffers[name].copy_(buffer)
-            training.scale.copy_(scalars[0])
-            training.good.copy_(scalars[1])
-        params.flat_P.copy_(before[0])
-        optimizer.count.copy_(before[1])
-        training.skipped.copy_(before[2])
-        for own, kept in zip((optimizer.m_P, optimizer.v_P), moments, strict=True):
+        if kernel == "reference":
+            return
+        flat_P = training.model.params.flat_P
+        with Restored(training) as before:
+            load_E = torch.ones(training.model.experts, device=flat_P.device)
+            norm, _ = training.end(flat_P.new_zeros(()), load_E, kernels)
+            self._judge_update(op, kernel, before, norm)
+
+    def _judge_update(self, op: str, kernel: str, before: Restored, norm: Tensor) -> None:
+        training, optimizer = self.step.training, self.step.training.optimizer
+        p_P, g_P = training.model.params.flat_P, training.model.params.grad_P
+        piece = PIECE[g_P.device.type]
+        squares = torch.stack([torch.linalg.vector_norm(part_P).double().square() for part_P in g_P.split(piece)])
+        total = float(squares.sum()) ** 0.5 / float(training.scale)
+        self._refuse(op, kernel, "norm", abs(float(norm) - total) / (1e-5 * total + 1e-30))
+        longer = max(1.0, (float(norm) + CLIP_EPS) / training.clip) if training.clip is not None else 1.0
+        divisor = torch.tensor(float(training.scale) * longer, device=g_P.device)  # by the norm that the kernel had
+        count, narrow_P = optimizer.count.clone(), getattr(training.weights, "flat_P", None)
+        most, narrow_off = Largest(), Largest()
+        for start in range(0, g_P.numel(), piece):
+            at, blocks = slice(start, start + piece), slice(start // 64, (start + piece) // 64)
+            m_P, v_P = (torch.zeros_like(g_P[at]) if own is None else own[at] for own in before.moments)
+            given = dict(p=before.p_P[at], g=g_P[at], m=m_P, v=v_P, decayed=optimizer.buffers[4][blocks], count=count)
+            given |= dict(rate=optimizer.rate, divisor=divisor, **optimizer.options)
+            fast = (p_P[at], optimizer.m_P[at], optimizer.v_P[at])
+            for number, (fast_P, (right_P, allowed_P)) in enumerate(zip(fast, _moved(given), strict=True)):
+                most.add(f"output {number}", off(fast_P, right_P, allowed_P))
+            if narrow_P is not None and narrow_P.dtype != p_P.dtype:
+                differing = (narrow_P[at] != p_P[at].to(narrow_P.dtype)).sum()
+                narrow_off.add("the narrow copy", differing.float() * 2)
+        for name, measured in (*most.read().items(), *narrow_off.read().items()):
+            self._refuse(op, kernel, name, measured)
+
+    def _replay(self, x: Tensor, target: Target) -> None:
+        """A step that is replayed as a graph, beside the same step taken op by op."""
+        batch, step = [(x, target)], self.step
+        plan = step.plan(batch)
+        if not isinstance(plan, Graph):
+            return
+        taken = []
+        for _ in range(2):  # a shape is taken op by op when it is met first, and captured when it is met again
+            with Restored(step.training) as before:
+                plan.take(batch)
+                taken.append(before.moved())
+        same = all(torch.equal(first, second) for first, second in zip(*taken, strict=True))
+        self._refuse("the step", "a graph", "parameters", 0.0 if same else float("inf"))
+
+
+class Restored:
+    """What a step moves, put back where it was."""
+
+    def __init__(self, training: Training):
+        self.training = training
+        self.p_P = training.model.params.flat_P.clone()
+        optimizer = training.optimizer
+        moved = bool(optimizer.count)
+        self.moments = [own.clone() if moved else None for own in (optimizer.m_P, optimizer.v_P)]
+        own = [optimizer.count, training.skipped, training.scale, training.good, *training.model.buffers.values()]
+        self.small = [(tensor, tensor.clone()) for tensor in own]
+
+    def __enter__(self) -> Restored:
+        return self
+
+    def moved(self) -> list[Tensor]:
+        """A digest of parameters and moments as they are now: sums of their bits, and of these times their places."""
+        optimizer, piece = self.training.optimizer, PIECE[self.p_P.device.type]
+        sums = []
+        for own in (self.training.model.params.flat_P, optimizer.m_P, optimizer.v_P):
+            for part_P in own.split(piece):
+                bits_P = part_P.view(torch.int32).long()
+                place_P = torch.arange(1, 1 + len(bits_P), device=bits_P.device)
+                sums += [bits_P.sum(), (bits_P * place_P).sum()]
+        return sums
+
+    def __exit__(self, *error: object) -> None:
+        optimizer, params = self.training.optimizer, self.training.model.params
+        params.flat_P.copy_(self.p_P)
+        for own, kept in zip((optimizer.m_P, optimizer.v_P), self.moments, strict=True):
             own.zero_() if kept is None else own.copy_(kept)
-        training.refresh()
+        for tensor, kept in self.small:
+            tensor.copy_(kept)
+        self.training.refresh()
         params.touch()
 
-    def _judge_update(self, op: str, kernel: str, p_P: Tensor, moments: list[Tensor | None], norm: Tensor) -> None:
-        training, optimizer = self.step.training, self.step.training.optimizer
-        params, g_P = training.model.params, training.model.params.grad_P
-        total = sum(float(piece.double().square().sum()) for piece in g_P.split(PIECE)) ** 0.5 / float(training.scale)
-        if not abs(float(norm) - total) <= 1e-5 * total:
-            self.refusals.append(Refusal(op, kernel, "norm", abs(float(norm) - total) / (1e-5 * total + 1e-30)))
-        longer = max(1.0, (total + 1e-6) / training.clip) if training.clip is not None else 1.0
-        divisor = torch.tensor(float(training.scale) * longer, device=g_P.device)
-        count = optimizer.count.clone()
-        for start in range(0, g_P.numel(), PIECE):
-            at, blocks = slice(start, start + PIECE), slice(start // 64, (start + PIECE) // 64)
-            m_P, v_P = (torch.zeros_like(g_P[at]) if moment is None else moment[at] for moment in moments)
-            given = dict(p=p_P[at], g=g_P[at], m=m_P, v=v_P, decayed=optimizer.buffers[4][blocks], count=count)
-            given |= dict(rate=optimizer.rate, divisor=divisor, **optimizer.options)
-            fast = (params.flat_P[at], optimizer.m_P[at], optimizer.v_P[at])
-            self._judge(op, kernel, _moved(given), RunResult(fast, {}))
 
-
-def _moved(given: dict[str, Any]) -> Expected:
-    """AdamW by the reference in the dtype that it is given, and how far off it and a kernel may be together:
+def _moved(given: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
+    """AdamW by the reference in the dtype that it is given: p, m and v, and how far off it and a kernel may be,
     c·u·(|p| + lr·(β₁|m| + (1 − β₁)|g|)/(bc₁(√v̂ + eps))), of each number by itself."""
     (p_P, m_P, v_P), _ = ops.load("adamw").forward(**wanted(ops.load("adamw").forward, given))
-    unit, (beta1, beta2) = torch.finfo(p_P.dtype).eps, given["betas"]
-    g_P = (given["g"] / given["divisor"]).abs()
-    mean_P = beta1 * given["m"].abs() + (1 - beta1) * g_P
+    allowed, (beta1, beta2) = UNITS * torch.finfo(p_P.dtype).eps, given["betas"]
     first, second = 1 - beta1 ** float(given["count"]), 1 - beta2 ** float(given["count"])
-    moved_P = given["rate"] * mean_P / (first * ((v_P / second).sqrt() + given["eps"]))
-    square_P = beta2 * given["v"] + (1 - beta2) * g_P * g_P
-    sigma = tuple(unit * size_P for size_P in (given["p"].abs() + moved_P, mean_P, square_P))
-    return Expected(RunResult((p_P, m_P, v_P), {}), RunResult(sigma, {}))
+    g_P = (given["g"] / given["divisor"]).abs_()
+    mean_P = given["m"].abs().mul_(beta1).add_(g_P, alpha=1 - beta1)
+    root_P = v_P.div(second).sqrt_().add_(given["eps"])
+    moved_P = mean_P.div(root_P).mul_(float(given["rate"]) / first).add_(given["p"].abs())
+    square_P = g_P.square_().mul_(1 - beta2).add_(given["v"], alpha=beta2)
+    sizes = (moved_P, mean_P, square_P)
+    least = torch.finfo(p_P.dtype).tiny  # of what is padding
+    return [(right_P, size_P.mul_(allowed).add_(least)) for right_P, size_P in zip((p_P, m_P, v_P), sizes, strict=True)]
 
 
 class Checked:
@@ -245,8 +307,7 @@ class Checked:
         grads = self.module.backward(dy, saved, *args, **kwargs)
         names, listed = self.reference.CONTRACT.grads, grads if isinstance(grads, tuple) else (grads,)
         fast = RunResult(kept, {name: grad for name, grad in zip(names, listed, strict=True) if grad is not None})
-        for call, part, cotangents in _calls(self.op, given, fast, _outputs(dy)):
-            self.judge(self.op, self.kernel, expectation(self.reference, call, cotangents), part)
+        self.judge(self.op, self.kernel, expectation(self.reference, given, _outputs(dy)), fast)
         return grads
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
@@ -262,25 +323,30 @@ class Checked:
         return fast
 
 
-def _calls(
-    op: str, given: dict[str, Any], fast: RunResult, cotangents: tuple[Tensor, ...]
-) -> Iterator[tuple[dict[str, Any], RunResult, tuple[Tensor, ...]]]:
-    """The call, or of experts one call for each that has rows."""
-    if op != "experts":
-        yield given, fast, cotangents
-        return
-    for e, (start, end) in enumerate(pairwise(given["plan"].bounds())):
-        grads = {"theta": fast.grads["theta"][e : e + 1]}
-        grads |= {"x": fast.grads["x"][start:end]} if "x" in fast.grads else {}
-        if end > start:
-            part = RunResult(tuple(y[start:end] for y in fast.outputs), grads)
-            yield _of_expert(given, e, start, end), part, tuple(dy[start:end] for dy in cotangents)
+class CheckedChain:
+    """A kernel of `experts` whose every layer is judged, on what it shows."""
 
+    def __init__(
+        self, module: ModuleType, kernel: str, refuse: Callable[[str, str, str, float], None], sizes: dict[Any, Any]
+    ):
+        self.module, self.kernel, self.refuse, self.sizes = module, kernel, refuse, sizes
+        self._given: list[tuple[dict[str, Any], Tensor]] = []  # of forwards whose backward is to come
+        self.forward = wraps(module.forward)(lambda *args, **named: self._forward(*args, **named))
+        self.backward = wraps(module.backward)(lambda *args, **named: self._backward(*args, **named))
 
-def _of_expert(given: dict[str, Any], e: int, start: int, end: int) -> dict[str, Any]:
-    x_nI, narrow_EP = given["x"][start:end], given.get("narrow")
-    alone = dict(x=x_nI, theta=given["theta"][e : e + 1], plan=dispatch.all_rows(end - start, x_nI.device))
-    return {**alone, "chain": given["chain"], "narrow": None if narrow_EP is None else narrow_EP[e : e + 1]}
+    def _forward(self, *args: Any, **kwargs: Any) -> Any:
+        y_NO, saved = self.module.forward(*args, **kwargs)
+        self._given.append((_named(self.module.forward, args, kwargs), y_NO.clone()))
+        return y_NO, saved
+
+    def _backward(self, *args: Any, **kwargs: Any) -> Any:
+        given, y_NO = self._given.pop()
+        judge = Largest()
+        call = signature(self.module.backward).bind(*args, **kwargs).arguments
+        grads = watched(self.module, call, given, y_NO, judge, self.sizes)
+        for name, measured in judge.read().items():
+            self.refuse("experts", self.kernel, name, measured)
+        return grads
 
 
 def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -97,16 +97,18 @@ def test_our_tile_is_taken_where_it_matters_and_is_right(rows: int, transposed: 
     assert float((out - right).abs().max() / right.abs().max()) <= torch.finfo(torch.bfloat16).eps
     layouts = module._layout(w), module._layout(x)
     formats = (module._FORMATS[x.dtype],) * 2
-    aligned = module._alignment(x.data_ptr(), w.data_ptr(), out.data_ptr())
+    aligned = module.alignment(x, w, out)
     plan = module._plan(width, rows, width, *layouts, width, formats, aligned, x.device.index)
     taken = next(proposal for proposal in plan.proposals if module.ctypes.addressof(proposal) == plan.algorithm)
     assert module._tile(taken) == module.TILE
 
 
 def test_addresses() -> None:
-    assert module._alignment(0x1000, 0x2000) == 256
-    assert module._alignment(0x1000, 0x2010) == 16
-    assert module._alignment(0x1002) == 2
+    whole = torch.empty(4096, dtype=torch.uint8)
+    base = whole[-whole.data_ptr() % 256 :]
+    assert module.alignment(base, base[512:]) == 256
+    assert module.alignment(base, base[16:]) == 16
+    assert module.alignment(base[2:]) == 2
 
 
 def test_layouts() -> None:

@@ -9,7 +9,7 @@ from gradproof.contract import Example
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import dispatch, experts
 from gradproof.ops.experts import Chain
-from gradproof.proof.observed import admit
+from gradproof.proof.admission import admit
 from gradproof.streams import seeded
 
 BF16 = torch.bfloat16

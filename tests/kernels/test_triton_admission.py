@@ -3,8 +3,8 @@ from importlib import import_module
 import pytest
 import torch
 
+from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
-from gradproof.proof.observed import admit
 
 
 @pytest.mark.parametrize("name", ["norm_gelu", "route", "dispatch", "combine", "cross_entropy", "adamw"])

@@ -88,6 +88,11 @@ def backward(
     shape = _shape(chain, threads)
     scratch = take(workspace, "experts.scratch", shape.scratch(N, E, threads), x_NI)
     dx_NI = take(workspace, "experts.dx", (N, chain.widths[0]), x_NI) if want_dx else None
+    if workspace is not None:
+        start = 0
+        for i, width in enumerate(chain.widths[1:-1]):
+            workspace.show("h", i, saved.kept[start : start + N * width].view(N, width))
+            start += N * width
     library().experts_backward(
         shape.numbers.data_ptr(),
         x_NI.data_ptr(),

@@ -15,13 +15,14 @@ that fill up are zero going in and have a zero gradient coming back, so they add
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradproof.kernels.cublas.product import product, room_like
+from gradproof.kernels.cublas.product import algorithm, alignment, product, room_like
 from gradproof.kernels.triton import check_rows, norm_gelu
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import NARROW
@@ -140,7 +141,8 @@ def backward(
     """Returns dx_NI, dtheta_EP; uses `saved` up."""
     check_rows(theta_EP, narrow_EP, out_EP)
     dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
-    take = (workspace or Workspace()).take
+    workspace = workspace or Workspace()
+    take = workspace.take
     matrices_EP = theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     padded, slices, R, keeps = saved.padded, saved.slices, saved.padded.rows, _keeps(chain, matrices_EP)
@@ -159,12 +161,15 @@ def backward(
         own, grads = chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
         dh_RH, x_RH = (h_RH, saved.x[i]) if keeps else (dx_RH, h_RH)
         made_RH = None if keeps else x_RH
+        workspace.show("h", i - 1, h_RH, slices)
         norm_gelu.ragged_backward(
             dx_RH, h_RH, stat_R2, padded.offset_F, *own, active, dh_RH, made_RH, *grads, accumulate
         )
         dw_EOH = chain.matrices(dtheta_EP, i)
         _weight_gradients(dh_RO[:, : chain.widths[i + 1]], x_RH, slices, dw_EOH, room, accumulate)
         dh_RO = dh_RH
+        workspace.show("x", i - 1, x_RH, slices)
+        workspace.show("dh", i - 1, dh_RH, slices)
     dh_RO = dh_RO[:, : chain.widths[1]]
     _weight_gradients(dh_RO, saved.x[0], slices, chain.matrices(dtheta_EP, 0), room, accumulate)
     if not want_dx:
@@ -173,6 +178,38 @@ def backward(
     for (start, end), w_HI in zip(slices, chain.matrices(matrices_EP, 0), strict=True):
         product(dh_RO[start:end], w_HI, dx_RI[start:end], room)
     return _taken(dx_RI, padded).to(theta_EP.dtype), dtheta_EP
+
+
+def products(
+    x_NI: Tensor, theta_EP: Tensor, plan: DispatchPlan, chain: Chain, narrow_EP: Tensor | None = None
+) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """A product for each algorithm of cuBLAS that an expert with up to so many rows can meet, with as few rows as meet
+    it: its label, its factors and its result. In fp32 torch chooses, by the exact shape."""
+    if narrow_EP is None:
+        return
+    most = 1 << max(0, plan.row_TK.shape[0] - 1).bit_length()
+    room, met = narrow_EP.new_empty(room_like(narrow_EP)), set[tuple[object, ...]]()
+    spare = narrow_EP.new_empty(most, max(*chain.widths, WIDTH)).normal_()
+    layers, dtheta_EP = dict[tuple[object, ...], tuple[Tensor, Tensor, bool]](), torch.zeros_like(theta_EP)
+    for i in range(chain.layers + 1):
+        last = i == chain.layers
+        weights = _last(chain, narrow_EP) if last else chain.matrices(narrow_EP, i)
+        for w_OI, dw_OI in zip(weights, chain.matrices(dtheta_EP, i), strict=True):
+            layers[w_OI.shape, last, alignment(w_OI), alignment(dw_OI)] = w_OI, dw_OI, last
+    for w_OI, dw_OI, last in layers.values():
+        (O, I), like = w_OI.shape, theta_EP if last else narrow_EP
+        for rows in range(STEP, most + STEP, STEP):
+            n = min(rows, most)
+            x_nI, dy_nO = (spare.view(-1)[: n * width].view(n, width) for width in (I, O))
+            dw = (dy_nO[:, : len(dw_OI)].T, x_nI, dw_OI)
+            kinds = {"forward": (x_nI, w_OI.T, like), "input": (dy_nO, w_OI, narrow_EP), "weight": dw}
+            for kind, (a, b, to) in kinds.items():
+                out = to if kind == "weight" else to.new_empty(a.shape[0], b.shape[1])
+                way = (kind, I, O, algorithm(a, b, out))
+                if way not in met:
+                    met.add(way)
+                    product(a, b, out, room)
+                    yield f"{kind} {I} × {O}, {n} rows", a, b, out
 
 
 def _keeps(chain: Chain, matrices_EP: Tensor) -> bool:

@@ -57,10 +57,9 @@ class ProductPlan(NamedTuple):
 def product(x_nI: Tensor, w_IO: Tensor, out_nO: Tensor, room: Tensor, add: bool = False) -> None:
     """Writes x·w to `out_nO`, whose rows are contiguous, in its own format, or adds to it; either factor may be a
     transposed view. `room` is scratch, of the size that `room_like` gives."""
-    (n, I), O = x_nI.shape, w_IO.shape[1]
     if not out_nO.numel():
         return
-    if not I:
+    if not x_nI.shape[1]:
         if not add:
             out_nO.zero_()
         return
@@ -68,9 +67,7 @@ def product(x_nI: Tensor, w_IO: Tensor, out_nO: Tensor, room: Tensor, add: bool 
         torch.addmm(out_nO, x_nI, w_IO, beta=float(add), out=out_nO)
         return
     pointers = w_IO.data_ptr(), x_nI.data_ptr(), out_nO.data_ptr()
-    a, b = _layout(w_IO), _layout(x_nI)
-    formats = _FORMATS[x_nI.dtype], _FORMATS[out_nO.dtype]
-    plan = _plan(O, n, I, a, b, out_nO.stride(0), formats, _alignment(*pointers), x_nI.device.index)
+    plan = _planned(x_nI, w_IO, out_nO)
     _check(
         _library().cublasLtMatmul(
             *(_handle(x_nI.device.index), plan.operation, _ONE_AT),
@@ -79,6 +76,18 @@ def product(x_nI: Tensor, w_IO: Tensor, out_nO: Tensor, room: Tensor, add: bool 
             *(room.data_ptr(), ROOM, torch.cuda.current_stream(x_nI.device).cuda_stream),
         )
     )
+
+
+def algorithm(x_nI: Tensor, w_IO: Tensor, out_nO: Tensor) -> bytes:
+    """Which one cuBLAS takes for a product, as it writes it down itself: tile, stages, splits."""
+    return ctypes.string_at(_planned(x_nI, w_IO, out_nO).algorithm, ctypes.sizeof(c_uint64 * 8))
+
+
+def _planned(x_nI: Tensor, w_IO: Tensor, out_nO: Tensor) -> ProductPlan:
+    (n, I), O = x_nI.shape, w_IO.shape[1]
+    formats = _FORMATS[x_nI.dtype], _FORMATS[out_nO.dtype]
+    aligned = alignment(w_IO, x_nI, out_nO)
+    return _plan(O, n, I, _layout(w_IO), _layout(x_nI), out_nO.stride(0), formats, aligned, x_nI.device.index)
 
 
 def room_like(x: Tensor) -> tuple[int, ...]:
@@ -96,10 +105,11 @@ def _layout(x_RC: Tensor) -> _Layout:
     return _Layout(False, x_RC.stride(0)) if by_rows else _Layout(True, x_RC.stride(1))
 
 
-def _alignment(*pointers: int) -> int:
+def alignment(*tensors: Tensor) -> int:
+    """Bytes that all of them are aligned to."""
     together = ALIGNED
-    for pointer in pointers:
-        together |= pointer
+    for tensor in tensors:
+        together |= tensor.data_ptr()
     return together & -together
 
 

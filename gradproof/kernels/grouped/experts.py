@@ -90,6 +90,7 @@ def backward(
     dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
     assert narrow_EP is not None
     O, E, ends_E = dy_NO.shape[1], len(theta_EP), saved.ends_E
+    workspace = workspace or Workspace()
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     member_EN = torch.arange(E, device=dy_NO.device)[:, None].eq(saved.expert_N).to(dy_NO.dtype)
     db_EO = chain.biases(dtheta_EP, chain.layers)
@@ -99,9 +100,12 @@ def backward(
         dx_NH = _grouped(dh_NO, chain.matrices(narrow_EP, i), ends_E)
         h_NH, stat_N2, active = saved.h[i - 1], saved.stats[i - 1], chain.active[i - 1]
         own, grads = chain.vectors(theta_EP, i - 1), chain.vectors(dtheta_EP, i - 1)
+        workspace.show("h", i - 1, h_NH)
         norm_gelu.ragged_backward(dx_NH, h_NH, stat_N2, plan.offset_F, *own, active, dx_NH, h_NH, *grads, accumulate)
         weight_gradients(dh_NO, h_NH, plan.offset_F, chain.matrices(dtheta_EP, i), accumulate)
         dh_NO = dx_NH
+        workspace.show("x", i - 1, h_NH)
+        workspace.show("dh", i - 1, dh_NO)
     weight_gradients(dh_NO, saved.x_NI, plan.offset_F, chain.matrices(dtheta_EP, 0), accumulate)
     if not want_dx:
         return None, dtheta_EP

@@ -6,12 +6,15 @@ tensors are fp32, bf16 or fp16. Kernels are compiled for widths and options; the
 (`do_not_specialize`), so that a last short batch compiles nothing.
 """
 
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gradproof.kernels.shapes import NARROW, ROW_OPS
+from gradproof.kernels.paths import widths
+from gradproof.kernels.shapes import NARROW, ROW_OPS, Shape
 from gradproof.kernels.variants import Variant
 
 MULTIPROCESSORS = 132  # of an H100 or H200; a constant, so that no sum changes its order with the device
@@ -28,6 +31,16 @@ def variants() -> tuple[Variant, ...]:
     """All of them."""
     rest = (Variant(op, "triton", "cuda") for op in ROW_OPS if op != "experts")
     return (*rest, Variant("experts", "triton", "cuda", NARROW))
+
+
+def path(op: str, shape: Shape) -> dict[str, Any]:
+    """The widths, which kernels are compiled for, and how each op's launch cuts its rows."""
+    return {**widths(op, shape), **import_module(f"{__name__}.{op}").launch(shape)}
+
+
+def many(programs: int, together: int) -> str:
+    """One program alone; some, whose results the last reads at once; or more, in turns."""
+    return "one" if programs == 1 else "some" if programs <= together else "more"
 
 
 def check(*tensors: Tensor) -> None:

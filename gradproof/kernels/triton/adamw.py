@@ -12,13 +12,15 @@ written with them.
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
 import math
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import MULTIPROCESSORS, check
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import MULTIPROCESSORS, check, many
 from gradproof.ops.adamw import BETAS, DECAY, EPS, out_of_place
 from gradproof.params import ALIGNMENT
 
@@ -70,6 +72,13 @@ def step(
         ALIGNMENT=ALIGNMENT,
         num_warps=4,
     )
+
+
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on: whether all blocks are whole, and how often a program of the norm goes on."""
+    P = shape.parameters
+    turns = triton.cdiv(P, BLOCK * PROGRAMS)
+    return {"whole": P % (LINES * ALIGNMENT) == 0, "turns": many(turns, 1), "far": P >= 2**31}
 
 
 forward = out_of_place(step)

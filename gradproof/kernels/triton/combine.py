@@ -9,12 +9,15 @@ A program has whole tokens: it reads their K rows, and writes the gradients of j
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check, rows
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import check, many, rows
 from gradproof.ops.dispatch import DispatchPlan
 
 WIDEST = 1024
@@ -26,6 +29,12 @@ def _tile(O: int, E: int) -> tuple[int, int, int]:
         raise ValueError(f"rows of width {O}: the kernel holds whole rows, of 1 to {WIDEST} numbers")
     block, width = triton.next_power_of_2(O), triton.next_power_of_2(E)
     return max(1, min(64, 2048 // max(block, width))), block, width
+
+
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on."""
+    tile, _, _ = _tile(shape.chain.widths[-1], shape.experts)
+    return {"programs": many(triton.cdiv(shape.rows, tile), 1)}
 
 
 def forward(rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:

@@ -11,14 +11,15 @@ Where one block holds all rows, it does so itself.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check, rows
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import check, many, rows
 from gradproof.ops import cross_entropy as reference
 from gradproof.ops.cross_entropy import count
 
@@ -40,6 +41,11 @@ def _tile(C: int) -> tuple[int, int]:
         raise ValueError(f"C = {C} classes: the kernel holds whole rows, of 1 to {WIDEST} logits")
     block = triton.next_power_of_2(C)
     return min(256, 8192 // block), block
+
+
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on."""
+    return {"programs": many(triton.cdiv(shape.tokens, _tile(max(shape.chain.widths[-1], 2))[0]), DEEP)}
 
 
 def forward(

@@ -12,12 +12,15 @@ rows, and a kernel ranks the slots within their block. Few blocks need no progra
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check, rows
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import check, many, rows
 from gradproof.ops.dispatch import DispatchPlan, all_rows
 
 __all__ = ["DispatchPlan", "all_rows", "backward", "forward", "plan"]
@@ -26,12 +29,24 @@ FEW = 64  # blocks whose counts each program adds up itself
 DEEP = 64  # blocks that the program between reads at a time
 
 
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on."""
+    _, block, blocks = _blocks(shape.rows * shape.k, shape.experts)
+    return {"block": block, "all": triton.next_power_of_2(min(blocks, FEW)), "programs": many(blocks, FEW)}
+
+
+def _blocks(N: int, experts: int) -> tuple[int, int, int]:
+    """E rounded up to a power of two, the choices of a program, and the programs."""
+    width = triton.next_power_of_2(experts)
+    block = max(64, min(1024, 8192 // width, triton.next_power_of_2(max(N, 1))))
+    return width, block, max(1, triton.cdiv(N, block))
+
+
 def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
     """Sorts the choices by expert."""
     index_TK = index_TK.contiguous()
-    N, width = index_TK.numel(), triton.next_power_of_2(experts)
-    block = max(64, min(1024, 8192 // width, triton.next_power_of_2(max(N, 1))))
-    blocks = max(1, triton.cdiv(N, block))
+    N = index_TK.numel()
+    width, block, blocks = _blocks(N, experts)
     slot_N, row_TK = torch.empty_like(index_TK.view(-1)), torch.empty_like(index_TK)
     offset_F = torch.empty(experts + 1, dtype=torch.int64, device=index_TK.device)
     count_BE = torch.empty(blocks, width, dtype=torch.int32, device=index_TK.device)

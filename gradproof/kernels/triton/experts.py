@@ -21,7 +21,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check, check_rows
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import check, check_rows, many
 from gradproof.kernels.triton.weights import add_up, product, weights
 from gradproof.kernels.workspace import Workspace
 from gradproof.ops import gelu, layernorm
@@ -79,9 +80,19 @@ def _layout(N: int, experts: int, theta_EP: Tensor, chain: Chain) -> ChainLayout
         W=max(16, triton.next_power_of_2(max(chain.widths))),
         E=experts,
     )
-    tile = 64 if N >= 64 * 132 else 16
-    parts = max(1, min(PARTS, N // (128 * experts)))
+    _, tile, parts = _cut(N, experts)
     return ChainLayout(constants["W"], tile, triton.cdiv(N, tile) + experts, parts, constants)
+
+
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on."""
+    N, tile, parts = _cut(shape.rows * shape.k, shape.experts)
+    return {"tile": tile, "parts": parts, "tiles": many(triton.cdiv(N, tile), 1)}
+
+
+def _cut(N: int, experts: int) -> tuple[int, int, int]:
+    """N, the rows of a tile, and the parts of an expert's."""
+    return N, 64 if N >= 64 * 132 else 16, max(1, min(PARTS, N // (128 * experts)))
 
 
 def forward(
@@ -135,7 +146,8 @@ def backward(
     """Returns dx_NI, dtheta_EP; uses `saved` up."""
     check_rows(theta_EP, narrow_EP, out_EP)
     dy_NO, x_NI = dy_NO.contiguous(), x_NI.contiguous()
-    take = (workspace or Workspace()).take
+    workspace = workspace or Workspace()
+    take = workspace.take
     N, matrices_EP = dy_NO.shape[0], theta_EP if narrow_EP is None else narrow_EP
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     experts, P = theta_EP.shape
@@ -143,6 +155,8 @@ def backward(
     dh_LNW = take("dh", (chain.layers + 1, N, layout.width), matrices_EP)
     sums_CLW = take("sums", (layout.tiles, 3 * chain.layers + 1, layout.width), theta_EP)
     dx_NI = take("dx", (N, chain.widths[0]), theta_EP)
+    for i, width in enumerate(chain.widths[1:-1]):
+        workspace.show("h", i, saved.act_LNW[i + 1, :, :width])
     dy_NO = dy_NO.contiguous()
     _backward[(layout.tiles,)](
         dy_NO,
@@ -188,6 +202,9 @@ def backward(
         num_warps=4,
         **layout.constants,
     )
+    for i, width in reversed(list(enumerate(chain.widths[1:-1]))):
+        workspace.show("x", i, saved.act_LNW[i + 1, :, :width])
+        workspace.show("dh", i, dh_LNW[i, :, :width])
     return (dx_NI if want_dx else None), dtheta_EP
 
 

@@ -12,12 +12,15 @@ adds the parts up, in order; where one block holds all rows, it does so itself.
 # pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportPossiblyUnboundVariable=false
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradproof.kernels.triton import check, rows
+from gradproof.kernels.shapes import Shape
+from gradproof.kernels.triton import check, many, rows
 from gradproof.ops.route import Routed, Routing, Saved, Whole, rebalance
 
 __all__ = ["WIDEST", "backward", "forward", "load", "rebalance"]
@@ -32,6 +35,11 @@ def _block(E: int) -> tuple[int, int]:
         raise ValueError(f"E = {E} experts: the kernel holds the scores of 1 to {WIDEST}")
     block = triton.next_power_of_2(E)
     return min(256, 2048 // block), block
+
+
+def launch(shape: Shape) -> dict[str, Any]:
+    """What a call branches on."""
+    return {"programs": many(triton.cdiv(shape.rows, _block(shape.experts)[0]), DEEP)}
 
 
 def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | None = None) -> tuple[Routed, Saved]:

@@ -1,0 +1,117 @@
+"""What a product of two matrices may be off by, from the sizes of their rows and columns.
+
+Its entry is a sum of I terms, each with errors of its own. Independent ones add up like
+
+    σ_ij² = Σ_k I·u²·a_ik²·b_kj² + σ(a)_ik²·b_kj² + a_ik²·σ(b)_kj² ≤ Σ of three ‖·_i‖₄²·‖·_j‖₄² (Cauchy–Schwarz),
+
+so the bound of all entries is one product of a few columns by as many rows. Where terms have one sign the partial sums
+are as large as the result, and a GPU's tensor cores cut off where others round: c·u·|y| besides. What is stored narrow
+is one rounding off; and a factor that was rounded in another kernel may have gone the other way in one place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+UNIT = torch.finfo(torch.float32).eps / 2  # sums, statistics and elementwise mathematics are in fp32
+UNITS = 8.0  # σ that a kernel may be off; ours stay below 2
+FAINT = 1e-9  # of the largest: rows of a matrix that are smaller are judged as if they were so large
+DEEP = 16  # terms that a tensor core adds up at once
+
+
+class Matrix(NamedTuple):
+    """Numbers and σ of each, or one number, the ratio of ‖σ‖₄² to ‖·‖₄² of any row; None where they are what the kernel
+    has, to the bit."""
+
+    value: Tensor
+    sigma: Tensor | None = None
+
+    def rows(self, at: slice) -> Matrix:
+        return self.at(at)
+
+    def at(self, index: slice | Tensor) -> Matrix:
+        """Some of the rows."""
+        return Matrix(
+            self.value[index], self.sigma if self.sigma is None or not self.sigma.dim() else self.sigma[index]
+        )
+
+    def columns(self, at: slice) -> Matrix:
+        return Matrix(
+            self.value[:, at], self.sigma if self.sigma is None or not self.sigma.dim() else self.sigma[:, at]
+        )
+
+
+class Sizes(NamedTuple):
+    """Of each row or column of a matrix: ‖·‖₄², that of its σ, and the largest number, where it is asked for."""
+
+    fourth: Tensor
+    sigma: Tensor | None
+    most: Tensor | None
+
+    @classmethod
+    def of(cls, a: Matrix, dim: int, most: bool) -> Sizes:
+        """Along an axis: 1 for the sizes of rows, 0 for those of columns."""
+        if not a.value.numel():
+            none = torch.zeros(a.value.shape[1 - dim], device=a.value.device)
+            return cls(none, None, none if most else None)
+        if most:  # ‖·‖₄² ≤ ‖·‖∞·‖·‖
+            largest = torch.linalg.vector_norm(a.value, math.inf, dim).float()
+            fourth = largest * torch.linalg.vector_norm(a.value, 2, dim, dtype=torch.float32)
+        else:
+            largest, fourth = None, _fourth(a.value, dim)
+        if a.sigma is None:
+            return cls(fourth, None, largest)
+        return cls(fourth, _fourth(a.sigma, dim) if a.sigma.dim() else a.sigma * fourth, largest)
+
+
+def sizes_of_both(w_OI: Tensor, most: bool) -> tuple[Sizes, Sizes]:
+    """Of rows and of columns of a large matrix."""
+    if most:
+        return Sizes.of(Matrix(w_OI), 1, True), Sizes.of(Matrix(w_OI), 0, True)
+    power, largest = _powers(w_OI)
+    rows, columns = torch.mv(power, power.new_ones(w_OI.shape[1])), torch.mv(power.T, power.new_ones(w_OI.shape[0]))
+    return Sizes(_sized(rows, largest), None, None), Sizes(_sized(columns, largest), None, None)
+
+
+def allowance(right: Tensor, rows: Sizes, columns: Sizes, count: int, stored: float, narrow: float = 0.0) -> Tensor:
+    """What the entries of a product may be off, whose sums have so many terms; `stored` is the unit of the result,
+    `narrow` that of the factors."""
+    count = max(count, 1)
+    down = [UNITS * math.sqrt(count) * UNIT * rows.fourth.sqrt()]
+    across = [columns.fourth.sqrt()]
+    for own, other in ((rows.sigma, columns.fourth), (rows.fourth, columns.sigma)):
+        if own is not None and other is not None:
+            down.append(UNITS * own.sqrt())
+            across.append(other.sqrt())
+    if narrow and len(down) > 1 and rows.most is not None and columns.most is not None:
+        down.append(2 * narrow * rows.most)
+        across.append(columns.most)
+    down.append(torch.full_like(down[0], torch.finfo(torch.float32).tiny))  # nothing is divided by 0
+    across.append(torch.ones_like(across[0]))
+    allowed = torch.stack(down, 1) @ torch.stack(across)
+    return allowed.add_(right.abs(), alpha=stored + 2 * (math.sqrt(count) + count / DEEP) * UNIT)
+
+
+def norm(a: Tensor, dim: int) -> Tensor:
+    """‖·‖ along an axis, in fp32."""
+    return torch.linalg.vector_norm(a.float(), dim=dim)
+
+
+def _fourth(a: Tensor, dim: int) -> Tensor:
+    """‖·‖₄² along an axis."""
+    power, largest = _powers(a)
+    return _sized(torch.mv(power.T if dim == 0 else power, power.new_ones(a.shape[dim])), largest)
+
+
+def _powers(a: Tensor) -> tuple[Tensor, Tensor]:
+    """(a/largest)⁴ and the largest: fourth powers of small numbers would underflow."""
+    largest = torch.linalg.vector_norm(a, math.inf).float().clamp(min=torch.finfo(torch.float32).tiny)
+    return (a / largest).float().square_().square_(), largest
+
+
+def _sized(total: Tensor, largest: Tensor) -> Tensor:
+    return total.sqrt_().clamp_(min=FAINT**2).mul_(largest).mul_(largest)

@@ -1,0 +1,173 @@
+"""Chains judged part by part: what is right passes at every size, what is a little wrong is named."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from gradproof.ops import dispatch, experts, linear, norm_gelu
+from gradproof.ops.experts import Chain
+from gradproof.proof.chain import FEW, PROJECTED, Largest, watched
+
+DEEP = Chain((24, 48, 48, 48, 5), (True, False, True))
+
+
+class Plain:
+    """The chains by their ops, in any format, which shows what lies between; `spoil` may change what is made."""
+
+    def __init__(self, spoil=lambda name, layer, tensor: tensor, shows_x=True):
+        self.spoil, self.shows_x = spoil, shows_x
+
+    def forward(self, x_NI, theta_EP, plan, chain, narrow_EP=None, workspace=None):
+        matrices_EP = theta_EP if narrow_EP is None else narrow_EP
+        outputs, kept = [], []
+        for e, (start, end) in enumerate(pairwise(plan.bounds())):
+            own, w = chain.views(theta_EP[e]), chain.views(matrices_EP[e])
+            x, h = x_NI[start:end].to(matrices_EP.dtype), []
+            for i in range(chain.layers):
+                h.append(self.spoil("h", i, linear.wide_product(x, w[f"linear.{i}.weight"].T).to(x.dtype)))
+                x = norm_gelu.forward(h[-1], *_norm(own, i), chain.active[i])[0]
+            last = linear.wide_product(x, w[f"linear.{chain.layers}.weight"].T)
+            outputs.append(self.spoil("y", 0, last + own[f"linear.{chain.layers}.bias"]))
+            kept.append(h)
+        return torch.cat(outputs), kept
+
+    def backward(
+        self, dy_NO, saved, x_NI, theta_EP, plan, chain, narrow_EP=None, out_EP=None, want_dx=True, workspace=None
+    ):
+        matrices_EP = theta_EP if narrow_EP is None else narrow_EP
+        dtheta_EP = torch.zeros_like(theta_EP)
+        slices = list(pairwise(plan.bounds()))
+        dh = [dy_NO[start:end].to(matrices_EP.dtype) for start, end in slices]
+        for e, (start, end) in enumerate(slices):
+            bias = chain.views(dtheta_EP[e])[f"linear.{chain.layers}.bias"]
+            bias.copy_(self.spoil("bias", chain.layers, dy_NO[start:end].sum(0)))
+        for i in reversed(range(chain.layers + 1)):
+            if i:
+                workspace.show("h", i - 1, torch.cat([h[i - 1] for h in saved]))
+            made_x = []
+            for e, (start, end) in enumerate(slices):
+                own, w, grads = (chain.views(theta[e]) for theta in (theta_EP, matrices_EP, dtheta_EP))
+                x = x_NI[start:end].to(dh[e].dtype)
+                x = norm_gelu.forward(saved[e][i - 1], *_norm(own, i - 1), chain.active[i - 1])[0] if i else x
+                x = self.spoil("input", i, x)
+                made_x.append(x)
+                grads[f"linear.{i}.weight"].copy_(self.spoil("weight", i, linear.wide_product(dh[e].T, x)))
+                dx = linear.wide_product(dh[e], w[f"linear.{i}.weight"])
+                if i:
+                    made = norm_gelu.backward(
+                        dx.to(x.dtype), None, saved[e][i - 1], *_norm(own, i - 1), chain.active[i - 1]
+                    )
+                    names = (f"linear.{i - 1}.bias", f"norm.{i - 1}.weight", f"norm.{i - 1}.bias")
+                    for name, vector in zip(names, made[1:], strict=True):
+                        grads[name].copy_(self.spoil(name.split(".")[0] + "." + name.split(".")[2], i - 1, vector))
+                    dh[e] = self.spoil("dh", i - 1, made.dh_TH)
+                else:
+                    dh[e] = self.spoil("x", 0, dx)
+            if i and self.shows_x:
+                workspace.show("x", i - 1, torch.cat(made_x))
+            if i:
+                workspace.show("dh", i - 1, torch.cat(dh))
+        return torch.cat(dh), dtheta_EP
+
+
+def _norm(own, i):
+    return own[f"linear.{i}.bias"], own[f"norm.{i}.weight"], own[f"norm.{i}.bias"]
+
+
+def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0):
+    """The largest ratio by name."""
+    generator = torch.Generator().manual_seed(seed)
+    score_TE = torch.rand(rows, experts_, generator=generator)
+    score_TE[:, -1] -= 1  # the last expert has few rows, or none
+    plan = dispatch.plan(score_TE.argsort(1, descending=True)[:, :k].contiguous(), experts_)
+    theta_EP = experts.draw_theta(chain, experts_, generator).float()
+    x_NI = torch.randn(rows * k, chain.widths[0], generator=generator)
+    given = dict(x=x_NI, theta=theta_EP, plan=plan, chain=chain)
+    narrow_EP = None if dtype == torch.float32 else theta_EP.to(dtype)
+    given |= {} if narrow_EP is None else {"narrow": narrow_EP}
+    y_NO, saved = module.forward(x_NI, theta_EP, plan, chain, narrow_EP)
+    dy_NO = torch.randn(y_NO.shape, generator=generator) / rows
+    dy_NO *= 1024 if dtype == torch.float16 else 1  # as a loss scale does it
+    call = dict(dy_NO=dy_NO, saved=saved, x_NI=x_NI, theta_EP=theta_EP, plan=plan, chain=chain, narrow_EP=narrow_EP)
+    largest = Largest()
+    watched(module, call, given, y_NO.clone(), largest)
+    return largest.read()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("rows", [1, 2, 37, FEW, 3 * FEW + 5])
+@pytest.mark.parametrize("shows_x", [True, False])
+def test_what_is_right_passes(rows, dtype, shows_x):
+    for seed in range(3):
+        assert max(judged(Plain(shows_x=shows_x), rows, dtype, seed=seed).values()) <= 1.0
+
+
+def test_a_number_of_rows_and_torchs_own_kernels_agree_with_row_by_row():
+    """More rows than are judged one by one: nothing comes near its bound in fp32."""
+    assert max(judged(Plain(), 2 * FEW, torch.float32).values()) < 0.5
+
+
+def some_off(by, share):
+    """`share` of the entries of at least the usual size are off by so much, always the same ones."""
+
+    def spoil(tensor):
+        flat = tensor.clone().flatten()
+        usual = flat.float().square().mean().sqrt()
+        large = (flat.float().abs() >= usual).nonzero().flatten()
+        chosen = large[:: max(1, int(1 / share))]
+        flat[chosen] = (flat[chosen].float() * (1 + by)).to(flat.dtype)
+        return flat.view_as(tensor)
+
+    return spoil
+
+
+PLACES = [
+    ("h", 1),
+    ("input", 2),
+    ("y", 0),
+    ("dh", 0),
+    ("weight", 0),
+    ("weight", 2),
+    ("x", 0),
+    ("linear.bias", 1),
+    ("norm.weight", 0),
+]
+
+
+@pytest.mark.parametrize("rows", [64, 3 * FEW])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0]} {place[1]}")
+def test_a_thousandth_of_the_entries_off_by_a_hundredth_is_refused(place, dtype, rows):
+    few = dtype == torch.bfloat16 and place[0] == "dh" and rows == 64  # two or three entries, each half rounded away
+    spoil = some_off(0.02 if few else 0.01, 0.001)
+    module = Plain(lambda name, layer, tensor: spoil(tensor) if (name, layer) == place else tensor)
+    worst = max(judged(module, rows, dtype).items(), key=lambda item: item[1])
+    assert worst[1] > 1.0, worst
+
+
+def test_a_large_gradient_in_fp32_is_seen_along_signs():
+    chain = Chain((8, 520, 512, 3), (True, True))
+    assert PROJECTED < 520 * 512
+    spoil = some_off(0.01, 0.001)
+    right = judged(Plain(), 20, torch.float32, chain)
+    assert "theta, along signs: linear.1.weight" in right and max(right.values()) <= 1.0
+    module = Plain(lambda name, layer, tensor: spoil(tensor) if (name, layer) == ("weight", 1) else tensor)
+    assert judged(module, 20, torch.float32, chain)["theta, along signs: linear.1.weight"] > 1.0
+
+
+def test_an_expert_without_rows_has_no_gradient():
+    def leave(name, layer, tensor):
+        return tensor + 1e-6 if name == "weight" and layer == 1 and not tensor.any() else tensor
+
+    assert max(judged(Plain(leave), 5, torch.float32).values()) > 1.0
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_number_that_is_none_is_infinitely_wrong(number):
+    def spoilt(name, layer, tensor):
+        if (name, layer) != ("weight", 1) or not tensor.numel():
+            return tensor
+        return tensor.index_fill(0, torch.tensor([0]), number)
+
+    assert judged(Plain(spoilt), 40, torch.float32)["theta: linear.1.weight"] == float("inf")
