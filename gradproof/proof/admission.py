@@ -188,6 +188,7 @@ class KernelTrial:
         fast = self._run(**more)
         yield from self._matches("matches_reference", fast, expected)
         yield "deterministic", None, differing(*(tree_map(_numbers, again) for again in (fast, self._run(**more)))), 0.0
+        yield from self._functions()
 
     def every_way(self) -> None:
         """All ways in which a trial calls a kernel, without a look at the results."""
