@@ -19,6 +19,7 @@ from gradproof.kernels import cpu
 from gradproof.kernels.variants import REFERENCE
 from gradproof.ops import experts, norm_gelu, route
 from gradproof.precision.mode import rounding
+from gradproof.train.checked_path import CheckedPath
 
 OPTIONS = (
     dict(),
@@ -149,10 +150,11 @@ def test_float32_kernels_against_float64(module, normal):
 @pytest.mark.skipif(cpu.missing() is not None, reason="the CPU kernels cannot be built here")
 def test_which_kernels_run(monkeypatch):
     module, x = small(), torch.randn(7, 5)
-    chosen = nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float32, 7)
+    chosen = nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float32, 7).kernels
     assert {chosen.chosen[op] for op in ("route", "dispatch", "experts", "combine")} == {"cpu"}
-    assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7).__name__ == "gradproof.kernels.cpu.norm_gelu"
-    assert nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float64, 7).chosen == REFERENCE.chosen
+    layer = nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7).kernels.norm_gelu
+    assert layer.__name__ == "gradproof.kernels.cpu.norm_gelu"
+    assert nn.kernels.of_model(gradproof.MoE, module.config, "cpu", torch.float64, 7).kernels is REFERENCE
     flops = []
     for network in (module, module.to_torch()):
         with FlopCounterMode(display=False) as counter:  # which sees nothing of a compiled kernel
@@ -163,7 +165,7 @@ def test_which_kernels_run(monkeypatch):
         nn.LinearNormGELU(5, 3)(module(x)[:, [0, 1, 2, 0, 1]]).sum().backward()
     assert not mode.left
     monkeypatch.setenv("GRADPROOF_KERNELS", "reference")
-    assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7) is norm_gelu
+    assert nn.kernels.of_norm_gelu("cpu", torch.float32, 8, 7).kernels.norm_gelu is norm_gelu
     assert torch.equal(module(x), module.to_model()(x)[0].logits_TO)
 
 
@@ -468,7 +470,7 @@ class UsesUp:
 def test_backward_twice(module, uses_up, normal, monkeypatch):
     x, dy = (tensor.float() for tensor in normal(0, (6, 5), (6, 3)))
     if uses_up:
-        monkeypatch.setattr(nn.kernels, "of_model", lambda *shape: replace(REFERENCE, experts=UsesUp))
+        monkeypatch.setattr(nn.kernels, "of_model", lambda *shape: CheckedPath(replace(REFERENCE, experts=UsesUp)))
     parameters = list(module.parameters())
     y = module(x)
     if uses_up and isinstance(module, nn.MoE):

@@ -23,7 +23,6 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Contract, Example
 from gradproof.gate import deeds, tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
-from gradproof.kernels.admissions import choose
 from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import MoEOutput
 from gradproof.models.transformer import Transformer, TransformerConfig, TransformerMode
@@ -31,6 +30,7 @@ from gradproof.ops import hashed_ngrams
 from gradproof.ops.embedding import PADDING
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, Weights
+from gradproof.train.checked_path import CheckedPath, checked_path
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
@@ -203,7 +203,7 @@ class GateModel:
 
     network: GateNetwork
     calibration: Calibration = field(default_factory=Calibration)
-    kernels: dict[int, Kernels] = field(default_factory=dict, repr=False, compare=False)  # by the rows, 4ⁿ
+    paths: dict[int, CheckedPath[Kernels]] = field(default_factory=dict, repr=False, compare=False)  # by the rows, 4ⁿ
 
     @classmethod
     def fresh(cls, seed: int = 0, config: GateConfig | None = None) -> GateModel:
@@ -225,9 +225,10 @@ class GateModel:
     def logits(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """z_B of encoded rows, before calibration."""
         many = 4 ** -(-(len(rows) - 1).bit_length() // 2)
-        if many not in self.kernels:
-            self.kernels[many] = choose(self.network.shape(many, self.network.params.flat_P.dtype))
-        z_B1 = self.network.logits(self.network.params, self.batch(rows), self.kernels[many])
+        if many not in self.paths:
+            self.paths[many] = checked_path(self.network.shape(many, self.network.params.flat_P.dtype))
+        network, x_BX = self.network, self.batch(rows)
+        z_B1 = self.paths[many].forward(lambda kernels: network.logits(network.params, x_BX, kernels))
         return z_B1[:, 0].double().numpy()
 
     def probability(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
@@ -240,7 +241,7 @@ class GateModel:
 
     def copy(self) -> GateModel:
         """The same values in memory of their own."""
-        other = GateModel(GateNetwork(self.network.config, seed=None), self.calibration, self.kernels)
+        other = GateModel(GateNetwork(self.network.config, seed=None), self.calibration, self.paths)
         other.network.params.flat_P.copy_(self.network.params.flat_P)
         for name, buffer in other.network.buffers.items():
             buffer.copy_(self.network.buffers[name])

@@ -16,6 +16,7 @@ from gradproof.nn import kernels
 from gradproof.nn.autograd import emptied, filled, once
 from gradproof.nn.inputs import narrow_dtype, no_autocast, rows_of
 from gradproof.ops import wide
+from gradproof.train.checked_path import CheckedPath
 
 
 class BlockWeights:
@@ -38,7 +39,7 @@ class BlockCall(NamedTuple):
     """What a forward does, beside its tensors: these are the router's two, if there is one, and theta."""
 
     model: Model
-    kernels: Kernels
+    path: CheckedPath[Kernels]
     stored: torch.dtype  # of the parameters
     narrow: torch.dtype | None  # of products, where it is not that of the rest
     returned: torch.dtype
@@ -64,9 +65,11 @@ class _Block(torch.autograd.Function):
         with no_autocast(x_TI.device.type):
             tensors = [wide(tensor) for tensor in parameters]
             narrow_EP = None if call.narrow is None else parameters[-1].to(call.narrow)
-            output, saved = call.model.apply(call.weights(tensors, narrow_EP), wide(x_TI), None, call.kernels)
+            weights, wide_TI = call.weights(tensors, narrow_EP), wide(x_TI)
+            output, saved = call.path.forward(lambda kernels: call.model.apply(weights, wide_TI, None, kernels))
         held: list[Tensor] = []
-        ctx.call, ctx.used, ctx.shape = call, False, emptied((tensors, narrow_EP, saved), held)
+        ctx.call, ctx.kernels, ctx.used = call, call.path.kernels, False
+        ctx.shape = emptied((tensors, narrow_EP, saved), held)
         ctx.save_for_backward(x_TI, *held)
         return output.logits_TO.to(call.returned), output.aux
 
@@ -77,12 +80,17 @@ class _Block(torch.autograd.Function):
         with torch.no_grad(), no_autocast(x_TI.device.type):
             tensors, narrow_EP, saved = filled(ctx.shape, iter(held))
             weights, wide_TI = call.weights(tensors, narrow_EP), wide(x_TI)
-            if ctx.used:  # with retain_graph; kernels may have worked in what was saved
-                saved = call.model.apply(weights, wide_TI, None, call.kernels)[1]
-            ctx.used = True
+            # With retain_graph kernels may have worked in what was saved; or one of them was refused since.
+            if ctx.used or ctx.kernels is not call.path.kernels:
+                saved = call.model.apply(weights, wide_TI, None, call.path.kernels)[1]
+            ctx.used, ctx.kernels = True, call.path.kernels
             grad_P = wide_TI.new_zeros(call.model.params.flat_P.numel())
             dy = (wide(dy_TO).contiguous(), d_aux)
-            dx_TI = call.model.pull_back(weights, grad_P, dy, wide_TI, saved, want_dx=needed[0], kernels=call.kernels)
+            dx_TI = call.path.backward(
+                lambda kernels: call.model.pull_back(
+                    weights, grad_P, dy, wide_TI, saved, want_dx=needed[0], kernels=kernels
+                )
+            )
             # Views of one buffer, unless one of them would keep it alive for others that nobody wants.
             pairs = zip(call.gradients(grad_P, len(tensors)), needed[1:], strict=True)
             apart = not all(needed[1:])
@@ -100,6 +108,6 @@ def block(kind: type[Model], config: Any, x: Tensor, c_E: Tensor | None, *parame
         model.buffers = {"router.correction": wide(c_E).clone()}  # as it is now, for a second backward
     autocast = narrow if torch.is_autocast_enabled(x.device.type) else None
     returned = x.dtype if kind is moe.MoE else autocast or x.dtype
-    chosen = kernels.of_model(kind, config, x.device.type, narrow or theta_EP.dtype, x_TI.shape[0])
-    y_TO, aux = _Block.apply(BlockCall(model, chosen, theta_EP.dtype, narrow, returned), x_TI, *parameters)
+    path = kernels.of_model(kind, config, x.device.type, narrow or theta_EP.dtype, x_TI.shape[0])
+    y_TO, aux = _Block.apply(BlockCall(model, path, theta_EP.dtype, narrow, returned), x_TI, *parameters)
     return y_TO.view(*x.shape[:-1], config.outputs), aux

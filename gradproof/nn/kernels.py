@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -16,36 +15,60 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from gradproof.kernels import admissions
 from gradproof.kernels.cache import LOG
+from gradproof.kernels.settled import settled
 from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import Model
 from gradproof.ops import NARROW, norm_gelu
 from gradproof.params import ParamSpace
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
+from gradproof.train.checked_path import CheckedPath, checked_path
 
 MOST_ROWS = 1031  # prime, so that no tile divides it
 
 
-def of_model(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int) -> Kernels:
+UNCHECKED = CheckedPath(REFERENCE)
+
+
+def of_model(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int) -> CheckedPath[Kernels]:
     """Those of the registry; the reference where a dispatch mode watches each op."""
     if _get_current_dispatch_mode_stack():
-        return REFERENCE
-    return _chosen(kind, config, device, dtype, rows, os.environ.get("GRADPROOF_KERNELS"))
+        return UNCHECKED
+    asked = os.environ.get("GRADPROOF_KERNELS")
+    return _chosen(kind, config, device, dtype, rows, torch.get_num_threads(), asked)
 
 
 @lru_cache(maxsize=4096)
-def _chosen(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int, asked: str | None) -> Kernels:
-    with _settled(device):
-        shape = replace(bare(kind, config).shape(rows, dtype), device=device)
+def _chosen(
+    kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int, threads: int, asked: str | None
+) -> CheckedPath[Kernels]:
+    with settled(device):
+        shape = replace(bare(kind, config).shape(rows, dtype), device=device, threads=threads)
         # Without fast experts nothing is gained, and their reference has narrow gradients that other kernels refuse.
-        return admissions.choose(shape, fused=False) if admissions.variants("experts", shape) else REFERENCE
+        return checked_path(shape, fused=False) if admissions.variants("experts", shape) else UNCHECKED
 
 
-def of_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -> ModuleType:
+@dataclass(frozen=True)
+class LayerKernels:
+    """What runs the fused layer."""
+
+    norm_gelu: ModuleType
+    chosen: Mapping[str, str]
+
+
+def of_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -> CheckedPath[LayerKernels]:
     """The fused kernel where it has passed the op's contract at this width, otherwise the reference."""
     if _get_current_dispatch_mode_stack() or os.environ.get("GRADPROOF_KERNELS") == "reference":
-        return norm_gelu
-    return admitted_norm_gelu(device, dtype, width, min(2 ** rows.bit_length() - 1, MOST_ROWS))
+        return CheckedPath(LayerKernels(norm_gelu, {}))
+    return _layer(device, dtype, width, rows.bit_length(), torch.get_num_threads())
+
+
+@lru_cache(maxsize=4096)
+def _layer(device: str, dtype: torch.dtype, width: int, size: int, threads: int) -> CheckedPath[LayerKernels]:
+    module = admitted_norm_gelu(device, dtype, width, min(2**size - 1, MOST_ROWS))
+    kernel = "reference" if module is norm_gelu else module.__name__.split(".")[-2]
+    facts = {"dtype": str(dtype), "width": width, "size": size, "threads": threads}
+    return CheckedPath(LayerKernels(module, {"norm_gelu": kernel}), device, facts)
 
 
 @cache
@@ -57,7 +80,7 @@ def admitted_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -
         return norm_gelu
     module, contract = import_module(f"gradproof.kernels.{kernel}.norm_gelu"), norm_gelu.CONTRACT
     at_width = replace(contract, sizes=dict(T=tuple({rows, min(rows, 3)}), H=(width,)), edges=())
-    with _settled(device):
+    with settled(device):
         tried = [*examples("norm_gelu", contract, 0), *examples("norm_gelu at width", at_width, 1)]
         try:
             evidence = admit(norm_gelu, module, tried, dtype=dtype, device=device, kernel=kernel)
@@ -67,21 +90,6 @@ def admitted_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -
     if failed is not None:
         LOG.warning("%s of norm_gelu does not run: %s", kernel, failed)
     return module if failed is None else norm_gelu
-
-
-@contextmanager
-def _settled(device: str) -> Iterator[None]:
-    """Kernels are judged as they are by themselves, whatever the caller has switched on."""
-    usual = torch.get_default_dtype()
-    with ExitStack() as stack:
-        for device_type in {"cpu", device}:
-            stack.enter_context(torch.autocast(device_type, enabled=False))
-        stack.enter_context(torch.device("cpu"))
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.no_grad())
-        stack.callback(torch.set_default_dtype, usual)
-        torch.set_default_dtype(torch.float32)
-        yield
 
 
 @cache

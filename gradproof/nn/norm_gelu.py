@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -11,8 +10,10 @@ from torch import Tensor, nn
 from gradproof.nn import kernels
 from gradproof.nn.autograd import once, outside_graphs
 from gradproof.nn.inputs import check_rows, narrow_dtype, no_autocast, rows_of
+from gradproof.nn.kernels import LayerKernels
 from gradproof.nn.layers import check_gelu, filled_layer, read_linear, read_norm
 from gradproof.ops import wide
+from gradproof.train.checked_path import CheckedPath
 
 
 class NormGELU(nn.Module):
@@ -103,17 +104,19 @@ class LinearNormGELU(NormGELU):
 
 class _Fused(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, kernel: ModuleType, activate: bool, h_TH: Tensor, *parameters: Tensor) -> Tensor:
-        ctx.kernel, ctx.activate = kernel, activate
+    def forward(ctx: Any, path: CheckedPath[LayerKernels], activate: bool, h_TH: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.path, ctx.activate = path, activate
         ctx.save_for_backward(h_TH, *parameters)
         with no_autocast(h_TH.device.type):
-            return kernel.forward(h_TH, *map(wide, parameters), activate)[0]
+            given = (h_TH, *map(wide, parameters), activate)
+            return path.forward(lambda kernels: kernels.norm_gelu.forward(*given)[0])
 
     @staticmethod
     def backward(ctx: Any, dy_TH: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         h_TH, *parameters = ctx.saved_tensors
         with torch.no_grad(), no_autocast(h_TH.device.type):
-            kernel_grads = ctx.kernel.backward(dy_TH.contiguous(), None, h_TH, *map(wide, parameters), ctx.activate)
+            given = (dy_TH.contiguous(), None, h_TH, *map(wide, parameters), ctx.activate)
+            kernel_grads = ctx.path.backward(lambda kernels: kernels.norm_gelu.backward(*given))
             triples = zip(kernel_grads, (h_TH, *parameters), ctx.needs_input_grad[2:], strict=True)
             grads = [grad.to(like.dtype) if wanted else None for grad, like, wanted in triples]
         return None, None, *once(grads)
@@ -122,5 +125,5 @@ class _Fused(torch.autograd.Function):
 def _fused(h: Tensor, width: int, activate: bool, *parameters: Tensor) -> Tensor:
     narrow_dtype(h, parameters[0])  # or a sentence
     h_TH = rows_of(h, width)
-    kernel = kernels.of_norm_gelu(h.device.type, h.dtype, width, h_TH.shape[0])
-    return _Fused.apply(kernel, activate, h_TH, *parameters).view(h.shape)
+    path = kernels.of_norm_gelu(h.device.type, h.dtype, width, h_TH.shape[0])
+    return _Fused.apply(path, activate, h_TH, *parameters).view(h.shape)

@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
 
     def __str__(self) -> str:
         off = f"{self.claim} is off by {self.measured:.2g} times what rounding explains"
-        return f"{self.kernel} of {self.op} is not used: at this run's size {off}"
+        return f"{self.kernel} of {self.op} is not used: at this size {off}"
 
 
 def rehearse(
@@ -294,13 +294,13 @@ class Checked:
         return getattr(self.module, name)
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
-        given = _named(self.module.forward, args, kwargs)
+        given = named_arguments(self.module.forward, args, kwargs)
         y, saved = self.module.forward(*args, **kwargs)
         self._given.append((given, _outputs(y)))
         return y, saved
 
     def _backward(self, dy: Any, saved: Any, *args: Any, **kwargs: Any) -> Any:
-        _, _, *more = _named(self.module.backward, (dy, saved, *args), kwargs).items()
+        _, _, *more = named_arguments(self.module.backward, (dy, saved, *args), kwargs).items()
         before, outputs = self._given.pop()
         given = {name: value for name, value in {**before, **dict(more)}.items() if name not in HOW}
         kept = tuple(output.clone() for output in outputs)  # a backward may use the memory of its forward
@@ -336,7 +336,7 @@ class CheckedChain:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         y_NO, saved = self.module.forward(*args, **kwargs)
-        self._given.append((_named(self.module.forward, args, kwargs), y_NO.clone()))
+        self._given.append((named_arguments(self.module.forward, args, kwargs), y_NO.clone()))
         return y_NO, saved
 
     def _backward(self, *args: Any, **kwargs: Any) -> Any:
@@ -349,7 +349,7 @@ class CheckedChain:
         return grads
 
 
-def _named(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call by name, without the suffixes of their shapes."""
     bound = signature(function).bind(*args, **kwargs).arguments
     return {re.sub(r"_[A-Z0-9]+$", "", name): value for name, value in bound.items()}

@@ -61,7 +61,7 @@ def test_one_kernel_says_what_the_parts_say(gate):
     gate.network.params[DEED_WEIGHT].normal_(generator=torch.Generator().manual_seed(5))
     rows = [gate.encode(text) for text in TEXTS]
     z_R = gate.logits(rows)
-    assert all(kernels.chosen.get("reading") == "cpu" for kernels in gate.kernels.values()) or missing()
+    assert all(path.kernels.chosen.get("reading") == "cpu" for path in gate.paths.values()) or missing()
     output, _ = gate.network.apply(gate.network.params, gate.batch(rows))
     np.testing.assert_allclose(z_R, output.logits_TO[:, 0].numpy(), rtol=1e-5, atol=1e-5)
     assert np.ptp(z_R) > 0.1
