@@ -166,7 +166,8 @@ def load_serving(store: Store) -> Serving:
         try:
             record, weights = store.versions.get(number).record, store.versions.weights(number)
             serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]))
-            serving.probability("")  # its kernels are admitted before the first call comes
+            # Its kernels are admitted and checked before the first call comes, on a text as long as any.
+            serving.probability("word " * serving.gate.network.config.context)
             return serving
         except ValueError:
             if store.versions.serving() == number:

@@ -16,18 +16,15 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from gradproof.kernels import admissions
 from gradproof.kernels.cache import LOG
 from gradproof.kernels.settled import settled
-from gradproof.kernels.variants import REFERENCE, Kernels
+from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
 from gradproof.ops import NARROW, norm_gelu
 from gradproof.params import ParamSpace
 from gradproof.proof.admission import admit
 from gradproof.proof.examples import examples
-from gradproof.train.checked_path import CheckedPath, checked_path
+from gradproof.train.checked_path import UNCHECKED, CheckedPath, checked_path
 
 MOST_ROWS = 1031  # prime, so that no tile divides it
-
-
-UNCHECKED = CheckedPath(REFERENCE)
 
 
 def of_model(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int) -> CheckedPath[Kernels]:

@@ -73,7 +73,7 @@ class RowTrial:
                 elif name != "choice":
                     where = self._places(name, at)
                     own = (fast[name][where], exact[name], sigma[name], self.right[name][where])
-                    own = tuple(tensor[keep] for tensor in own) if len(keep) < len(exact[name]) else own
+                    own = own if keep is None else tuple(tensor[keep] for tensor in own)
                     measured[name] = max(measured[name], self._worst(*own))
             judged += len(at)
         for name, (exact, sigma) in sums.read().items():
@@ -81,7 +81,8 @@ class RowTrial:
             right = exact if whole else self.right[name].double()
             sigma = sigma if whole else sigma * (SAFETY * self._rows() / judged)  # of the sample, for all
             sigma = sigma + one_sign(self._rows()) / UNITS * right.abs()
-            measured[name] = self._worst(fast[name], right, sigma, self.right[name])
+            if bool(self.right[name].isfinite().all()):
+                measured[name] = self._worst(fast[name], right, sigma, self.right[name])
         return measured
 
     def _run(self, op: ModuleType, given: Given) -> Any:
@@ -121,11 +122,11 @@ class RowTrial:
         ]
         return max((torch.finfo(dtype).eps for dtype in floating), default=0.0) / 2
 
-    def _judged(self, fast: Results, exact: Results, at: Tensor, measured: dict[str, float]) -> Tensor:
-        """Which of these rows are judged: not those whose choice fell otherwise, which it may where scores are near."""
-        rows = torch.arange(len(at), device=at.device)
+    def _judged(self, fast: Results, exact: Results, at: Tensor, measured: dict[str, float]) -> Tensor | None:
+        """Which of these rows are judged, if not all: not those whose choice fell otherwise, as it may where scores are
+        near."""
         if "choice" not in exact:
-            return rows
+            return None
         given, unit = self.given, torch.finfo(torch.float32).eps / 2
         other = (fast["choice"][at] != exact["choice"]).any(1)
         undecided = (self.right["choice"][at] != exact["choice"]).any(1)
@@ -134,7 +135,7 @@ class RowTrial:
         far = ~(route.margin(z_TE, c_E, given["routing"]) <= NEAR * unit * size) & z_TE.isfinite().all(1)
         if bool((other & far).any()):
             measured["choice"] = math.inf
-        return rows[~(other | undecided)]
+        return ~(other | undecided)
 
     def _pieces(self, fast: Results) -> Iterator[tuple[Tensor, Given]]:
         """Rows, and calls that give the results of these alone."""
@@ -153,30 +154,33 @@ class RowTrial:
 
     def _some(self, fast: Results) -> Tensor:
         """Rows by chance, the first, the last, and those that are farthest from the op's; none that is no number."""
-        names = [name for name in self.right if name in self.by_rows and len(self.right[name]) == self._first()]
-        T, far_T, ends_T = self._first(), None, None
-        device = self.right[names[0]].device
-        for name in names:
-            right = self.right[name].flatten(1).double()
-            usual_T1 = right.square().mean(1, True).sqrt() + torch.finfo(torch.float32).tiny
-            own_T = ((fast[name].flatten(1) - right).abs() / usual_T1).amax(1).nan_to_num(math.inf, math.inf)
-            finite_T = right.isfinite().all(1)
-            far_T = own_T if far_T is None else torch.maximum(far_T, own_T)
-            ends_T = finite_T if ends_T is None else ends_T & finite_T
-        assert far_T is not None and ends_T is not None
-        farthest = torch.where(ends_T, far_T, -1.0).topk(min(FARTHEST, T)).indices
-        chance = torch.randperm(T, generator=seeded("row trial", T))[: CHANCE - 2].to(device)
-        ends = torch.tensor([0, T - 1] if T else [], dtype=torch.int64, device=device)
-        at = torch.cat([ends, chance, farthest]).unique()
-        return at[ends_T[at]]
+        far_T, is_number_T = self._distances(fast)
+        T, places = len(far_T), self._places_of_a_row()
+        farthest = torch.where(is_number_T, far_T, -1.0).topk(min(max(1, FARTHEST // places), T)).indices
+        ends = torch.tensor([T - 1, 0] if T else [], dtype=torch.int64)
+        chance = torch.cat([ends, torch.randperm(T, generator=seeded("row trial", T))])[: max(1, CHANCE // places)]
+        at = torch.cat([chance.to(far_T.device), farthest]).unique()
+        return at[is_number_T[at]]
 
-    def _first(self) -> int:
-        """The rows of the axis along which rows are taken."""
-        if self.op is dispatch and not self.backwards:
-            return self.given["plan"].slot_N.numel()
-        if self.op in (combine, dispatch):
-            return self.given["plan"].row_TK.shape[0]
-        return self._rows()
+    def _distances(self, fast: Results) -> tuple[Tensor, Tensor]:
+        """Of each row: how far its results are from the op's, beside their size; and whether those are numbers."""
+        far, is_number = [], []
+        for name in self.by_rows & self.right.keys():
+            right = self.right[name].flatten(1).double()
+            usual_R1 = right.square().mean(1, True).sqrt() + torch.finfo(torch.float32).tiny
+            far_R = ((fast[name].flatten(1) - right).abs() / usual_R1).amax(1).nan_to_num(math.inf, math.inf)
+            finite_R = right.isfinite().all(1)
+            if self.op is combine and name == "rows":  # several for each row of the others
+                row_TK = self.given["plan"].row_TK
+                far_R, finite_R = far_R[row_TK].amax(1), finite_R[row_TK].all(1)
+            far.append(far_R)
+            is_number.append(finite_R)
+        return torch.stack(far).amax(0), torch.stack(is_number).all(0)
+
+    def _places_of_a_row(self) -> int:
+        """Of a sequence: each is worth a row."""
+        sequences = [self.given[name] for name, axes in _letters(self.op).items() if axes[:2] == "BS"]
+        return max(1, sequences[0].shape[1]) if sequences else 1
 
     def _places(self, name: str, at: Tensor) -> Tensor:
         """Where the results of these rows stand in the whole."""

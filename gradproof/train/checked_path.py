@@ -29,11 +29,12 @@ from gradproof.kernels import admissions, cache
 from gradproof.kernels.paths import path_of
 from gradproof.kernels.settled import settled
 from gradproof.kernels.shapes import Shape
-from gradproof.kernels.variants import Kernels, all_variants
+from gradproof.kernels.variants import REFERENCE, Kernels, all_variants
 from gradproof.ops import experts
 from gradproof.proof.chain import Largest, watched
 from gradproof.proof.operation import wanted
 from gradproof.proof.row_trial import RowTrial, one_sign
+from gradproof.streams import seeded
 from gradproof.train.rehearsal import CODE, HOW, Refusal, named_arguments
 
 KIND = "first_calls"
@@ -110,6 +111,9 @@ class CheckedPath(Generic[K]):
         elif self.calls.skips >= MOST_SKIPS:  # for this process; another one tries again
             setattr(self.calls, way, True)
         return returned
+
+
+UNCHECKED = CheckedPath(REFERENCE)  # there is nothing to check
 
 
 def checked_path(shape: Shape, fused: bool = True) -> CheckedPath[Kernels]:
@@ -226,7 +230,7 @@ class CheckedBackward:
         """Whether the op itself stays within these bounds: on some rows none would."""
         y_NO, saved = self.reference.forward(**wanted(self.reference.forward, given))
         own = {**call, "saved": saved, "out_EP": torch.zeros_like(given["theta"])}
-        largest = RealRows(y_NO.shape[0])
+        largest = RealRows(given["x"])
         watched(ShowingReference, own, given, y_NO, largest)  # pyright: ignore[reportArgumentType]
         return all(ratio <= 1.0 for ratio in largest.read().values())
 
@@ -238,7 +242,7 @@ class CheckedBackward:
         returned: list[Any] = []
 
         def judge() -> dict[str, float]:
-            largest = RealRows(y_NO.shape[0])
+            largest = RealRows(given["x"])
             returned.append(watched(self.module, call, given, y_NO, largest))
             measured = largest.read()
             if all(ratio <= 1.0 for ratio in measured.values()) or self._is_fair(call, given):
@@ -256,15 +260,20 @@ class CheckedBackward:
 
 
 class RealRows(Largest):
-    """How far off the parts of a chain are on rows that somebody uses, whose terms may have one sign."""
+    """How far off the parts of a chain are on rows that somebody uses. Rows that occur several times have the same
+    errors, which add up like terms of one sign."""
 
-    def __init__(self, rows: int):
+    def __init__(self, x_NI: Tensor):
         super().__init__()
-        self.share = one_sign(rows)
+        r_I = torch.randn(x_NI.shape[1], generator=seeded("real rows"), dtype=torch.float64).to(x_NI.device)
+        alike = (x_NI.double() @ r_I).float().unique(return_counts=True)[1].max()
+        self.share, self.together = one_sign(len(x_NI)), float(alike) ** 0.5
 
     def __call__(self, name: str, e: int, rows: slice, fast: Tensor, right: Tensor, allowed: Tensor) -> None:
-        if right.numel() and name.startswith("theta") and (right.dim() == 1 or "signs" in name):
-            allowed = allowed + self.share * (right.abs() + right.square().mean().sqrt())
+        if right.numel() and name.startswith("theta"):
+            allowed = allowed * self.together
+            if right.dim() == 1 or "signs" in name:
+                allowed += self.share * (right.abs() + right.square().mean().sqrt())
         super().__call__(name, e, rows, fast, right, allowed)
 
 

@@ -45,7 +45,7 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
 def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
     """The run's best checkpoint, ready to decide rows, and its step."""
     model, schema, step = load_model(path, device)
-    return Predictor(model, schema, device=device), step
+    return Predictor(model, schema, device=device, fast=True), step
 
 
 def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:

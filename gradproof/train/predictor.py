@@ -13,10 +13,13 @@ import torch
 from gradproof.data.encoders import Encoder
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
+from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
+from gradproof.train.checked_path import UNCHECKED, CheckedPath, checked_path
 
 NUMBERS = 1 << 23  # inputs encoded at a time
 CHUNK = 8192  # rows a forward; bounds the memory that a large request or file takes
+MANY = 256  # rows, from which on kernels are worth proving: that takes a second, once for a machine
 
 
 class Predictions(NamedTuple):
@@ -38,9 +41,10 @@ class Predictions(NamedTuple):
 
 
 class Predictor:
-    """A model with the schema it was trained on. `predictor(rows)` keeps no tape."""
+    """A model with the schema it was trained on. `predictor(rows)` keeps no tape. A `fast` one decides many rows on a
+    CPU by the kernels that are admitted, each checked at the first call of its path."""
 
-    def __init__(self, model: Model, schema: Schema, *, device: torch.device | str = "cpu"):
+    def __init__(self, model: Model, schema: Schema, *, device: torch.device | str = "cpu", fast: bool = False):
         here, there = (model.config.inputs, model.config.outputs), (schema.inputs, schema.outputs)
         if here != there:
             raise ValueError(
@@ -52,7 +56,8 @@ class Predictor:
             raise ValueError(f"the model is on {flat_P.device}, the predictor on {device}; move one of them")
         if not flat_P.isfinite().all():
             raise ValueError("the model's parameters are not all finite; take an earlier checkpoint")
-        self.model, self.schema = model, schema
+        self.model, self.schema, self.fast = model, schema, fast and flat_P.is_cpu
+        self._paths: dict[tuple[int, int], CheckedPath[Kernels]] = {}  # by rows and threads
         self.encoder = Encoder(schema, flat_P.device, flat_P.dtype)
         self.low_M = np.array([metric.low for metric in schema.metrics], np.float64)
         self.span_M = np.array([metric.high - metric.low for metric in schema.metrics], np.float64)
@@ -66,6 +71,14 @@ class Predictor:
         parts = [self._forward(rows.slice(i, i + chunk)) for i in range(0, rows.count, chunk)]
         return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
+    def _path(self, rows: int) -> CheckedPath[Kernels]:
+        if not self.fast or rows < MANY:
+            return UNCHECKED
+        at = rows, torch.get_num_threads()
+        if at not in self._paths:
+            self._paths[at] = checked_path(self.model.shape(rows, self.model.params.flat_P.dtype), fused=False)
+        return self._paths[at]
+
     @torch.no_grad()
     def _forward(self, rows: Rows) -> Predictions:
         C = len(self.schema.classes)
@@ -73,7 +86,8 @@ class Predictor:
             widths = (C, len(self.low_M), self.model.experts, int(self.model.has_energy))
             empty = (np.zeros((0, width)) for width in widths)
             return Predictions(np.zeros(0, np.int64), *empty)
-        output, saved = self.model.apply(self.model.params, self.encoder.inputs(rows))
+        model, x_TI = self.model, self.encoder.inputs(rows)
+        output, saved = self._path(rows.count).forward(lambda kernels: model.apply(model.params, x_TI, None, kernels))
         logits_TO = output.logits_TO.cpu().double()
         probability_TC = torch.softmax(logits_TO[:, :C], 1).numpy()
         metrics_TM = self.low_M + logits_TO[:, C:].numpy() * self.span_M

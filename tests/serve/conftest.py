@@ -36,8 +36,8 @@ def overflowing(predictor, monkeypatch):
     """A value of `count` at which the model's first output overflows."""
     apply = predictor.model.apply
 
-    def overflow(params, x_TI):
-        output, saved = apply(params, x_TI)
+    def overflow(params, x_TI, *more):
+        output, saved = apply(params, x_TI, *more)
         output.logits_TO[x_TI[:, 8] == 77.0, 0] = torch.inf
         return output, saved
 
