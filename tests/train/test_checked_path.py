@@ -402,12 +402,25 @@ def test_a_fault_is_found_at_the_first_prediction(kind, plant, judged, caplog):
     assert not fast(rows.slice(0, 0)).count and not judged
 
 
-def test_right_predictions_are_not_refused(judged, caplog):
+@pytest.mark.parametrize("options", (dict(), dict(router="sheaf"), dict(correction=0.01, scores="sigmoid")))
+def test_right_predictions_are_not_refused(options, judged, caplog):
     schema = synthetic.schema()
-    predictor = Predictor(MoE(MoE.Config(schema.inputs, schema.outputs, hidden=16), seed=0), schema, fast=True)
+    model = MoE(MoE.Config(schema.inputs, schema.outputs, hidden=16, **options), seed=0)
+    slow, fast = Predictor(model, schema), Predictor(model, schema, fast=True)
     for count in (256, 1001, ROWS):
-        predictor(rows_of(schema, count))
+        rows = rows_of(schema, count)
+        for own, exact in zip(fast(rows), slow(rows), strict=True):
+            np.testing.assert_allclose(own, exact, rtol=1e-4, atol=1e-5)
     assert set(judged) == set(OF_MODULE["MoE"]) and not caplog.text
+
+
+def test_a_wide_model_predicts_by_the_reference(judged):
+    schema = synthetic.schema()
+    model = MoE(MoE.Config(schema.inputs, schema.outputs, hidden=8), seed=0, dtype=torch.float64)
+    rows = rows_of(schema, 300)
+    fast, slow = Predictor(model, schema, fast=True)(rows), Predictor(model, schema)(rows)
+    np.testing.assert_array_equal(fast.probability_TC, slow.probability_TC)
+    assert not judged
 
 
 def test_a_fault_is_found_at_the_gates_first_call(plant, judged, caplog):
