@@ -27,8 +27,8 @@ from torch.nn import functional as F
 
 from gradproof.ops import NARROW, layernorm, linear, wide
 from gradproof.ops.experts import Chain
-from gradproof.proof.normed import Normed, VectorSums
-from gradproof.proof.sizes import UNIT, UNITS, Matrix, Sizes, allowance, norm, sizes_of_both
+from gradproof.proof.normed import NormTrial, VectorSums
+from gradproof.proof.sizes import UNIT, UNITS, Matrix, Sizes, allowance, norm, one_sign, sizes_of_both
 from gradproof.streams import seeded
 
 AT_A_TIME = {"cpu": 1 << 19, "cuda": 1 << 25}  # numbers that are looked at together: as many as caches hold
@@ -56,7 +56,7 @@ class Shown(NamedTuple):
         return self.rows_NW[first : first + end - start]
 
 
-class Tape:
+class WatchedWorkspace:
     """A workspace that keeps what a kernel's backward shows; with a trial each layer is judged as soon as it is whole,
     so that few of them are held at a time."""
 
@@ -101,7 +101,7 @@ def watched(
 ) -> tuple[Tensor | None, Tensor]:
     """The gradients of a backward, called by these names, whose every part is judged on the way."""
     dy_NO, out_EP = call["dy_NO"], None if call.get("accumulate") else call.get("out_EP")
-    tape = Tape(call.get("workspace"))
+    tape = WatchedWorkspace(call.get("workspace"))
     if out_EP is not None:
         tape.trial = ChainTrial(given, y_NO, dy_NO, out_EP, judge, sizes)
     dx_NI, dtheta_EP = module.backward(**{**call, "workspace": tape})
@@ -248,7 +248,8 @@ class ChainTrial:
 
     def _last_bias(self, e: int, dy_nO: Tensor) -> None:
         sigma_O = math.sqrt(max(len(dy_nO), 1)) * UNIT * norm(dy_nO, 0)
-        self._vector(e, f"linear.{self.layer}.bias", dy_nO.double().sum(0).float(), UNITS * sigma_O)
+        right_O = dy_nO.double().sum(0).float()
+        self._vector(e, f"linear.{self.layer}.bias", right_O, UNITS * sigma_O + one_sign(right_O, len(dy_nO)))
 
     def _forward(self, e: int, x: Matrix, fast: Tensor) -> None:
         """h_i, or y, of x_i."""
@@ -308,7 +309,7 @@ class ChainTrial:
         i, rows, sums = self.layer - 1, len(h_nH), VectorSums(h_nH.shape[1], h_nH.device)
         w_OI, (_, across) = self._matrix(e, self.layer)
         some = slice(None) if rows <= FEW else _chosen(rows, FEW, h_nH.device)
-        normed = Normed.of(h_nH[some], *self._vectors(e, i))
+        normed = NormTrial.of(h_nH[some], *self._vectors(e, i))
         value, sigma_x = normed.activated(self.chain.active[i])
         dx_mH, allowed_mH = self._product(self.dh[e].at(some), w_OI, across, 0.0)
         stored_mH = self._stored(dx_mH, allowed_mH.div_(UNITS))
@@ -328,8 +329,9 @@ class ChainTrial:
             sums = sums.scaled(SAFETY, rows / len(value))
             x, dh = self._all_rows(e, h_nH, x_nH, dh_nH, (x, dh), (share_x, share_dh), sums)
         for name, right_H, sigma_H, most_H in sums.vectors(rows):
-            self._vector(e, name.format(i), right_H, UNITS * sigma_H + 2 * self.narrow * most_H)
-        return Matrix(x.value.to(self.dtype), x.sigma), dh if dh_nH is None else Matrix(dh_nH)
+            allowed_H = UNITS * sigma_H + 2 * self.narrow * most_H + one_sign(right_H, rows)
+            self._vector(e, name.format(i), right_H, allowed_H)
+        return x._replace(value=x.value.to(self.dtype)), dh if dh_nH is None else Matrix(dh_nH)
 
     def _all_rows(
         self,
@@ -365,9 +367,9 @@ class ChainTrial:
                 allowed = (dn_nH * own[1]).abs_().mul_(rstd_n1 * (share_dh + 2 * self.narrow))
                 allowed.add_(share_dh * _usual(right) + 2 * self.least).add_(right.abs(), alpha=self.narrow)
                 self.compare(f"dh.{i}", e, at, dh_nH[at], right, allowed)
-        ratio_x, ratio_dh = (_ratio(matrix) for matrix in some)
-        x = Matrix(torch.cat(made_x) if x_nH is None else x_nH, ratio_x)
-        return x, Matrix(torch.cat(made_dh), ratio_dh) if dh_nH is None else Matrix(dh_nH)
+        of_x, of_dh = (_of_sample(matrix, len(h_nH)) for matrix in some)
+        x = Matrix(torch.cat(made_x) if x_nH is None else x_nH, *of_x)
+        return x, Matrix(torch.cat(made_dh), *of_dh) if dh_nH is None else Matrix(dh_nH)
 
     def _stored(self, value: Tensor, sigma: Tensor) -> Tensor:
         """σ of what is stored: of one unit in the last place, as often as rounding goes the other way."""
@@ -393,11 +395,11 @@ def _usual(a: Tensor) -> Tensor:
     return norm(a, 1)[:, None] / math.sqrt(a.shape[1]) + torch.finfo(torch.float32).tiny
 
 
-def _ratio(a: Matrix) -> Tensor:
-    """‖σ‖₄² beside ‖·‖₄², the largest of all rows, and more."""
-    sizes = Sizes.of(a, 1, False)
-    assert sizes.sigma is not None
-    return SAFETY * (sizes.sigma / sizes.fourth).max()
+def _of_sample(a: Matrix, rows: int) -> tuple[Tensor, Tensor]:
+    """‖σ‖₄² beside ‖·‖₄², the largest of all rows, and more; and that of each column of so many rows."""
+    down, across = Sizes.of(a, 1, False), Sizes.of(a, 0, False)
+    assert down.sigma is not None and across.sigma is not None
+    return SAFETY * (down.sigma / down.fourth).max(), SAFETY * math.sqrt(rows / len(a.value)) * across.sigma
 
 
 @lru_cache(maxsize=256)

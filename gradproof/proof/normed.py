@@ -16,7 +16,7 @@ FUNCTIONS = 4.0  # units that an elementary function may be off
 STEEPEST = 1.13  # slope of a GELU
 
 
-class Normed(NamedTuple):
+class NormTrial(NamedTuple):
     """LayerNorm of h + b, and σ of its results: S = rstd·(|x| + rms x), σ_x̂ = u·(S + |x̂|·mean(|x̂|·S) + 2|x̂|)."""
 
     xhat: Tensor
@@ -28,7 +28,7 @@ class Normed(NamedTuple):
     spread: Tensor  # relative units of rstd
 
     @classmethod
-    def of(cls, h_nH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor) -> Normed:
+    def of(cls, h_nH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor) -> NormTrial:
         x_nH = wide(h_nH) + b_H
         n_nH, (mean_n1, rstd_n1) = layernorm.forward(x_nH, gamma_H, beta_H)
         xhat_nH = (x_nH - mean_n1).mul_(rstd_n1)

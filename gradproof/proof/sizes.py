@@ -29,20 +29,23 @@ class Matrix(NamedTuple):
 
     value: Tensor
     sigma: Tensor | None = None
+    across: Tensor | None = None  # beside a ratio, ‖σ‖₄² of each column: one may be all but zero, and its σ not
 
     def rows(self, at: slice) -> Matrix:
         return self.at(at)
 
     def at(self, index: slice | Tensor) -> Matrix:
         """Some of the rows."""
-        return Matrix(
-            self.value[index], self.sigma if self.sigma is None or not self.sigma.dim() else self.sigma[index]
-        )
+        return Matrix(self.value[index], self.sigma[index] if self.sigma is not None and self._each else self.sigma)
 
     def columns(self, at: slice) -> Matrix:
-        return Matrix(
-            self.value[:, at], self.sigma if self.sigma is None or not self.sigma.dim() else self.sigma[:, at]
-        )
+        """Some of the columns."""
+        sigma = self.sigma[:, at] if self.sigma is not None and self._each else self.sigma
+        return Matrix(self.value[:, at], sigma, None if self.across is None else self.across[at])
+
+    @property
+    def _each(self) -> bool:
+        return self.sigma is not None and self.sigma.dim() > 0
 
 
 class Sizes(NamedTuple):
@@ -65,7 +68,8 @@ class Sizes(NamedTuple):
             largest, fourth = None, _fourth(a.value, dim)
         if a.sigma is None:
             return cls(fourth, None, largest)
-        return cls(fourth, _fourth(a.sigma, dim) if a.sigma.dim() else a.sigma * fourth, largest)
+        sigma = _fourth(a.sigma, dim) if a.sigma.dim() else a.sigma * fourth
+        return cls(fourth, sigma if dim or a.across is None else torch.maximum(sigma, a.across), largest)
 
 
 def sizes_of_both(w_OI: Tensor, most: bool) -> tuple[Sizes, Sizes]:
@@ -94,6 +98,11 @@ def allowance(right: Tensor, rows: Sizes, columns: Sizes, count: int, stored: fl
     across.append(torch.ones_like(across[0]))
     allowed = torch.stack(down, 1) @ torch.stack(across)
     return allowed.add_(right.abs(), alpha=stored + 2 * (math.sqrt(count) + count / DEEP) * UNIT)
+
+
+def one_sign(total: Tensor, count: int) -> Tensor:
+    """What a sum of so many terms may be off where they have one sign, and each partial sum is rounded."""
+    return 2 * math.sqrt(max(count, 1)) * UNIT * total.abs()
 
 
 def norm(a: Tensor, dim: int) -> Tensor:

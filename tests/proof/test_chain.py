@@ -75,13 +75,16 @@ def _norm(own, i):
     return own[f"linear.{i}.bias"], own[f"norm.{i}.weight"], own[f"norm.{i}.bias"]
 
 
-def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0):
+def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0, dead=False):
     """The largest ratio by name."""
     generator = torch.Generator().manual_seed(seed)
     score_TE = torch.rand(rows, experts_, generator=generator)
     score_TE[:, -1] -= 1  # the last expert has few rows, or none
     plan = dispatch.plan(score_TE.argsort(1, descending=True)[:, :k].contiguous(), experts_)
     theta_EP = experts.draw_theta(chain, experts_, generator).float()
+    for theta_P in theta_EP if dead else ():  # GELU gives nothing in one column, next to nothing in another
+        chain.view(theta_P, "norm.0.bias")[:2] = torch.tensor([-40.0, -6.0])
+        chain.view(theta_P, "norm.0.weight")[:2] = 0.1
     x_NI = torch.randn(rows * k, chain.widths[0], generator=generator)
     given = dict(x=x_NI, theta=theta_EP, plan=plan, chain=chain)
     narrow_EP = None if dtype == torch.float32 else theta_EP.to(dtype)
@@ -89,6 +92,7 @@ def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0):
     y_NO, saved = module.forward(x_NI, theta_EP, plan, chain, narrow_EP)
     dy_NO = torch.randn(y_NO.shape, generator=generator) / rows
     dy_NO *= 1024 if dtype == torch.float16 else 1  # as a loss scale does it
+    dy_NO = dy_NO.abs() if dead else dy_NO  # and sums whose terms have one sign
     call = dict(dy_NO=dy_NO, saved=saved, x_NI=x_NI, theta_EP=theta_EP, plan=plan, chain=chain, narrow_EP=narrow_EP)
     largest = Largest()
     watched(module, call, given, y_NO.clone(), largest)
@@ -101,6 +105,13 @@ def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0):
 def test_what_is_right_passes(rows, dtype, shows_x):
     for seed in range(3):
         assert max(judged(Plain(shows_x=shows_x), rows, dtype, seed=seed).values()) <= 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [64, 4 * FEW])
+@pytest.mark.parametrize("shows_x", [True, False])
+def test_dead_columns_and_sums_of_one_sign_pass(rows, dtype, shows_x):
+    assert max(judged(Plain(shows_x=shows_x), rows, dtype, dead=True).values()) <= 1.0
 
 
 def test_a_number_of_rows_and_torchs_own_kernels_agree_with_row_by_row():
