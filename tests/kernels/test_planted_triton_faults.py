@@ -196,12 +196,11 @@ def refused(module, op, rows, device):
     return [e for e in evidence if e.status == "refuted"]
 
 
-QUICK = ("weight gradients 1% too small",)  # of the experts, whose trials take seconds in the interpreter
+QUICK = ("the masked softmax's Jacobian", "the gate twice", "the last lines are left as they were")
 
 
 def _marks(fault):
-    long = fault.op == "experts" or (fault.op == "adamw" and fault.large)
-    return pytest.mark.slow if long and fault.what not in QUICK else ()
+    return () if fault.what in QUICK else pytest.mark.slow
 
 
 @pytest.mark.parametrize("fault", [pytest.param(fault, id=fault.what, marks=_marks(fault)) for fault in FAULTS])
@@ -214,7 +213,7 @@ def test_a_planted_fault_is_refused(fault, triton_device, tmp_path):
     print(f"{fault.what}: {found[0].claim} of {found[0].value}")
 
 
-@pytest.mark.parametrize("op", ["adamw", "combine", "cross_entropy", "dispatch", "route"])
+@pytest.mark.parametrize("op", ["adamw", "combine", "route"])
 def test_a_copy_without_a_fault_is_admitted(op, triton_device, tmp_path):
     source = Path(import_module(f"gradproof.kernels.triton.{op}").__file__).read_text()
     module = _imported(op, source, tmp_path)
