@@ -183,7 +183,7 @@ class ChainTrial:
         """`sizes` keeps those of the weights from one trial to the next, where they are the same."""
         narrow_EP = given.get("narrow")
         self.chain: Chain = given["chain"]
-        self.theta_EP, self.x_NI, self.dtheta_EP, self.y_NO = given["theta"], given["x"], dtheta_EP, y_NO
+        self.theta_EP, self.x_NI, self.dtheta_EP = given["theta"], given["x"], dtheta_EP
         self.matrices_EP = self.theta_EP if narrow_EP is None else narrow_EP
         self.dtype = self.matrices_EP.dtype
         format = torch.finfo(self.dtype)
@@ -222,7 +222,7 @@ class ChainTrial:
         for e, (start, end) in enumerate(self.slices):
             w_OI, (_, across) = self._matrix(e, 0)
             for rows in self._chunks(end - start, max(w_OI.shape)):
-                dh = self.dh[e].rows(rows)
+                dh = self.dh[e].at(rows)
                 right, allowed = self._product(dh, w_OI, across, self.narrow)
                 self._compare("x", e, rows, dx_NI[start:end][rows], right, allowed, dh.value, w_OI)
 
@@ -249,14 +249,14 @@ class ChainTrial:
     def _last_bias(self, e: int, dy_nO: Tensor) -> None:
         sigma_O = math.sqrt(max(len(dy_nO), 1)) * UNIT * norm(dy_nO, 0)
         right_O = dy_nO.double().sum(0).float()
-        self._vector(e, f"linear.{self.layer}.bias", right_O, UNITS * sigma_O + one_sign(right_O, len(dy_nO)))
+        self._vector(e, f"linear.{self.layer}.bias", right_O, UNITS * sigma_O + one_sign(len(dy_nO)) * right_O.abs())
 
     def _forward(self, e: int, x: Matrix, fast: Tensor) -> None:
         """h_i, or y, of x_i."""
         i, last = self.layer, self.layer == self.chain.layers
         w_OI, (across, _) = self._matrix(e, i)
         for rows in self._chunks(len(fast), max(w_OI.shape)):
-            right, allowed = self._product(x.rows(rows), w_OI.T, across, self.narrow)
+            right, allowed = self._product(x.at(rows), w_OI.T, across, self.narrow)
             if last:
                 right += self.chain.view(self.theta_EP[e], f"linear.{i}.bias")
                 allowed.add_(right.abs(), alpha=UNITS * UNIT)
@@ -329,7 +329,7 @@ class ChainTrial:
             sums = sums.scaled(SAFETY, rows / len(value))
             x, dh = self._all_rows(e, h_nH, x_nH, dh_nH, (x, dh), (share_x, share_dh), sums)
         for name, right_H, sigma_H, most_H in sums.vectors(rows):
-            allowed_H = UNITS * sigma_H + 2 * self.narrow * most_H + one_sign(right_H, rows)
+            allowed_H = UNITS * sigma_H + 2 * self.narrow * most_H + one_sign(rows) * right_H.abs()
             self._vector(e, name.format(i), right_H, allowed_H)
         return x._replace(value=x.value.to(self.dtype)), dh if dh_nH is None else Matrix(dh_nH)
 

@@ -28,7 +28,7 @@ from gradproof.proof.bounds import Bounds, worst
 from gradproof.proof.chain import SAFETY
 from gradproof.proof.operation import wanted
 from gradproof.proof.row_calls import Given, RowCall, by_rows, on_rows, places_in_a_row, places_of, summed
-from gradproof.proof.sizes import DEEP, UNIT
+from gradproof.proof.sizes import UNIT, one_sign
 from gradproof.streams import seeded
 
 CHANCE = 24  # rows by chance, the first and the last among them
@@ -206,11 +206,6 @@ class RowTrial:
             far.append(far_T)
             is_number.append(finite_T)
         return torch.stack(far).amax(0), torch.stack(is_number).all(0)
-
-
-def one_sign(count: int) -> float:
-    """The share of a sum of so many terms that adding them up may cost where they have one sign."""
-    return 2 * (math.sqrt(count) + count / DEEP) * UNIT
 
 
 def alike(x_TI: Tensor) -> float:

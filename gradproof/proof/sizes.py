@@ -12,7 +12,7 @@ is one rounding off; and a factor that was rounded in another kernel may have go
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,21 +31,18 @@ class Matrix(NamedTuple):
     sigma: Tensor | None = None
     across: Tensor | None = None  # beside a ratio, ‖σ‖₄² of each column: one may be all but zero, and its σ not
 
-    def rows(self, at: slice) -> Matrix:
-        return self.at(at)
-
     def at(self, index: slice | Tensor) -> Matrix:
         """Some of the rows."""
-        return Matrix(self.value[index], self.sigma[index] if self.sigma is not None and self._each else self.sigma)
+        return Matrix(self.value[index], self._each(index))
 
     def columns(self, at: slice) -> Matrix:
         """Some of the columns."""
-        sigma = self.sigma[:, at] if self.sigma is not None and self._each else self.sigma
-        return Matrix(self.value[:, at], sigma, None if self.across is None else self.across[at])
+        every = slice(None)
+        return Matrix(self.value[:, at], self._each((every, at)), None if self.across is None else self.across[at])
 
-    @property
-    def _each(self) -> bool:
-        return self.sigma is not None and self.sigma.dim() > 0
+    def _each(self, index: Any) -> Tensor | None:
+        """σ of those numbers; a ratio is that of any."""
+        return self.sigma if self.sigma is None or not self.sigma.dim() else self.sigma[index]
 
 
 class Sizes(NamedTuple):
@@ -97,12 +94,13 @@ def allowance(right: Tensor, rows: Sizes, columns: Sizes, count: int, stored: fl
     down.append(torch.full_like(down[0], torch.finfo(torch.float32).tiny))  # nothing is divided by 0
     across.append(torch.ones_like(across[0]))
     allowed = torch.stack(down, 1) @ torch.stack(across)
-    return allowed.add_(right.abs(), alpha=stored + 2 * (math.sqrt(count) + count / DEEP) * UNIT)
+    return allowed.add_(right.abs(), alpha=stored + one_sign(count))
 
 
-def one_sign(total: Tensor, count: int) -> Tensor:
-    """What a sum of so many terms may be off where they have one sign, and each partial sum is rounded."""
-    return 2 * math.sqrt(max(count, 1)) * UNIT * total.abs()
+def one_sign(count: int) -> float:
+    """The share of a sum of so many terms that adding them up may cost where they have one sign: every partial sum is
+    rounded, or cut off."""
+    return 2 * (math.sqrt(count) + count / DEEP) * UNIT
 
 
 def norm(a: Tensor, dim: int) -> Tensor:

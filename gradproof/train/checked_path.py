@@ -32,7 +32,8 @@ from gradproof.kernels.shapes import Shape
 from gradproof.kernels.variants import REFERENCE, Kernels, all_variants
 from gradproof.proof.chain import Largest, watched
 from gradproof.proof.operation import wanted
-from gradproof.proof.row_trial import RowTrial, alike, one_sign
+from gradproof.proof.row_trial import RowTrial, alike
+from gradproof.proof.sizes import one_sign
 from gradproof.train.rehearsal import CODE, HOW, Refusal, named_arguments
 
 KIND = "first_calls"
@@ -167,8 +168,8 @@ class Look:
         return not wrong
 
 
-class CheckedForward:
-    """A kernel whose forward is held against its op."""
+class CheckedKernel:
+    """A kernel that is held against its op in one way, and is itself in every other."""
 
     def __init__(self, op: str, module: ModuleType, kernel: str, look: Look):
         self.op, self.module, self.kernel, self.look, self.reference = op, module, kernel, look, ops.load(op)
@@ -176,15 +177,23 @@ class CheckedForward:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.module, name)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        returned, given = self.module.forward(*args, **kwargs), named_arguments(self.module.forward, args, kwargs)
+    def _held(self, returned: Any, given: Mapping[str, Any]) -> Any:
+        """What the kernel returned, or the op's own where that is refused."""
         trial: list[RowTrial] = []
 
         def judge() -> dict[str, float]:
-            trial.append(RowTrial(self.reference, {name: value for name, value in given.items() if name not in HOW}))
+            trial.append(RowTrial(self.reference, given))
             return trial[0].off(returned)
 
         return returned if self.look.passes(self.op, self.kernel, judge) else trial[0].returned
+
+
+class CheckedForward(CheckedKernel):
+    """Its forward is."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        returned, given = self.module.forward(*args, **kwargs), named_arguments(self.module.forward, args, kwargs)
+        return self._held(returned, {name: value for name, value in given.items() if name not in HOW})
 
     def plan(self, *args: Any, **kwargs: Any) -> Any:
         """Of dispatch: integers, which must be the reference's."""
@@ -195,14 +204,8 @@ class CheckedForward:
         )
 
 
-class CheckedBackward:
-    """A kernel whose backward is held against its op; that of the experts layer by layer, as it shows them."""
-
-    def __init__(self, op: str, module: ModuleType, kernel: str, look: Look):
-        self.op, self.module, self.kernel, self.look, self.reference = op, module, kernel, look, ops.load(op)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.module, name)
+class CheckedBackward(CheckedKernel):
+    """Its backward is; that of the experts layer by layer, as it shows them."""
 
     def backward(self, *args: Any, **kwargs: Any) -> Any:
         given = named_arguments(self.module.backward, args, kwargs)
@@ -216,13 +219,7 @@ class CheckedBackward:
         returned = self.module.backward(dy, saved, *args, **kwargs)
         _, _, *more = named_arguments(self.module.backward, (dy, saved, *args), kwargs).items()
         given = {"dy": dy, "saved": saved, **{name: value for name, value in more if name not in HOW}}
-        trial: list[RowTrial] = []
-
-        def judge() -> dict[str, float]:
-            trial.append(RowTrial(self.reference, given))
-            return trial[0].off(returned)
-
-        return returned if self.look.passes(self.op, self.kernel, judge) else trial[0].returned
+        return self._held(returned, given)
 
     def _chain(self, *args: Any, **kwargs: Any) -> Any:
         call = signature(self.module.backward).bind(*args, **kwargs).arguments

@@ -44,6 +44,7 @@ from gradproof.train.training import Training
 CODE = (*cache.JUDGING, "models", "train")
 HOW = ("out", "accumulate", "want_dx", "workspace")  # arguments that say where to, not what
 PIECE = {"cpu": 1 << 17, "cuda": 1 << 24}  # parameters that are checked at a time: as many as caches hold
+GRAPH = "graph"  # refused in the place of an op
 POOL = 4  # times the rows, among which those for one expert are looked for
 
 
@@ -59,6 +60,8 @@ class Refusal(NamedTuple):
     measured: float
 
     def __str__(self) -> str:
+        if self.op == GRAPH:
+            return "the step is not replayed as a graph: at this size that does not give the same bits"
         off = f"{self.claim} is off by {self.measured:.2g} times what rounding explains"
         return f"{self.kernel} of {self.op} is not used: at this size {off}"
 
@@ -83,6 +86,8 @@ def rehearse(
             refusal = Refusal(**known["refused"][0])
             say(str(refusal))
             refused.append(refusal)
+            if refusal.op == GRAPH:
+                step.replays = False
             step.ask({op: kernel for op, kernel in kernels.chosen.items() if op != refusal.op})
     return refused
 
@@ -94,6 +99,7 @@ def _key(step: TrainStep, rows: int, kernels: Kernels) -> str:
         "kernels": dict(kernels.chosen),
         "loss": step.loss.name,
         "clip": step.training.clip,
+        "replays": step.replays,
     }
     return cache.key_text({**facts, **cache.fingerprint(shape.device, CODE)})
 
@@ -221,7 +227,7 @@ class Rehearsal:
                 plan.take(batch)
                 taken.append(before.moved())
         same = all(torch.equal(first, second) for first, second in zip(*taken, strict=True))
-        self._refuse("the step", "a graph", "parameters", 0.0 if same else float("inf"))
+        self._refuse(GRAPH, "", "parameters", 0.0 if same else float("inf"))
 
 
 class Restored:

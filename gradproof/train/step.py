@@ -72,6 +72,7 @@ class TrainStep:
         self.dtype, self.kernels, self.workspace, self._asked = DTYPES[compute_dtype], REFERENCE, Workspace(), kernels
         self._chosen: dict[int, Kernels] = {}  # by the number of rows
         self.captures = Captures()
+        self.replays = True  # a step that can be captured, as a graph
 
     @property
     def loss(self) -> Loss:
@@ -105,7 +106,7 @@ class TrainStep:
         """How a step on these is taken: as a graph or by one kernel where that can be, or else part by part."""
         training, kernels = self.training, self.kernels
         # A loss of the user's may read the device, which a graph cannot.
-        if kernels.capturable and training.loss.name and len(batches) == 1:
+        if self.replays and kernels.capturable and training.loss.name and len(batches) == 1:
             return Graph(
                 lambda: Parts(training, replace(kernels, workspace=Workspace())), training.model.params, self.captures
             )

@@ -11,7 +11,7 @@ from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.train import rehearsal as module
 from gradproof.train.adamw import AdamW
-from gradproof.train.rehearsal import Rehearsal, rehearse
+from gradproof.train.rehearsal import Refusal, Rehearsal, rehearse
 from gradproof.train.step import TrainStep
 
 CONFIG = MoEConfig(9, 5, hidden=32, depth=2)
@@ -104,6 +104,18 @@ def test_a_refused_kernel_is_replaced_and_remembered(monkeypatch, tmp_path):
     monkeypatch.setattr(module.Rehearsal, "take", lambda self, rows, target: taken.append(rows) or self.refusals)
     assert rehearse(step, [64, 64, 7], target(), said.append) == [] and taken == [64, 7] and not said
     assert rehearse(make(), [64], target(), said.append) == [] and taken == [64, 7]
+
+
+@needs_kernels
+def test_a_graph_that_gives_other_bits_is_not_replayed(monkeypatch, tmp_path):
+    """And the rehearsal ends: without the graph there is nothing left to refuse."""
+    monkeypatch.setenv("GRADPROOF_CACHE", str(tmp_path))
+    wrong = Refusal(module.GRAPH, "", "parameters", float("inf"))
+    monkeypatch.setattr(module.Rehearsal, "take", lambda self, rows, target: [wrong] if self.step.replays else [])
+    for _ in range(2):  # as found, and as remembered
+        step, said = make(), []
+        assert rehearse(step, [64], target(), said.append) == [wrong] and not step.replays
+        assert said == ["the step is not replayed as a graph: at this size that does not give the same bits"]
 
 
 GPU = {"narrow": (CONFIG, "bf16"), "wide": (WIDE, "bf16"), "dense": (DENSE, "bf16"), "fp32": (WIDE, "fp32")}
