@@ -9,7 +9,8 @@ is carried on from layer to layer, which is exact, for a backward is linear in d
 
 What a part may be off by is computed (`proof/sizes.py`, `proof/normed.py`). Of many rows some are judged number by
 number with errors of their own, by our op and by float64; all are compared with torch's own fused kernels, within what
-the sample allows.
+the sample allows. Of many layers in narrow numbers a rehearsal judges some so, and the others in outline
+(`proof/outline.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +29,19 @@ from torch.nn import functional as F
 from gradproof.ops import NARROW, layernorm, linear, wide
 from gradproof.ops.experts import Chain
 from gradproof.proof.normed import NormTrial, VectorSums
-from gradproof.proof.sizes import UNIT, UNITS, Matrix, Sizes, allowance, norm, one_sign, sizes_of_both
+from gradproof.proof.outline import LayerOutline
+from gradproof.proof.sizes import (
+    UNIT,
+    UNITS,
+    Matrix,
+    Sizes,
+    allowance,
+    largest,
+    neighbours,
+    norm,
+    one_sign,
+    sizes_of_both,
+)
 from gradproof.streams import seeded
 
 AT_A_TIME = {"cpu": 1 << 19, "cuda": 1 << 25}  # numbers that are looked at together: as many as caches hold
@@ -89,6 +102,7 @@ class WatchedWorkspace:
             raise LookupError(f"the kernel does not show h of layer {trial.layer - 1}")
         trial.judge(None, None, None)
         trial.inputs(dx_NI)
+        trial.kept()
 
 
 def watched(
@@ -98,14 +112,16 @@ def watched(
     y_NO: Tensor,
     judge: Compare,
     sizes: WeightSizes | None = None,
+    thorough: int | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """The gradients of a backward, called by these names, whose every part is judged on the way."""
+    """The gradients of a backward, called by these names, whose every part is judged on the way; so many layers number
+    by number, or all."""
     dy_NO, out_EP = call["dy_NO"], None if call.get("accumulate") else call.get("out_EP")
     tape = WatchedWorkspace(call.get("workspace"))
     if out_EP is not None:
-        tape.trial = ChainTrial(given, y_NO, dy_NO, out_EP, judge, sizes)
+        tape.trial = ChainTrial(given, y_NO, dy_NO, out_EP, judge, sizes, thorough)
     dx_NI, dtheta_EP = module.backward(**{**call, "workspace": tape})
-    tape.finish(tape.trial or ChainTrial(given, y_NO, dy_NO, dtheta_EP, judge, sizes), dx_NI)
+    tape.finish(tape.trial or ChainTrial(given, y_NO, dy_NO, dtheta_EP, judge, sizes, thorough), dx_NI)
     return dx_NI, dtheta_EP
 
 
@@ -113,28 +129,26 @@ def off(fast: Tensor, right: Tensor, allowed: Tensor) -> Tensor:
     """The largest |fast − right|/allowed, NaN for a number that is none; not waited for. What is allowed is never 0."""
     if not right.numel():
         return right.new_zeros(())
-    return torch.sub(fast, right).abs_().div_(allowed).max()
+    return largest(torch.sub(fast, right).div_(allowed))
 
 
 class Largest:
     """How far off each part is at most; read at the end, so that nothing waits for the device in between."""
 
     def __init__(self) -> None:
-        self._ratios: dict[str, Tensor] = {}
+        self._ratios: dict[str, list[Tensor]] = {}
 
     def __call__(self, name: str, e: int, rows: slice, fast: Tensor, right: Tensor, allowed: Tensor) -> None:
         self.add(name, off(fast, right, allowed))
 
     def add(self, name: str, ratio: Tensor) -> None:
-        before = self._ratios.get(name)
-        self._ratios[name] = ratio if before is None else torch.maximum(before, ratio)
+        self._ratios.setdefault(name, []).append(ratio)
 
     def read(self) -> dict[str, float]:
         """By name; infinite for a number that is none."""
-        if not self._ratios:
-            return {}
-        ratios = torch.stack(list(self._ratios.values())).nan_to_num(math.inf, math.inf).tolist()
-        return dict(zip(self._ratios, ratios, strict=True))
+        listed = [ratio for own in self._ratios.values() for ratio in own]
+        ratios = iter(torch.stack(listed).nan_to_num(math.inf, math.inf).tolist() if listed else [])
+        return {name: max(next(ratios) for _ in own) for name, own in self._ratios.items()}
 
 
 def product_off(a: Tensor, b: Tensor, out: Tensor) -> float:
@@ -142,9 +156,9 @@ def product_off(a: Tensor, b: Tensor, out: Tensor) -> float:
     right = linear.wide_product(a, b)
     stored = torch.finfo(out.dtype).eps / 2 if out.dtype in NARROW else 0.0
     sizes = Sizes.of(Matrix(a), 1, False), Sizes.of(Matrix(b), 0, False)
-    largest = Largest()
-    largest.add("", off(out, right, allowance(right, *sizes, a.shape[1], stored)))
-    return largest.read()[""]
+    ratios = Largest()
+    ratios.add("", off(out, right, allowance(right, *sizes, a.shape[1], stored)))
+    return ratios.read()[""]
 
 
 class Collected:
@@ -179,8 +193,10 @@ class ChainTrial:
         dtheta_EP: Tensor,
         compare: Compare,
         sizes: WeightSizes | None = None,
+        thorough: int | None = None,
     ):
-        """`sizes` keeps those of the weights from one trial to the next, where they are the same."""
+        """`sizes` keeps those of the weights from one trial to the next, where they are the same. So many layers of
+        all experts are judged `thorough`ly, the first and the last of each expert besides."""
         narrow_EP = given.get("narrow")
         self.chain: Chain = given["chain"]
         self.theta_EP, self.x_NI, self.dtheta_EP = given["theta"], given["x"], dtheta_EP
@@ -196,6 +212,11 @@ class ChainTrial:
         self.above = Shown(y_NO)
         self.layer = self.chain.layers
         self.sizes: WeightSizes = {} if sizes is None else sizes
+        self.judged: dict[tuple[int, str], Tensor] = {}  # what gradients were when they were looked at
+        self.same: list[float | Tensor] = [1.0] * len(self.slices)  # rows that are rounded alike
+        between = [(e, i) for e in range(len(self.slices)) for i in range(1, self.chain.layers)]
+        spared = torch.randperm(len(between), generator=seeded("chain", "layers", len(between)))[thorough:]
+        self.spared = {between[i] for i in spared.tolist()} if self.narrow and thorough is not None else set()
 
     def judge(self, h: Shown | None, x: Shown | None, dh: Shown | None) -> None:
         """One layer: its input is made of h, and is what is shown as x, if it is; its output was shown with the layer
@@ -205,15 +226,37 @@ class ChainTrial:
                 self._last_bias(e, self.dy_NO[start:end])
             h_nH = None if h is None else h.of(e, start, end)
             x_nH = None if x is None else x.of(e, start, end)
+            dh_nH = None if dh is None else dh.of(e, start, end)
+            if h_nH is not None and dh_nH is not None and self._in_outline(e, h_nH):
+                self._outline(e, h_nH, x_nH, dh_nH, self.above.of(e, start, end))
+                self.dh[e] = Matrix(dh_nH)
+                continue
             below, dh_below = Matrix(self.x_NI[start:end].to(self.dtype)), self.dh[e]
             if h_nH is not None:
-                below, dh_below = self._norm(e, h_nH, x_nH, None if dh is None else dh.of(e, start, end))
+                below, dh_below = self._norm(e, h_nH, x_nH, dh_nH)
             if end > start:
                 self._forward(e, below, self.above.of(e, start, end))
             self._weight(e, below if x_nH is None else Matrix(x_nH))
             self.dh[e] = dh_below
         if h is not None:
             self.layer, self.above = self.layer - 1, h
+
+    def _in_outline(self, e: int, h_nH: Tensor) -> bool:
+        w_OI = self.chain.view(self.theta_EP[e], f"linear.{self.layer}.weight")
+        fits = len(h_nH) * max(w_OI.shape) <= 2 * AT_A_TIME[h_nH.device.type]
+        return fits and len(h_nH) > 0 and (e, self.layer) in self.spared
+
+    def _outline(self, e: int, h_nH: Tensor, x_nH: Tensor | None, dh_nH: Tensor, above: Tensor) -> None:
+        i, names = self.layer, {"bias": "linear.{}.bias", "gamma": "norm.{}.weight", "beta": "norm.{}.bias"}
+        w_OI = self.chain.view(self.matrices_EP[e], f"linear.{i}.weight")
+        layer = LayerOutline(w_OI, self._vectors(e, i - 1), self.chain.active[i - 1], h_nH, self.dh[e].value)
+
+        def grad(name: str) -> Tensor:
+            named = f"linear.{i}.weight" if name == "weight" else names[name].format(i - 1)
+            return self._gradient(e, named)
+
+        for name, measured, allowed in layer.parts(x_nH, dh_nH, above, grad):
+            self.compare(f"{name}.{i}, in outline", e, slice(None), measured, torch.zeros_like(allowed), allowed)
 
     def inputs(self, dx_NI: Tensor | None) -> None:
         """The gradient of what goes in, where there is one."""
@@ -225,6 +268,23 @@ class ChainTrial:
                 dh = self.dh[e].at(rows)
                 right, allowed = self._product(dh, w_OI, across, self.narrow)
                 self._compare("x", e, rows, dx_NI[start:end][rows], right, allowed, dh.value, w_OI)
+
+    def kept(self) -> None:
+        """Gradients that were judged before the backward was at its end are still what they were."""
+        if not self.judged:
+            return
+        now = torch.stack([_bits(self.chain.view(self.dtheta_EP[e], name)) for e, name in self.judged])
+        for (e, name), differs in zip(
+            self.judged, (now != torch.stack(list(self.judged.values()))).tolist(), strict=True
+        ):
+            fast = now.new_full((1,), differs, dtype=torch.float32)
+            self.compare(f"theta, written over later: {name}", e, slice(None), fast, fast * 0, fast * 0 + 0.5)
+
+    def _gradient(self, e: int, name: str) -> Tensor:
+        """That of a parameter, as the kernel has written it by now."""
+        own = self.chain.view(self.dtheta_EP[e], name)
+        self.judged[e, name] = _bits(own)
+        return own
 
     def _matrix(self, e: int, i: int) -> tuple[Tensor, tuple[Sizes, Sizes]]:
         """w_OI, and the sizes of its rows and columns."""
@@ -239,7 +299,7 @@ class ChainTrial:
         return b_H, gamma_H, beta_H
 
     def _vector(self, e: int, name: str, right_H: Tensor, allowed_H: Tensor) -> None:
-        fast_H = self.chain.view(self.dtheta_EP[e], name)
+        fast_H = self._gradient(e, name)
         self.compare(f"theta: {name}", e, slice(None), fast_H, right_H, allowed_H + torch.finfo(torch.float32).tiny)
 
     def _chunks(self, rows: int, width: int) -> Iterator[slice]:
@@ -273,14 +333,14 @@ class ChainTrial:
     def _weight(self, e: int, x: Matrix) -> None:
         """dW_i = dh_iᵀ x_i."""
         dh, name = self.dh[e], f"linear.{self.layer}.weight"
-        across, fast_OI = Sizes.of(x, 0, self.narrow > 0), self.chain.view(self.dtheta_EP[e], name)
+        across, fast_OI = Sizes.of(x, 0, self.narrow > 0), self._gradient(e, name)
         if not self.narrow and fast_OI.numel() > PROJECTED and not isinstance(self.compare, Collected):
             self._projected(e, dh, x, across, fast_OI)
             return
         for rows in self._chunks(*fast_OI.shape):
             own = dh.columns(rows)
             right, down = linear.wide_product(own.value.T, x.value), Sizes.of(own, 0, self.narrow > 0)
-            allowed = allowance(right, down, across, len(dh.value), 0.0, self.narrow)
+            allowed = allowance(right, down, across, len(dh.value), 0.0, self.narrow, self.same[e])
             self._compare(f"theta: {name}", e, rows, fast_OI[rows], right, allowed, own.value.T, x.value)
 
     def _projected(self, e: int, dh: Matrix, x: Matrix, across: Sizes, fast_OI: Tensor) -> None:
@@ -306,7 +366,7 @@ class ChainTrial:
         """Bias, norm and GELU below layer i, forward and backward: x_i of h_{i−1} and dh_{i−1} of dh_i, each beside
         what the kernel shows of it, and the gradients of their parameters. Few rows are judged number by number; of
         many a sample is, and all are compared with torch's own kernels."""
-        i, rows, sums = self.layer - 1, len(h_nH), VectorSums(h_nH.shape[1], h_nH.device)
+        i, rows = self.layer - 1, len(h_nH)
         w_OI, (_, across) = self._matrix(e, self.layer)
         some = slice(None) if rows <= FEW else _chosen(rows, FEW, h_nH.device)
         normed = NormTrial.of(h_nH[some], *self._vectors(e, i))
@@ -314,7 +374,8 @@ class ChainTrial:
         dx_mH, allowed_mH = self._product(self.dh[e].at(some), w_OI, across, 0.0)
         stored_mH = self._stored(dx_mH, allowed_mH.div_(UNITS))
         dx_mH = wide(dx_mH.to(self.dtype))
-        right, sigma_dh, flip = normed.backward(dx_mH, stored_mH, self.chain.active[i], sums)
+        self.same[e] = same = neighbours(dx_mH, rows) if self.narrow else 1.0
+        right, sigma_dh, flip, sums = normed.backward(dx_mH, stored_mH, self.chain.active[i])
         of = "" if rows <= FEW else "in a sample "
         if x_nH is not None:
             allowed = UNITS * sigma_x + self.narrow * value.abs() + 2 * self.least
@@ -329,7 +390,8 @@ class ChainTrial:
             sums = sums.scaled(SAFETY, rows / len(value))
             x, dh = self._all_rows(e, h_nH, x_nH, dh_nH, (x, dh), (share_x, share_dh), sums)
         for name, right_H, sigma_H, most_H in sums.vectors(rows):
-            allowed_H = UNITS * sigma_H + 2 * self.narrow * most_H + one_sign(rows) * right_H.abs()
+            flips_H = UNITS * same**0.5 * sigma_H + 2 * self.narrow * same * most_H
+            allowed_H = flips_H + one_sign(rows) * right_H.abs()
             self._vector(e, name.format(i), right_H, allowed_H)
         return x._replace(value=x.value.to(self.dtype)), dh if dh_nH is None else Matrix(dh_nH)
 
@@ -367,9 +429,11 @@ class ChainTrial:
                 allowed = (dn_nH * own[1]).abs_().mul_(rstd_n1 * (share_dh + 2 * self.narrow))
                 allowed.add_(share_dh * _usual(right) + 2 * self.least).add_(right.abs(), alpha=self.narrow)
                 self.compare(f"dh.{i}", e, at, dh_nH[at], right, allowed)
-        of_x, of_dh = (_of_sample(matrix, len(h_nH)) for matrix in some)
-        x = Matrix(torch.cat(made_x) if x_nH is None else x_nH, *of_x)
-        return x, Matrix(torch.cat(made_dh), *of_dh) if dh_nH is None else Matrix(dh_nH)
+        of_x, of_dh = some
+        x = Matrix(torch.cat(made_x) if x_nH is None else x_nH, *_of_sample(of_x, len(h_nH)))
+        if dh_nH is not None:
+            return x, Matrix(dh_nH)
+        return x, Matrix(torch.cat(made_dh), *_of_sample(of_dh, len(h_nH)))
 
     def _stored(self, value: Tensor, sigma: Tensor) -> Tensor:
         """σ of what is stored: of one unit in the last place, as often as rounding goes the other way."""
@@ -388,6 +452,11 @@ class ChainTrial:
                 exact += self.chain.view(self.theta_EP[e], f"linear.{self.layer}.bias")[j]
             self.compare(f"in float64 {name}", e, rows, fast[i][:, j], exact, allowed[i][:, j])
         self.compare(name, e, rows, fast, right, allowed)
+
+
+def _bits(a: Tensor) -> Tensor:
+    """A digest: the sum of the bits of its numbers."""
+    return a.flatten().view(torch.int32 if a.numel() % 2 else torch.int64).sum()
 
 
 def _usual(a: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -44,10 +44,9 @@ class NormTrial(NamedTuple):
         y_nH = gelu.forward(self.n)[0] if active else self.n
         return y_nH, STEEPEST * self.sigma_n + FUNCTIONS * UNIT * self.n.abs()
 
-    def backward(
-        self, dy_nH: Tensor, sigma_dy: Tensor, active: bool, sums: VectorSums
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """dh_nH, σ of it, and what dy itself contributes to it, entry by entry; adds to the parameters' gradients."""
+    def backward(self, dy_nH: Tensor, sigma_dy: Tensor, active: bool) -> tuple[Tensor, Tensor, Tensor, VectorSums]:
+        """dh_nH, σ of it, what an entry of dy makes of it at most, its own and the largest of the row, of which the
+        means have a share, and the parameters' gradients."""
         if active:
             slope_nH = gelu.backward(torch.ones_like(dy_nH), None, self.n)
             sigma_dn = sigma_dy * slope_nH.abs() + dy_nH.abs() * (self.sigma_n + 2 * FUNCTIONS * UNIT)
@@ -64,11 +63,12 @@ class NormTrial(NamedTuple):
         own_nH = dxhat_nH.abs() + mean_n1.abs() + size_nH * along_n1.abs()
         sigma_nH = sigma_dxhat + sigma_mean + size_nH * sigma_along + along_n1.abs() * self.sigma_xhat + UNIT * own_nH
         sigma_nH = sigma_nH.mul_(self.rstd) + dh_nH.abs() * (UNIT * self.spread)
-        flip_nH = dxhat_nH.abs_().mul_(self.rstd)
-        sums.add(0, dh_nH, sigma_nH, flip_nH)
-        sums.add(1, dn_nH * self.xhat, sigma_dn * size_nH + dn_nH.abs() * self.sigma_xhat)
-        sums.add(2, dn_nH, sigma_dn)
-        return dh_nH, sigma_nH, flip_nH
+        most_n1, along_n1 = dxhat_nH.abs_().amax(1, True), along_nH.abs_().amax(1, True)
+        flip_nH = (dxhat_nH + (most_n1 + size_nH * along_n1).div_(dxhat_nH.shape[1])).mul_(self.rstd)
+        dgamma_nH, sigma_dgamma = dn_nH * self.xhat, sigma_dn * size_nH + dn_nH.abs() * self.sigma_xhat
+        # One number of dy makes all of a term of dγ and dβ, but less than all of a term of db.
+        sums = VectorSums.of((dh_nH, dgamma_nH, dn_nH), (sigma_nH, sigma_dgamma, sigma_dn), (flip_nH, dgamma_nH, dn_nH))
+        return dh_nH, sigma_nH, flip_nH, sums
 
 
 def _mean_sigma(sigma_nH: Tensor, terms_nH: Tensor) -> Tensor:
@@ -77,41 +77,34 @@ def _mean_sigma(sigma_nH: Tensor, terms_nH: Tensor) -> Tensor:
     return norm(sigma_nH, 1)[:, None] / H + UNIT * norm(terms_nH, 1)[:, None] / math.sqrt(H)
 
 
-class VectorSums:
-    """db = Σ dh, dγ = Σ dn·x̂, dβ = Σ dn over chunks of rows, and σ of each: with the sizes of their terms."""
+class VectorSums(NamedTuple):
+    """db = Σ dh, dγ = Σ dn·x̂, dβ = Σ dn, with Σ of the squares of their terms and of their errors, and the largest that
+    one number of dy makes of a term."""
 
-    NAMES = ("linear.{}.bias", "norm.{}.weight", "norm.{}.bias")
+    totals: Tensor
+    squares: Tensor
+    errors: Tensor
+    most: Tensor
 
-    def __init__(self, width: int, device: torch.device):
-        self.totals = torch.zeros(3, width, device=device, dtype=torch.float64)
-        self.squares, self.errors = torch.zeros(2, 3, width, device=device, dtype=torch.float64)
-        self.most = torch.zeros(3, width, device=device)
-
-    def add(self, i: int, terms_nH: Tensor, sigma_nH: Tensor, flip_nH: Tensor | None = None) -> None:
-        """Rows of one of the three; `flip` is what one number of dy makes of a term, where that is not all of it."""
-        if not len(terms_nH):
-            return
-        self.totals[i] += terms_nH.sum(0, dtype=torch.float64)
-        self.squares[i] += norm(terms_nH, 0).double().square()
-        self.errors[i] += norm(sigma_nH, 0).double().square()
-        most_H = (terms_nH if flip_nH is None else flip_nH).abs().amax(0)
-        self.most[i] = torch.maximum(self.most[i], most_H)
+    @classmethod
+    def of(cls, terms: Sequence[Tensor], sigmas: Sequence[Tensor], flips: Sequence[Tensor]) -> VectorSums:
+        """Of the three; `flips` is what one number of dy makes of each term."""
+        totals = torch.stack([own.sum(0, dtype=torch.float64) for own in terms])
+        squares, errors = (torch.stack([norm(own, 0) for own in group]).double().square_() for group in (terms, sigmas))
+        largest = [own.abs().amax(0) if len(own) else own.sum(0) for own in flips]
+        return cls(totals, squares, errors, torch.stack(largest))
 
     def scaled(self, safety: float, times: float) -> VectorSums:
         """The errors of so many times the rows; the sums are still to come."""
-        more = VectorSums(self.totals.shape[1], self.totals.device)
-        more.squares, more.errors = safety * times * self.squares, safety * times * self.errors
-        more.most = safety * self.most
-        return more
+        more = safety * times
+        return VectorSums(torch.zeros_like(self.totals), more * self.squares, more * self.errors, safety * self.most)
 
     def take(self, dh_nH: Tensor, dgamma_H: Tensor, dbeta_H: Tensor) -> None:
         """Rows of dh, and sums that torch has made of the others."""
-        self.totals[0] += dh_nH.sum(0, dtype=torch.float64)
-        self.totals[1] += dgamma_H
-        self.totals[2] += dbeta_H
+        self.totals.add_(torch.stack([dh_nH.sum(0, dtype=torch.float64), dgamma_H.double(), dbeta_H.double()]))
 
     def vectors(self, rows: int) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         """Each with its name, its σ and the largest term."""
-        sigma = (max(rows, 1) * UNIT**2 * self.squares + self.errors).sqrt()
-        for i, name in enumerate(self.NAMES):
-            yield name, self.totals[i].float(), sigma[i].float(), self.most[i]
+        sigma, totals = (max(rows, 1) * UNIT**2 * self.squares + self.errors).sqrt().float(), self.totals.float()
+        for i, name in enumerate(("linear.{}.bias", "norm.{}.weight", "norm.{}.bias")):
+            yield name, totals[i], sigma[i], self.most[i]

@@ -20,6 +20,7 @@ from torch import Tensor
 UNIT = torch.finfo(torch.float32).eps / 2  # sums, statistics and elementwise mathematics are in fp32
 UNITS = 8.0  # σ that a kernel may be off; ours stay below 2
 FAINT = 1e-9  # of the largest: rows of a matrix that are smaller are judged as if they were so large
+SAME = 1e-4  # from 1, that the cosine of two rows may be which differ by about a rounding to bf16
 DEEP = 16  # terms that a tensor core adds up at once
 
 
@@ -78,18 +79,26 @@ def sizes_of_both(w_OI: Tensor, most: bool) -> tuple[Sizes, Sizes]:
     return Sizes(_sized(rows, largest), None, None), Sizes(_sized(columns, largest), None, None)
 
 
-def allowance(right: Tensor, rows: Sizes, columns: Sizes, count: int, stored: float, narrow: float = 0.0) -> Tensor:
+def allowance(
+    right: Tensor,
+    rows: Sizes,
+    columns: Sizes,
+    count: int,
+    stored: float,
+    narrow: float = 0.0,
+    same: float | Tensor = 1.0,
+) -> Tensor:
     """What the entries of a product may be off, whose sums have so many terms; `stored` is the unit of the result,
-    `narrow` that of the factors."""
+    `narrow` that of the factors, of which as many as `same` are rounded together."""
     count = max(count, 1)
     down = [UNITS * math.sqrt(count) * UNIT * rows.fourth.sqrt()]
     across = [columns.fourth.sqrt()]
     for own, other in ((rows.sigma, columns.fourth), (rows.fourth, columns.sigma)):
         if own is not None and other is not None:
-            down.append(UNITS * own.sqrt())
+            down.append(UNITS * (same * own).sqrt())
             across.append(other.sqrt())
     if narrow and len(down) > 1 and rows.most is not None and columns.most is not None:
-        down.append(2 * narrow * rows.most)
+        down.append(2 * narrow * same * rows.most)
         across.append(columns.most)
     down.append(torch.full_like(down[0], torch.finfo(torch.float32).tiny))  # nothing is divided by 0
     across.append(torch.ones_like(across[0]))
@@ -103,9 +112,29 @@ def one_sign(count: int) -> float:
     return 2 * (math.sqrt(count) + count / DEEP) * UNIT
 
 
+def neighbours(a: Tensor, rows: int) -> Tensor:
+    """How many of so many rows, of which `a` is a sample, are the same as any one of them but for a rounding: what is
+    rounded in one of these the other way is so in the others too, and the errors of their sum are not independent."""
+    if len(a) < 2:
+        return a.new_ones(())
+    unit = torch.nn.functional.normalize(a.float())
+    same = (unit @ unit.T > 1 - SAME).sum() - len(a)
+    return 1 + (rows - 1) * (same.clamp(min=0) / (len(a) * (len(a) - 1)))
+
+
 def norm(a: Tensor, dim: int) -> Tensor:
     """‖·‖ along an axis, in fp32."""
+    if dim == 0 and a.device.type == "cpu":  # where torch's own walks down every column by itself
+        return a.float().square().sum(0).sqrt_()
     return torch.linalg.vector_norm(a.float(), dim=dim)
+
+
+def largest(a: Tensor) -> Tensor:
+    """The largest |·|; NaN, if there is one."""
+    if a.device.type == "cuda":
+        return torch.linalg.vector_norm(a, math.inf)
+    low, high = a.aminmax()
+    return torch.maximum(-low, high)
 
 
 def _fourth(a: Tensor, dim: int) -> Tensor:

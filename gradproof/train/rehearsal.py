@@ -45,6 +45,7 @@ CODE = (*cache.JUDGING, "models", "train")
 HOW = ("out", "accumulate", "want_dx", "workspace")  # arguments that say where to, not what
 PIECE = {"cpu": 1 << 17, "cuda": 1 << 24}  # parameters that are checked at a time: as many as caches hold
 GRAPH = "graph"  # refused in the place of an op
+LAYERS = 48  # of all experts, that are judged number by number; their admission has judged each so
 POOL = 4  # times the rows, among which those for one expert are looked for
 
 
@@ -207,8 +208,8 @@ class Rehearsal:
             given = dict(p=before.p_P[at], g=g_P[at], m=m_P, v=v_P, decayed=optimizer.buffers[4][blocks], count=count)
             given |= dict(rate=optimizer.rate, divisor=divisor, **optimizer.options)
             fast = (p_P[at], optimizer.m_P[at], optimizer.v_P[at])
-            for number, (fast_P, (right_P, allowed_P)) in enumerate(zip(fast, _moved(given), strict=True)):
-                most.add(f"output {number}", off(fast_P, right_P, allowed_P))
+            for number, (fast_P, (right_P, size_P)) in enumerate(zip(fast, _moved(given), strict=True)):
+                most.add(f"output {number}", off(fast_P, right_P, size_P) / (UNITS * torch.finfo(g_P.dtype).eps))
             if narrow_P is not None and narrow_P.dtype != p_P.dtype:
                 differing = (narrow_P[at] != p_P[at].to(narrow_P.dtype)).sum()
                 narrow_off.add("the narrow copy", differing.float() * 2)
@@ -246,14 +247,13 @@ class Restored:
         return self
 
     def moved(self) -> list[Tensor]:
-        """A digest of parameters and moments as they are now: sums of their bits, and of these times their places."""
-        optimizer, piece = self.training.optimizer, PIECE[self.p_P.device.type]
-        sums = []
-        for own in (self.training.model.params.flat_P, optimizer.m_P, optimizer.v_P):
-            for part_P in own.split(piece):
-                bits_P = part_P.view(torch.int32).long()
-                place_P = torch.arange(1, 1 + len(bits_P), device=bits_P.device)
-                sums += [bits_P.sum(), (bits_P * place_P).sum()]
+        """A digest of parameters and moments as they are now: of their bits, sums of rows of 64 times their places, and
+        sums of columns."""
+        optimizer, sums = self.training.optimizer, list[Tensor]()
+        for own_P in (self.training.model.params.flat_P, optimizer.m_P, optimizer.v_P):
+            bits_R64 = own_P.view(torch.int32).view(-1, 64)
+            across_R = bits_R64.sum(1)
+            sums += [bits_R64.sum(0), (across_R * torch.arange(1, 1 + len(across_R), device=across_R.device)).sum()]
         return sums
 
     def __exit__(self, *error: object) -> None:
@@ -268,19 +268,19 @@ class Restored:
 
 
 def _moved(given: dict[str, Any]) -> list[tuple[Tensor, Tensor]]:
-    """AdamW by the reference in the dtype that it is given: p, m and v, and how far off it and a kernel may be,
-    c·u·(|p| + lr·(β₁|m| + (1 − β₁)|g|)/(bc₁(√v̂ + eps))), of each number by itself."""
+    """AdamW by the reference in the dtype that it is given: p, m and v, and the sizes of what each is summed up of, of
+    which so many units may be lost: |p| + lr·|m|/(bc₁(√v̂ + eps)), |m| = β₁|m| + (1 − β₁)|g|, and v."""
     (p_P, m_P, v_P), _ = ops.load("adamw").forward(**wanted(ops.load("adamw").forward, given))
-    allowed, (beta1, beta2) = UNITS * torch.finfo(p_P.dtype).eps, given["betas"]
+    beta1, beta2 = given["betas"]
     first, second = 1 - beta1 ** float(given["count"]), 1 - beta2 ** float(given["count"])
     g_P = (given["g"] / given["divisor"]).abs_()
-    mean_P = given["m"].abs().mul_(beta1).add_(g_P, alpha=1 - beta1)
+    least = (
+        torch.finfo(p_P.dtype).tiny / torch.finfo(p_P.dtype).eps
+    )  # of what is padding, and of gradients next to none
+    mean_P = given["m"].abs().mul_(beta1).add_(g_P, alpha=1 - beta1).add_(least)
     root_P = v_P.div(second).sqrt_().add_(given["eps"])
-    moved_P = mean_P.div(root_P).mul_(float(given["rate"]) / first).add_(given["p"].abs())
-    square_P = g_P.square_().mul_(1 - beta2).add_(given["v"], alpha=beta2)
-    sizes = (moved_P, mean_P, square_P)
-    least = torch.finfo(p_P.dtype).tiny  # of what is padding
-    return [(right_P, size_P.mul_(allowed).add_(least)) for right_P, size_P in zip((p_P, m_P, v_P), sizes, strict=True)]
+    moved_P = mean_P.div(root_P).mul_(float(given["rate"]) / first).add_(given["p"].abs()).add_(least)
+    return list(zip((p_P, m_P, v_P), (moved_P, mean_P, v_P + least), strict=True))
 
 
 class Checked:
@@ -349,7 +349,7 @@ class CheckedChain:
         given, y_NO = self._given.pop()
         judge = Largest()
         call = signature(self.module.backward).bind(*args, **kwargs).arguments
-        grads = watched(self.module, call, given, y_NO, judge, self.sizes)
+        grads = watched(self.module, call, given, y_NO, judge, self.sizes, LAYERS)
         for name, measured in judge.read().items():
             self.refuse("experts", self.kernel, name, measured)
         return grads
