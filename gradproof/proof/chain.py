@@ -351,13 +351,13 @@ class ChainTrial:
         sign_IR = torch.randint(0, 2, (I, SIGNS), generator=generator).mul_(2).sub_(1).to(x.value)
         right_OR = (dh.value.double().T @ (x.value.double() @ sign_IR.double())).float()
         down = Sizes.of(dh, 0, False)
-        variance_O = max(n, 1) * UNIT**2 * down.fourth * across.fourth.sum()
+        sigma_O = math.sqrt(max(n, 1)) * UNIT * down.fourth * across.fourth.norm()
         if down.sigma is not None:
-            variance_O += down.sigma * across.fourth.sum()
+            sigma_O += down.sigma * across.fourth.norm()
         if across.sigma is not None:
-            variance_O += down.fourth * across.sigma.sum()
+            sigma_O += down.fourth * across.sigma.norm()
         largest_O = norm(dh.value, 0) * norm(x.value, 0).norm()  # ‖dW_o‖ is no larger: what summing up costs
-        sigma_O = (variance_O + I * (UNIT * largest_O) ** 2).sqrt()
+        sigma_O += math.sqrt(I) * UNIT * largest_O
         allowed_OR = (UNITS * sigma_O + torch.finfo(torch.float32).tiny)[:, None].expand(O, SIGNS).clone()
         name = f"theta, along signs: linear.{self.layer}.weight"
         self.compare(name, e, slice(None), fast_OI @ sign_IR, right_OR, allowed_OR)
@@ -465,10 +465,11 @@ def _usual(a: Tensor) -> Tensor:
 
 
 def _of_sample(a: Matrix, rows: int) -> tuple[Tensor, Tensor]:
-    """‖σ‖₄² beside ‖·‖₄², the largest of all rows, and more; and that of each column of so many rows."""
+    """‖σ‖₄ beside ‖·‖₄, the largest of all rows, and more; and that of each column of so many rows."""
     down, across = Sizes.of(a, 1, False), Sizes.of(a, 0, False)
     assert down.sigma is not None and across.sigma is not None
-    return SAFETY * (down.sigma / down.fourth).max(), SAFETY * math.sqrt(rows / len(a.value)) * across.sigma
+    more = math.sqrt(SAFETY)
+    return more * (down.sigma / down.fourth).max(), more * (rows / len(a.value)) ** 0.25 * across.sigma
 
 
 @lru_cache(maxsize=256)

@@ -17,20 +17,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gradproof.ops import wide
+
 UNIT = torch.finfo(torch.float32).eps / 2  # sums, statistics and elementwise mathematics are in fp32
 UNITS = 8.0  # σ that a kernel may be off; ours stay below 2
 FAINT = 1e-9  # of the largest: rows of a matrix that are smaller are judged as if they were so large
 SAME = 1e-4  # from 1, that the cosine of two rows may be which differ by about a rounding to bf16
+FADED = 1e-15  # gradients below it have squares that fp32 does not hold
 DEEP = 16  # terms that a tensor core adds up at once
 
 
 class Matrix(NamedTuple):
-    """Numbers and σ of each, or one number, the ratio of ‖σ‖₄² to ‖·‖₄² of any row; None where they are what the kernel
+    """Numbers and σ of each, or one number, the ratio of ‖σ‖₄ to ‖·‖₄ of any row; None where they are what the kernel
     has, to the bit."""
 
     value: Tensor
     sigma: Tensor | None = None
-    across: Tensor | None = None  # beside a ratio, ‖σ‖₄² of each column: one may be all but zero, and its σ not
+    across: Tensor | None = None  # beside a ratio, ‖σ‖₄ of each column: one may be all but zero, and its σ not
 
     def at(self, index: slice | Tensor) -> Matrix:
         """Some of the rows."""
@@ -47,7 +50,7 @@ class Matrix(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """Of each row or column of a matrix: ‖·‖₄², that of its σ, and the largest number, where it is asked for."""
+    """Of each row or column of a matrix: ‖·‖₄, that of its σ, and the largest number, where it is asked for."""
 
     fourth: Tensor
     sigma: Tensor | None
@@ -61,7 +64,7 @@ class Sizes(NamedTuple):
             return cls(none, None, none if most else None)
         if most:  # ‖·‖₄² ≤ ‖·‖∞·‖·‖
             largest = torch.linalg.vector_norm(a.value, math.inf, dim).float()
-            fourth = largest * torch.linalg.vector_norm(a.value, 2, dim, dtype=torch.float32)
+            fourth = (largest.double() * norm(a.value, dim)).sqrt_().float()
         else:
             largest, fourth = None, _fourth(a.value, dim)
         if a.sigma is None:
@@ -91,12 +94,12 @@ def allowance(
     """What the entries of a product may be off, whose sums have so many terms; `stored` is the unit of the result,
     `narrow` that of the factors, of which as many as `same` are rounded together."""
     count = max(count, 1)
-    down = [UNITS * math.sqrt(count) * UNIT * rows.fourth.sqrt()]
-    across = [columns.fourth.sqrt()]
+    down = [UNITS * math.sqrt(count) * UNIT * rows.fourth]
+    across = [columns.fourth]
     for own, other in ((rows.sigma, columns.fourth), (rows.fourth, columns.sigma)):
         if own is not None and other is not None:
-            down.append(UNITS * (same * own).sqrt())
-            across.append(other.sqrt())
+            down.append(UNITS * same**0.5 * own)
+            across.append(other)
     if narrow and len(down) > 1 and rows.most is not None and columns.most is not None:
         down.append(2 * narrow * same * rows.most)
         across.append(columns.most)
@@ -124,9 +127,13 @@ def neighbours(a: Tensor, rows: int) -> Tensor:
 
 def norm(a: Tensor, dim: int) -> Tensor:
     """‖·‖ along an axis, in fp32."""
-    if dim == 0 and a.device.type == "cpu":  # where torch's own walks down every column by itself
-        return a.float().square().sum(0).sqrt_()
-    return torch.linalg.vector_norm(a.float(), dim=dim)
+    if a.device.type == "cuda":
+        return torch.linalg.vector_norm(a, dim=dim, dtype=torch.float64).float()
+    if a.numel() and largest(a) < FADED:
+        a = a.double()
+    if dim == 0:  # where torch's own walks down every column by itself
+        return wide(a).square().sum(0).sqrt_().float()
+    return torch.linalg.vector_norm(wide(a), dim=dim).float()
 
 
 def largest(a: Tensor) -> Tensor:
@@ -138,7 +145,7 @@ def largest(a: Tensor) -> Tensor:
 
 
 def _fourth(a: Tensor, dim: int) -> Tensor:
-    """‖·‖₄² along an axis."""
+    """‖·‖₄ along an axis."""
     power, largest = _powers(a)
     return _sized(torch.mv(power.T if dim == 0 else power, power.new_ones(a.shape[dim])), largest)
 
@@ -150,4 +157,4 @@ def _powers(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _sized(total: Tensor, largest: Tensor) -> Tensor:
-    return total.sqrt_().clamp_(min=FAINT**2).mul_(largest).mul_(largest)
+    return total.sqrt_().sqrt_().clamp_(min=FAINT).mul_(largest)

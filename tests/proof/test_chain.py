@@ -77,7 +77,7 @@ def _norm(own, i):
 
 
 def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0, dead=False, thorough=None, same=0,
-           into_out=False):  # fmt: skip
+           into_out=False, scale=1.0):  # fmt: skip
     """The largest ratio by name."""
     generator = torch.Generator().manual_seed(seed)
     score_TE = torch.rand(rows, experts_, generator=generator)
@@ -96,6 +96,7 @@ def judged(module, rows, dtype, chain=DEEP, experts_=3, k=2, seed=0, dead=False,
     dy_NO = torch.randn(y_NO.shape, generator=generator) / rows
     dy_NO = dy_NO[torch.arange(rows * k) % same] if same else dy_NO
     dy_NO *= 1024 if dtype == torch.float16 else 1  # as a loss scale does it
+    dy_NO *= scale
     dy_NO = dy_NO.abs() if dead else dy_NO  # and sums whose terms have one sign
     call = dict(dy_NO=dy_NO, saved=saved, x_NI=x_NI, theta_EP=theta_EP, plan=plan, chain=chain, narrow_EP=narrow_EP)
     call |= {"out_EP": torch.full_like(theta_EP, torch.nan)} if into_out else {}
@@ -148,6 +149,15 @@ def test_rows_that_are_the_same_are_rounded_alike(same, shows_x, thorough):
             Plain(spoil, shows_x), 1200, torch.bfloat16, experts_=1, k=1, seed=seed, thorough=thorough, same=same
         )
         assert max(ratios.values()) <= 1.0, {name: ratio for name, ratio in ratios.items() if ratio > 1}
+
+
+@pytest.mark.parametrize("scale", [1e-15, 1e-24, 1e-30, 1e12])
+@pytest.mark.parametrize("dtype, thorough", [(torch.float32, None), (torch.bfloat16, None), (torch.bfloat16, 0)])
+def test_gradients_that_fade_or_grow_pass(dtype, thorough, scale):
+    """Where squares underflow, a bound must not become 0."""
+    for rows in (64, 1200):
+        ratios = judged(Plain(), rows, dtype, scale=scale, thorough=thorough)
+        assert max(ratios.values()) <= 1.0, {name: ratio for name, ratio in ratios.items() if not ratio <= 1}
 
 
 def test_a_gradient_that_is_written_over_later_is_named():
