@@ -204,7 +204,8 @@ class ChainTrial:
         self.dtype = self.matrices_EP.dtype
         format = torch.finfo(self.dtype)
         self.narrow = format.eps / 2 if self.dtype in NARROW else 0.0
-        self.least = format.tiny * format.eps  # below it a number is rounded to zero
+        # Below it a number may be made zero; of fp16 no device does it with what the format still holds.
+        self.least = format.tiny * (format.eps if self.dtype == torch.float16 else 1.0)
         self.slices: Slices = list(pairwise(given["plan"].bounds()))
         self.compare = compare
         self.dy_NO = dy_NO
@@ -372,7 +373,7 @@ class ChainTrial:
         normed = NormTrial.of(h_nH[some], *self._vectors(e, i))
         value, sigma_x = normed.activated(self.chain.active[i])
         dx_mH, allowed_mH = self._product(self.dh[e].at(some), w_OI, across, 0.0)
-        stored_mH = self._stored(dx_mH, allowed_mH.div_(UNITS))
+        stored_mH = self._stored(dx_mH, allowed_mH.div_(UNITS)).add_(self.least)
         dx_mH = wide(dx_mH.to(self.dtype))
         self.same[e] = same = neighbours(dx_mH, rows) if self.narrow else 1.0
         right, sigma_dh, flip, sums = normed.backward(dx_mH, stored_mH, self.chain.active[i])
