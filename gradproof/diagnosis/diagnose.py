@@ -34,7 +34,8 @@ from gradproof.precision.compared import compare
 from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import CastPolicy, autocasts
 from gradproof.precision.watching import Unrepeatable
-from gradproof.proof.module import IN_FLOAT64, CannotRun, torch_device
+from gradproof.proof.module import IN_FLOAT64, torch_device
+from gradproof.proof.runner import CannotRun
 from gradproof.proof.state import random_state_kept
 from gradproof.proof.verdict import SubjectVerdict, environment, finite, why
 

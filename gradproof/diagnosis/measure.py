@@ -21,7 +21,7 @@ from gradproof.precision.formats import Format, format_named
 from gradproof.precision.mode import NARROW, CastPolicy, Rounding, autocasts, rounding
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.watching import Unrepeatable, Watching, sample
-from gradproof.proof.module import CannotRun, one_line
+from gradproof.proof.runner import CannotRun, one_line
 
 LARGEST_SCALE = 16  # log2
 REPLICAS = ((0.1, 16), (1.0, 8), (8.0, 4), (math.inf, 3))  # by the seconds that one run takes

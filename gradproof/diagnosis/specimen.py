@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -11,17 +10,9 @@ from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
 from gradproof.precision.watching import ModulePlaces, Places, Unrepeatable
-from gradproof.proof.module import (
-    IN_FLOAT64,
-    INPUT,
-    CannotRun,
-    Runner,
-    draw_cotangent,
-    first_run,
-    judge_module,
-    one_line,
-)
-from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT, Recorder
+from gradproof.proof.module import IN_FLOAT64, Options, first_run, judge_module
+from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT
+from gradproof.proof.runner import INPUT, CannotRun, Runner, draw_cotangents, one_line
 from gradproof.proof.state import ModuleState
 from gradproof.proof.verdict import SubjectVerdict
 
@@ -70,32 +61,33 @@ class ModuleSpecimen:
         self.inputs: frozenset[str] = frozenset()
         self.cotangents: Outputs = ()
         self.notes: list[str] = []
-        self.chosen: int | None = None
+        self.chosen: tuple[int, ...] | None = None
+        self.options = Options(seed=seed, device=device, promotion=EVERY_FLOAT)
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1, in float64, whatever is narrower inside promoted."""
         usual = torch.get_default_dtype()
         try:
-            return judge_module(
-                self.module, self.given, self.state, self.device, self.name, quick, self.seed, progress, EVERY_FLOAT
-            )
+            # What its own dtype does is what the rest of a diagnosis is about.
+            options = self.options._replace(quick=quick, skip=frozenset({"dtype"}))
+            return judge_module(self.module, self.given, self.state, self.name, options, progress)
         finally:
             torch.set_default_dtype(usual)
 
     def reference(self) -> Prepared:
         usual = torch.get_default_dtype()
-        runner, trial, _, notes, _ = first_run(self.module, self.given, self.state, self.device, self.seed, EVERY_FLOAT)
-        self.notes = [note.replace("judged", "the reference runs") for note in notes if note != IN_FLOAT64]
-        self.inputs, self.cotangents = frozenset(runner.inputs), (draw_cotangent(trial, self.seed),)
+        first = first_run(self.module, self.given, self.state, self.options)
+        runner = first.runner
+        self.notes = [note.replace("judged", "the reference runs") for note in first.notes if note != IN_FLOAT64]
+        self.inputs, self.cotangents = frozenset(runner.inputs), draw_cotangents(first.outputs, self.seed)
         self.chosen = runner.chosen
         default = torch.get_default_dtype()
         torch.set_default_dtype(usual)
 
         def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
             torch.set_default_dtype(default)
-            promoting: AbstractContextManager[Any] = Recorder(runner.promote) if runner.promote else nullcontext()
             try:
-                with promoting:
+                with runner.promoting:
                     return runner.run(values, cotangents)
             except Unrepeatable:
                 raise

@@ -31,7 +31,7 @@ from gradproof.precision.band import floor
 from gradproof.precision.formats import Format
 from gradproof.precision.mode import ENTERING, PRODUCTS, Rounds
 from gradproof.precision.watching import Unrepeatable, WatchedComparison
-from gradproof.proof.module import CannotRun
+from gradproof.proof.runner import CannotRun
 
 Key = tuple[str, str, str]  # path, phase, op
 

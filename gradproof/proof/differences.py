@@ -119,8 +119,7 @@ class Judge:
                     self.judged += 1
                     judged[name] = self.judge_value(name)
                 judged |= self.unnamed_culprit(judged)
-        note = "it only switches decisions, and no gradient is claimed for it"
-        judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, note) for name in self.switches}
+        judged |= {name: self._switch(name) for name in self.switches}
         ordered = [judged[name] for name in prober.grads]
         failed = prober.failure
         notes = [f"a displaced forward raised {type(failed).__name__}: {failed}"] if failed else []
@@ -128,7 +127,16 @@ class Judge:
 
     # The joint screen.
 
-    def run_screen(self) -> None:
+    def screened(self, directions: int | None = None) -> dict[str, Judgement]:
+        """The screen alone, of at most so many directions."""
+        if not math.isfinite(self.prober.base.loss) or not self.names:
+            return {name: self._cannot(name, "the forward is not finite at this input") for name in self.prober.grads}
+        self.run_screen(directions or DIRECTIONS)
+        self.judged = len(self.names)
+        judged = self.judge_by_screen()
+        return judged | {name: self._switch(name) for name in self.switches}
+
+    def run_screen(self, directions: int = DIRECTIONS) -> None:
         """A ladder of steps along the first direction finds noise and best step; the other directions use them."""
         prober = self.prober
         ladder = [prober.pair(self.names, tau, 0) for tau in self.taus]
@@ -149,7 +157,7 @@ class Judge:
         if rungs:
             self.screen.append(min((extrapolated(a, b, 0) for a, b in rungs), key=self._bound))
         quiet_step = self._quiet_step(bend)
-        for number in range(1, DIRECTIONS):
+        for number in range(1, directions):
             if prober.forwards + 4 > SCREEN_FORWARDS:
                 break
             # The first three directions take steps at which noise is all that differs, and so measure it.
@@ -175,6 +183,11 @@ class Judge:
         self.switches = [name for name in inputs if not self.prober.pair([name], 8 * self.prober.unit, 0).clean]
         self.names = [name for name in self.names if name not in self.switches]
         return bool(self.switches and self.names)
+
+    def _switch(self, name: str) -> Judgement:
+        return Judgement(
+            name, "unused", 0.0, 0.0, None, "it only switches decisions, and no gradient is claimed for it"
+        )
 
     def judge_by_screen(self) -> dict[str, Judgement]:
         """Each tensor by the screen's resolution; the culprits of a screen that failed by bisection."""

@@ -1,42 +1,42 @@
-"""`verify(module, inputs)`: is the backward pass of the user's own module right?
+"""`verify(module, inputs)`: is the backward pass of the user's own module right, as it trains?
 
 Autograd is the accused here, and torch's forward mode would stop at the same `detach`, so only differences of the
 forward testify. The module is run in float64 where it can: as it is, or with its float32 casts promoted and grouped
-products decomposed, or else in its own precision with bounds from its measured noise.
+products decomposed, or else in its own precision with bounds from its measured noise. What is proven there, at the
+given point and at a generic one near it, is then what its own dtype and every way of calling it must give.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
-from gradproof.heap import give_back
-from gradproof.proof.differences import Judgement, judge
-from gradproof.proof.probing import Probe
+from gradproof.precision.probe import check_bf16_on_cpu
+from gradproof.precision.watching import Watching
+from gradproof.proof.as_trained import Jitter, as_trained
+from gradproof.proof.calls import IN_WORDS, WAYS, Calls
+from gradproof.proof.differences import Judge, Judgement, judge, overall
+from gradproof.proof.probing import Probe, Prober
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
-from gradproof.proof.state import ModuleState, random_state_kept, wider
-from gradproof.proof.verdict import Report, SubjectVerdict
-from gradproof.streams import seeded
-
-INPUT = "input:"
-LARGE = 1 << 23  # numbers; above this, a run's freed memory is worth giving back before the next
-
+from gradproof.proof.runner import INPUT, CannotRun, GradientOf, Runner, draw_cotangents, one_line
+from gradproof.proof.second_point import second_point
+from gradproof.proof.state import ModuleState, random_state_kept
+from gradproof.proof.structure import leaves_of, rebuilt
+from gradproof.proof.verdict import CheckVerdict, Coverage, Report, SubjectVerdict
 
 IN_FLOAT64 = "judged in float64"  # what a verdict notes where nothing else need be said
-
-
-class CannotRun(ValueError):
-    """The module cannot be judged at all; the message says why in one sentence."""
+CHECKS = ("dtype", "point", *WAYS, "eval", "one_row")
+OTHERWISE = 0.3  # of the output's size: a float64 run that is further off computes something else
+NOT_ASKED = "no gradient is given for it, and none was asked for"
+SENTINEL = 1e9  # inputs from here on are marks, not data
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
 def verify(
@@ -46,23 +46,51 @@ def verify(
     quick: bool = False,
     seed: int = 0,
     device: str | torch.device | None = None,
+    dtype: str | torch.dtype | None = None,
+    autocast: str | torch.dtype | None = None,
+    skip: Collection[str] = (),
+    allow_unjudged: Collection[str] = (),
+    gradient_of: GradientOf | None = None,
     name: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Judges the gradients of `module`'s parameters and of the floating tensors in `inputs` (a tuple of positional or a
     dict of keyword arguments). The module is left exactly as it was found.
 
-    The projected loss is L = ⟨r, y⟩, y the first floating output with grad and r ~ N(0, 1)/√numel."""
+    The projected loss is L = Σ⟨r, y⟩, y all floating outputs with grad and r ~ N(0, 1)/√numel.
+
+    dtype, autocast  in which it trains; left out, as the module and its inputs are
+    skip             checks to leave out, of `CHECKS`
+    allow_unjudged   names of tensors that need not be judged
+    gradient_of      (name, parameter) to its gradient after a backward, where that does not go to `.grad`"""
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
-    device, seed = torch_device(device), seed % 2**63
+    options = Options(
+        quick, seed % 2**63, torch_device(device), torch_dtype(dtype), torch_dtype(autocast), checked_skip(skip),
+        frozenset(allow_unjudged), gradient_of,
+    )  # fmt: skip
     with random_state_kept(), torch.inference_mode(False), torch.enable_grad():
         state, name = ModuleState(module), name or type(module).__name__
         try:
-            judged = judge_module(module, inputs, state, device, name, quick, seed, progress)
-            return Report([judged], device=str(device or next((t.device for t in state.tensors), "cpu")))
+            judged = judge_module(module, inputs, state, name, options, progress)
+            kind = options.device or next((t.device for t in state.tensors), "cpu")
+            return Report([judged], device=str(kind))
         finally:
             state.restore()
+
+
+class Options(NamedTuple):
+    """How a module is judged."""
+
+    quick: bool = False
+    seed: int = 0
+    device: torch.device | None = None
+    dtype: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+    skip: frozenset[str] = frozenset()
+    allow_unjudged: frozenset[str] = frozenset()
+    gradient_of: GradientOf | None = None
+    promotion: Promotion = FLOAT32
 
 
 def torch_device(device: str | torch.device | None) -> torch.device | None:
@@ -75,81 +103,372 @@ def torch_device(device: str | torch.device | None) -> torch.device | None:
     return parsed_device
 
 
+def torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """By torch's name or the short one."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        return dtype
+    known = DTYPES.get(dtype) or getattr(torch, dtype, None)
+    if not isinstance(known, torch.dtype) or not known.is_floating_point:
+        raise CannotRun(f"{dtype!r} is no floating dtype; give one of {', '.join(DTYPES)}")
+    return known
+
+
+def checked_skip(skip: Collection[str]) -> frozenset[str]:
+    unknown = set([skip] if isinstance(skip, str) else skip) - set(CHECKS)
+    if unknown:
+        raise CannotRun(f"there is no check {min(unknown)!r}; the checks are {', '.join(CHECKS)}")
+    return frozenset([skip] if isinstance(skip, str) else skip)
+
+
 def judge_module(
     module: nn.Module,
     inputs: Any,
     state: ModuleState,
-    device: torch.device | None,
     name: str,
-    quick: bool,
-    seed: int,
-    progress: Callable[[int, int], None],
-    promotion: Promotion = FLOAT32,
+    options: Options,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> SubjectVerdict:
     """`verify` on a module whose state is held by the caller."""
-    runner, trial, recorder, notes, spent = first_run(module, inputs, state, device, seed, promotion)
-    cotangent = draw_cotangent(trial, seed)
-    base = Probe.of((trial,), (cotangent,), recorder)
-    try:
-        with Recorder(runner.promote) if runner.promote else nullcontext():
-            (output,), grads = runner.run(runner.values, (cotangent,))
-    except (Exception, SystemExit) as error:
-        raise CannotRun(f"the module's backward raised {one_line(error)}") from error
-    again = Probe.of((output,), (cotangent,), recorder)
-    fixed, reasons = _fixed(module, runner)
-    notes += reasons
-    if runner.outputs > 1:
-        notes.append(f"only the first of {runner.outputs} outputs with a gradient was judged")
-    subject = Subject(name, runner.values, runner.run, frozenset(runner.inputs), fixed=fixed)
-    if abs(again.loss - base.loss) > 1e-6 * base.terms:
-        notes.append(
-            "two forwards with the same seed and values differ, so differences mean nothing; draw random numbers from "
-            "torch's default generator (it is seeded before each run), or switch the source off, e.g. with .eval()"
+    return ModuleProof(module, inputs, state, name, options).verdict(progress)
+
+
+class ModuleProof:
+    """One module under judgement."""
+
+    def __init__(self, module: nn.Module, inputs: Any, state: ModuleState, name: str, options: Options):
+        self.module, self.given, self.state, self.name, self.options = module, inputs, state, name, options
+        self.own = options.dtype or options.autocast or _own_dtype(module, inputs)
+        self.default = torch.get_default_dtype()
+        first = first_run(module, inputs, state, options)
+        self.runner, self.notes, self.spent = first.runner, list(first.notes), first.spent
+        self.cotangents = draw_cotangents(first.outputs, options.seed)
+        self.base = Probe.of(first.outputs, self.cotangents, first.recorder)
+        self.judged: dict[str, Judgement] = {}
+        self.checks: list[CheckVerdict] = []
+        self.directions = 0
+
+    def verdict(self, progress: Callable[[int, int], None]) -> SubjectVerdict:
+        """All checks, those in float64 first."""
+        runner, options = self.runner, self.options
+        again, grads = self._plain()
+        self.spent += 1
+        # Inputs that no gradient was asked of, and that have none: labels, masks, what a first layer does not pass on.
+        self.plain = {name for name in runner.inputs if grads[name] is None and name not in runner.asked}
+        self.fixed, reasons = _fixed(self.module, runner)
+        self.notes += reasons
+        if abs(again.loss - self.base.loss) > 1e-6 * self.base.terms:
+            self.notes.append(
+                "two forwards with the same seed and values differ, so differences mean nothing; draw random numbers "
+                "from torch's default generator (it is seeded before each run), or switch the source off, e.g. with "
+                ".eval()"
+            )
+            note = self.notes[-1]
+            self.judged = {n: Judgement(n, "inconclusive", math.nan, math.nan, None, note) for n in runner.values}
+            return self._finished()
+        self._at_the_point(self._asked(grads), self.spent, progress)
+        if self.plain and any(j.status == "refuted" for j in self.judged.values()):
+            self.plain, before = set(), self.spent  # what is cut off may be the same fault
+            self._at_the_point(grads, 0, progress)
+            self.spent += before
+        grads = self._asked(grads)
+        self._elsewhere()
+        if not math.isfinite(self.base.loss):
+            return self._finished()
+        if not options.quick:
+            self._second_point()
+            self._evaluated()
+            self._one_row()
+        self._as_trained(grads)
+        return self._finished()
+
+    def _asked(self, grads: Gradients) -> Gradients:
+        return {name: grad for name, grad in grads.items() if name not in self.plain}
+
+    def _at_the_point(self, grads: Gradients, spent: int, progress: Callable[[int, int], None]) -> None:
+        """By differences, where the user is."""
+        judged = judge(
+            self._subject(self.runner.values),
+            self.cotangents,
+            grads,
+            seed=self.options.seed,
+            quick=self.options.quick,
+            promote=self.runner.promote,
+            base=self.base,
+            spent=spent,
+            progress=progress,
         )
-        judged = {n: Judgement(n, "inconclusive", math.nan, math.nan, None, notes[-1]) for n in runner.values}
-        return _verdict(name, "inconclusive", judged.values(), spent + 1, 0, seed, notes)
-    verdict = judge(
-        subject,
-        (cotangent,),
-        grads,
-        seed=seed,
-        quick=quick,
-        promote=runner.promote,
-        base=base,
-        spent=spent + 1,
-        progress=progress,
-    )
-    notes += verdict.notes
-    return _verdict(name, verdict.status, verdict.judgements, verdict.forwards, verdict.directions, seed, notes)
+        self.judged = {j.name: j for j in judged.judgements}
+        self.judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, NOT_ASKED) for name in self.plain}
+        self.spent, self.directions = judged.forwards, judged.directions
+        self.notes += [note for note in judged.notes if note not in self.notes]
+
+    def _plain(self) -> tuple[Probe, Gradients]:
+        try:
+            with Recorder(self.runner.promote) if self.runner.promote else nullcontext() as recorder:
+                outputs, grads = self.runner.run(self.runner.values, self.cotangents)
+        except (Exception, SystemExit) as error:
+            raise CannotRun(f"the module's backward raised {one_line(error)}") from error
+        return Probe.of(outputs, self.cotangents, recorder or Recorder()), grads
+
+    def _subject(self, values: Mapping[str, Tensor]) -> Subject:
+        return Subject(self.name, values, self.runner.run, frozenset(self.runner.inputs), fixed=self.fixed)
+
+    def _wrong(self, check: str, wrong: Mapping[str, Any], lead: str) -> None:
+        """Tensors that a check has found wrong, by name, with the words for it."""
+        for name, found in wrong.items():
+            note = f"{lead}: {_plain_name(name)} {found.words}"
+            self.judged[name] = Judgement(name, "refuted", found.error, found.bound, None, note)
+        names = [_plain_name(name) for name in wrong]
+        said = f"{lead}: {', '.join(f'{_plain_name(n)} {found.words}' for n, found in list(wrong.items())[:3])}"
+        self.checks.append(CheckVerdict(check, "refuted" if wrong else "proven", said if wrong else "", names))
+
+    def _noted(self, check: str, note: str) -> None:
+        self.checks.append(CheckVerdict(check, "noted", note, []))
+        self.notes.append(note)
+
+    # Gradients that do not go to `.grad`.
+
+    def _elsewhere(self) -> None:
+        runner = self.runner
+        for name, where in runner.elsewhere.items():
+            self.notes.append(f"the gradient of {name} goes to {where}, and was judged there")
+        for name in runner.stepped:
+            note = "its values change during the backward: an optimizer steps there; give gradient_of"
+            if runner.gradient_of is None:
+                self.judged[name] = Judgement(name, "inconclusive", math.nan, math.nan, None, note)
+
+    # The second point.
+
+    def _second_point(self) -> None:
+        if "point" in self.options.skip:
+            return
+        runner = self.runner
+        values = second_point(runner.values, frozenset(runner.inputs), self.fixed, self.options.seed)
+        try:
+            with Recorder(runner.promote) as recorder:
+                outputs, grads = runner.run(values, self.cotangents)
+            self.spent += 1
+            base = Probe.of(outputs, self.cotangents, recorder)
+            if not math.isfinite(base.loss):
+                raise ArithmeticError("the outputs are not finite")
+            unclear = [name for name, j in self.judged.items() if _vanished(j) and name not in self.plain]
+            found = self._screened(self._subject(values), self._asked(grads), None, unclear)
+        except (Exception, SystemExit) as error:
+            self._noted("point", f"a second point near the given one could not be judged: {one_line(error)}")
+            return
+        wrong = {
+            name: j for name, j in found.items() if j.status == "refuted" and self.judged[name].status != "refuted"
+        }
+        for name, j in wrong.items():
+            self.judged[name] = dataclasses.replace(j, note="wrong at a second point, near the given one")
+        for name in unclear:
+            if name not in wrong and found[name].status != "unused":
+                note = "judged at a second point: at the given one its gradient is zero"
+                self.judged[name] = dataclasses.replace(found[name], note=found[name].note or note)
+        self.checks.append(CheckVerdict("point", "refuted" if wrong else "proven", "", [*map(_plain_name, wrong)]))
+
+    def _screened(
+        self, subject: Subject, grads: Gradients, directions: int | None, by_name: Collection[str] = ()
+    ) -> dict[str, Judgement]:
+        """The joint screen at another point or of another function; some tensors by name too."""
+        cotangents = self.cotangents if directions is None else self._cotangents
+        prober = Prober(subject, cotangents, grads, self.options.seed + 1, self.runner.promote)
+        judge = Judge(prober, lambda done, total: None)
+        judged = judge.screened(directions)
+        for name in by_name:
+            if judged.get(name) is None or judged[name].status == "inconclusive":
+                judge.judged += 2
+                judged[name] = judge.judge_value(name)
+        self.spent += prober.forwards
+        return judged
+
+    # Other functions: eval() after train(), and one row.
+
+    def _evaluated(self) -> None:
+        if "eval" in self.options.skip or not any(m.training for m in self.module.modules()):
+            return
+        training = {m: m.training for m in self.module.modules()}
+        self.state.lasting(lambda: self.module.eval())
+        try:
+            with Recorder(self.runner.promote):
+                before = self.runner.forward(self.runner.values)
+            self.state.lasting(lambda: _set_training(training))
+            with Recorder(self.runner.promote):
+                trained = self.runner.forward(self.runner.values)
+            self.spent += 2
+            if len(before) == len(trained) and all(map(torch.equal, before, trained)):
+                self.checks.append(CheckVerdict("eval", "proven", "eval() computes the same", []))
+                return
+            self.state.lasting(lambda: self.module.eval())
+            self._another("eval", "right in training, wrong after eval()")
+        except (Exception, SystemExit) as error:
+            self._noted("eval", f"after eval() it could not be judged: {one_line(error)}")
+        finally:
+            self.state.lasting(lambda: _set_training(training))
+
+    def _one_row(self) -> None:
+        rows = [leaf.shape[0] for leaf in self.runner.leaves if isinstance(leaf, Tensor) and leaf.dim()]
+        if "one_row" in self.options.skip or not rows or max(rows) < 2:
+            return
+        many, given = max(set(rows), key=rows.count), self.runner.given
+        if many < 2:
+            return
+
+        def cut(leaf: Any) -> Any:
+            one = isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == many and not leaf.is_nested
+            return leaf[:1] if one and leaf.layout == torch.strided else leaf
+
+        fixed = self.fixed
+        try:
+            self.runner.arguments(rebuilt(given, (cut(leaf) for _, leaf in leaves_of(given))))
+            self.fixed, _ = _fixed(self.module, self.runner)
+            self._another("one_row", "wrong for a single row")
+        except (Exception, SystemExit) as error:
+            self._noted("one_row", f"a single row could not be judged: {one_line(error)}")
+        finally:
+            self.fixed = fixed
+            self.runner.arguments(given)
+
+    def _another(self, check: str, lead: str) -> None:
+        """The module as another function, by two directions of differences."""
+        runner = self.runner
+        with Recorder(runner.promote):
+            outputs = runner.forward(runner.values)
+        self._cotangents = draw_cotangents(outputs, self.options.seed)
+        with runner.promoting:
+            _, grads = runner.run(runner.values, self._cotangents)
+        self.spent += 2
+        found = self._screened(self._subject(runner.values), self._asked(grads), 2)
+        wrong = [name for name, j in found.items() if j.status == "refuted" and self.judged[name].status != "refuted"]
+        for name in wrong:
+            self.judged[name] = dataclasses.replace(found[name], note=lead)
+        said = f"{lead}: {', '.join(map(_plain_name, wrong))}" if wrong else ""
+        self.checks.append(CheckVerdict(check, "refuted" if wrong else "proven", said, [*map(_plain_name, wrong)]))
+
+    # In its own dtype, and called in other ways.
+
+    def _as_trained(self, grads: Gradients) -> None:
+        runner, bands, unit = self.runner, dict[str, Any](), torch.finfo(self.own).eps / 2
+        there = runner.dtype is None or (self.own is torch.float64 and self.options.autocast is None)
+        trained = None if there or "dtype" in self.options.skip else self._in_own_dtype(self.own, unit)
+        if trained is not None:
+            runner, grads, bands = trained
+        else:
+            unit = 16 * max(self.base.coarsest, torch.finfo(torch.float64).eps)
+        self._called(Calls(runner, self.cotangents, grads, bands, unit), self.options.skip)
+
+    def _in_own_dtype(self, own: torch.dtype, unit: float) -> tuple[Runner, Gradients, dict[str, Any]] | None:
+        """The gradients in the dtype that trains, beside those in float64 at the same values."""
+        options, device = self.options, self.options.device
+        words = f"{str(own).removeprefix('torch.')}{' autocast' if options.autocast else ''}"
+        try:
+            if own is torch.bfloat16 and (device is None or device.type == "cpu"):
+                check_bf16_on_cpu()
+            values = _rounded(self.runner.values, options.dtype)
+            watch = Watching()
+            with watch, self.runner.promoting:
+                _, right = self.runner.run(values, self.cotangents)
+            proven = {n: g.detach().double() for n, g in right.items() if g is not None and self._stands(n)}
+            torch.set_default_dtype(self.default)
+            self.state.swap(options.dtype, device, attributes=options.dtype is None)
+            narrow = Runner(
+                self.module, self.given, self.state, options.dtype, device, AS_IT_IS, options.seed,
+                options.gradient_of, options.autocast,
+            )  # fmt: skip
+            narrow.chosen = self.runner.chosen
+            trained = as_trained(narrow, self.cotangents, proven, watch, unit)
+        except (Exception, SystemExit) as error:
+            self._noted("dtype", f"in {words} it could not be judged: {one_line(error)}")
+            self._back_in_float64()
+            return None
+        self._wrong("dtype", trained.wrong, f"right in float64, wrong in {words}")
+        return narrow, {n: g for n, g in trained.grads.items() if n not in trained.wrong}, trained.bands
+
+    def _back_in_float64(self) -> None:
+        runner = self.runner
+        torch.set_default_dtype(torch.float64 if runner.promote else self.default)
+        self.state.swap(runner.dtype, runner.device)
+        runner.resume()
+
+    def _stands(self, name: str) -> bool:
+        """Whether a tensor's gradient in float64 is one to go by."""
+        return self.judged[name].status in ("proven", "unused")
+
+    def _called(self, calls: Calls, skip: frozenset[str]) -> None:
+        calls.right = {
+            name: g
+            for name, g in calls.right.items()
+            if self.judged[name].status != "refuted" and name not in self.runner.stepped and bool(g.isfinite().all())
+        }
+        for result in calls.results(skip):
+            if result.refusal is not None:
+                said = f"it refuses to be called {IN_WORDS[result.name].removeprefix('when ')}"
+                self._noted(result.name, f"{said}: {one_line(result.refusal)}")
+            else:
+                new = {name: found for name, found in result.wrong.items() if self.judged[name].status != "refuted"}
+                self._wrong(result.name, new, f"wrong {IN_WORDS[result.name]}")
+
+    # The end.
+
+    def _finished(self) -> SubjectVerdict:
+        runner, options = self.runner, self.options
+        unjudged = {_plain_name(name): why for name, why in runner.unjudged.items()}
+        listed = list(self.judged.values())
+        able = [j for j in listed if j.note != NOT_ASKED]
+        seen = [j for j in able if j.status != "inconclusive"]
+        coverage = Coverage(len(seen), len(able) + len(unjudged), unjudged)
+        status = overall(listed)
+        if status == "proven" and set(unjudged) - options.allow_unjudged:
+            status = "inconclusive"
+        rest = [j for j in listed if j.status != "inconclusive" or _plain_name(j.name) not in options.allow_unjudged]
+        if status == "inconclusive" and not set(unjudged) - options.allow_unjudged:
+            status = overall(rest)
+        if any(check.status == "refuted" for check in self.checks):
+            status = "refuted"
+        self.notes += runner.notes
+        inputs = [dataclasses.replace(j, name=_plain_name(j.name)) for j in listed if j.name.startswith(INPUT)]
+        parameters = [j for j in listed if not j.name.startswith(INPUT)]
+        return SubjectVerdict(
+            self.name,
+            status,
+            parameters,
+            inputs,
+            self.state.forwards,
+            self.directions,
+            options.seed,
+            list(dict.fromkeys(self.notes)),
+            coverage=coverage,
+            checks=self.checks,
+        )
 
 
-def _verdict(name: str, status: Any, judged: Any, forwards: int, directions: int, seed: int, notes: list[str]):
-    judged = list(judged)
-    inputs = [dataclasses.replace(j, name=j.name.removeprefix(INPUT)) for j in judged if j.name.startswith(INPUT)]
-    parameters = [j for j in judged if not j.name.startswith(INPUT)]
-    return SubjectVerdict(name, status, parameters, inputs, forwards, directions, seed, notes)
+class FirstRun(NamedTuple):
+    """A module that runs: how, what it gave, and what was seen on the way."""
+
+    runner: Runner
+    outputs: Outputs
+    recorder: Recorder
+    notes: list[str]
+    spent: int
 
 
-def first_run(
-    module: nn.Module,
-    inputs: Any,
-    state: ModuleState,
-    device: torch.device | None,
-    seed: int,
-    promotion: Promotion = FLOAT32,
-):
-    """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards).
-    float64 as it is, float64 with the `promotion` of what is narrower inside, or the module's own."""
+def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Options) -> FirstRun:
+    """Finds the precision that the module runs in: float64 as it is, float64 with the promotion of what is narrower
+    inside, or the module's own."""
     failure: BaseException | None = None
     usual = torch.get_default_dtype()
-    ways = [(torch.float64, AS_IT_IS), (torch.float64, promotion), (None, AS_IT_IS)]
-    for spent, (dtype, promote) in enumerate(ways, 1):
-        state.swap(dtype, device)
+    own, spent = OwnOutputs.of(module, inputs, state, options), 1
+    ways = [(torch.float64, AS_IT_IS), (torch.float64, options.promotion), (None, AS_IT_IS)]
+    for dtype, promote in ways:
+        state.swap(dtype, options.device)
         torch.set_default_dtype(torch.float64 if promote else usual)
-        runner = Runner(module, inputs, state, dtype, device, promote, seed)
+        runner = Runner(
+            module, inputs, state, dtype, options.device, promote, options.seed, options.gradient_of
+        )  # fmt: skip
+        spent += 1
         try:
             with Recorder(promote) as recorder:
-                trial = runner.forward(runner.values)
+                outputs = runner.forward(runner.values)
         except CannotRun:
             raise
         except (Exception, SystemExit) as error:
@@ -158,8 +477,42 @@ def first_run(
         rounds_to_float32 = recorder.coarsest >= torch.finfo(torch.float32).eps
         if dtype is torch.float64 and not promote and rounds_to_float32:
             continue
-        return runner, trial, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent
+        if dtype is torch.float64 and own is not None and own.differs(outputs):
+            failure = ValueError("it computes something else there than in its own dtype")
+            continue
+        return FirstRun(runner, outputs, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent)
     raise CannotRun(f"the module's forward raised {one_line(failure)}") from failure
+
+
+class OwnOutputs(NamedTuple):
+    """A module's outputs in its own dtype, and how far they go when every number there is off by a unit."""
+
+    outputs: list[Tensor]
+    moved: list[float]
+
+    @classmethod
+    def of(cls, module: nn.Module, inputs: Any, state: ModuleState, options: Options) -> OwnOutputs | None:
+        """None where it does not run there."""
+        state.swap(None, options.device)
+        try:
+            runner = Runner(module, inputs, state, None, options.device, AS_IT_IS, options.seed)
+            with torch.no_grad():
+                plain = [y.detach().double() for y in runner.forward(runner.values)]
+                with Jitter(options.seed):
+                    again = [y.detach().double() for y in runner.forward(runner.values)]
+        except (Exception, SystemExit):
+            return None
+        return cls(plain, [float((a - b).norm()) for a, b in zip(plain, again, strict=True)])
+
+    def differs(self, outputs: Outputs) -> bool:
+        """Whether a float64 run computes something else: code that takes every pointer for one to float32."""
+        if [y.shape for y in outputs] != [y.shape for y in self.outputs]:
+            return False
+        for y, own, moved in zip(outputs, self.outputs, self.moved, strict=True):
+            off, size = float((y.detach().double() - own).norm()), float(own.norm())
+            if math.isfinite(size) and not off <= OTHERWISE * size + 1e-6 and not off <= 100 * moved:
+                return True
+        return False
 
 
 def _precision_note(
@@ -173,138 +526,6 @@ def _precision_note(
     return f"judged in float64, with the {narrow} inside promoted" if promote else IN_FLOAT64
 
 
-class Runner:
-    """Runs the module at given values. Tensors that share memory are one value, named after all of them."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        inputs: Any,
-        state: ModuleState,
-        dtype: torch.dtype | None,
-        device: torch.device | None,
-        promote: Promotion,
-        seed: int,
-    ):
-        self.module, self.state, self.promote, self.seed = module, state, promote, seed
-        self.keyword = isinstance(inputs, Mapping)
-        given = dict(inputs) if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
-        leaves, self.structure = tree_flatten_with_path(given)
-        self.leaves = [_copied(leaf, dtype, device) for _, leaf in leaves]
-        names = _argument_names(module, self.keyword)
-        self.inputs = {
-            INPUT + _leaf_name(path, names): i
-            for i, (path, _) in enumerate(leaves)
-            if isinstance(self.leaves[i], Tensor) and _differentiable(self.leaves[i])
-        }
-        self.groups = _groups(module)
-        self.values = {name: _extent([p.data for p in group]).clone() for name, group in self.groups.items()}
-        self.values |= {name: _real(self.leaves[i]) for name, i in self.inputs.items()}
-        self.large = sum(value.numel() for value in self.values.values()) > LARGE
-        self.outputs = 0
-        self._current = dict(self.values)
-        self.chosen: int | None = None
-
-    def run(self, values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
-        """The projected output and, given its cotangent, every gradient: `.backward()` on the module itself."""
-        output = self.forward(values)
-        if cotangents is None:
-            return (output,), {}
-        if output.requires_grad:
-            output.backward(cotangents[0].to(output.dtype))
-        grads: Gradients = {name: _gathered(group) for name, group in self.groups.items()}
-        grads |= {name: _real(leaf.grad) for name, leaf in self._leaf_inputs.items()}
-        for group in self.groups.values():
-            for p in group:
-                p.grad = None
-        return (output,), grads
-
-    def forward(self, values: Mapping[str, Tensor]) -> Tensor:
-        """The first floating output with grad, at `values`, from the same state and seed every time."""
-        with _disable_current_modes():  # the recorder watches the module, not its preparation
-            given = self._prepare(values)
-        output = self.module(**given) if self.keyword else self.module(*given)
-        floating = [leaf for leaf in _output_tensors(output) if _differentiable(leaf)]
-        if not floating:
-            raise CannotRun("the module's output holds no floating tensor to project")
-        if self.chosen is None:
-            self.chosen = next((i for i, leaf in enumerate(floating) if leaf.requires_grad), 0)
-            self.outputs = sum(leaf.requires_grad for leaf in floating)
-        return _real(floating[self.chosen])
-
-    def _prepare(self, values: Mapping[str, Tensor]) -> Any:
-        """Puts the values in place and returns the arguments. Inputs are clones of leaves, so that the module may
-        write into them."""
-        if self.large:
-            give_back()
-        self.state.reset(self.seed)
-        for name, group in self.groups.items():
-            if values[name] is not self._current[name]:
-                _extent([p.data for p in group]).copy_(values[name])
-                self._current[name] = values[name]
-        leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
-        self._leaf_inputs = {}
-        for name, i in self.inputs.items():
-            value = values[name].detach().clone()
-            value = torch.view_as_complex(value) if leaves[i].dtype.is_complex else value
-            self._leaf_inputs[name] = value.requires_grad_()
-            leaves[i] = value.clone()
-        return tree_unflatten(leaves, self.structure)
-
-
-def _copied(leaf: Any, dtype: torch.dtype | None, device: torch.device | None) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
-    copied = leaf.detach().to(device=device or leaf.device, dtype=wider(leaf.dtype, dtype), copy=True)
-    return copied.contiguous() if leaf.layout == torch.strided and not leaf.is_nested else copied
-
-
-def _differentiable(tensor: Tensor) -> bool:
-    dense = tensor.layout == torch.strided and not tensor.is_nested
-    return dense and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-
-
-def _real(tensor: Tensor | None) -> Any:
-    """A complex tensor as its real and imaginary parts, which torch's gradients are with respect to."""
-    return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
-
-
-def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
-    if keyword:
-        return []
-    try:
-        kinds = inspect.signature(module.forward).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    return [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-
-
-def _leaf_name(path: Any, names: list[str]) -> str:
-    """`x`, or `x[0]` inside a structure; by number where the signature has no name."""
-    first, *rest = path
-    key = getattr(first, "idx", getattr(first, "key", None))
-    name = names[key] if isinstance(key, int) and key < len(names) else str(key)
-    return name + keystr(tuple(rest))
-
-
-def _groups(module: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """Trainable parameters by name; those that overlap in memory together."""
-    groups: list[tuple[list[str], list[nn.Parameter], int, int]] = []
-    for name, p in module.named_parameters():
-        if not p.requires_grad or not _differentiable(p):
-            continue
-        last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
-        start = p.data_ptr()
-        end = start + (last + 1) * p.element_size() if p.numel() else start
-        merged = ([name], [p], start, end)
-        for group in [g for g in groups if start < g[3] and g[2] < end and g[1][0].dtype == p.dtype]:
-            groups.remove(group)
-            low, high = min(group[2], merged[2]), max(group[3], merged[3])
-            merged = ([*group[0], *merged[0]], [*group[1], *merged[1]], low, high)
-        groups.append(merged)
-    return {" = ".join(names): parameters for names, parameters, _, _ in groups}
-
-
 def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[str]]:
     """Entries that are not judged, and why: padding rows of embeddings, which torch leaves out of the gradient on
     purpose; what is not finite; and, in inputs, sentinels such as the −1e9 of an additive mask."""
@@ -312,12 +533,10 @@ def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[s
     for name, value in runner.values.items():
         mask = ~value.isfinite()
         if name in runner.inputs and value.numel():
-            size = value[~mask].abs()
-            usual = float(size.median()) if size.numel() else 0.0
-            mask = mask | (value.abs() > 1e6 * max(usual, 1.0))
+            mask = mask | (value.abs() >= SENTINEL)
         if bool(mask.any()):
             fixed[name] = mask
-            reasons.append(f"entries of {name.removeprefix(INPUT)} that are infinite or sentinels are not judged")
+            reasons.append(f"entries of {_plain_name(name)} that are infinite or sentinels are not judged")
     for m in module.modules():
         if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) and m.padding_idx is not None:
             for name, group in runner.groups.items():
@@ -328,51 +547,35 @@ def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[s
     return fixed, reasons
 
 
-def _extent(tensors: list[Tensor]) -> Tensor:
-    """A single tensor as it is; several that overlap as the stretch of memory that they cover."""
-    if len(tensors) == 1:
-        return _real(tensors[0])
-    first = min(t.storage_offset() for t in tensors)
-    ends = [t.storage_offset() + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors]
-    return _real(tensors[0].as_strided((max(ends) - first + 1,), (1,), first))
+def _vanished(j: Judgement) -> bool:
+    """Whether a tensor's gradient is zero at the given point, so that nothing was seen of it."""
+    return j.status == "unused" or (j.status in ("proven", "inconclusive") and "zero at this input" in j.note)
 
 
-def _gathered(group: list[nn.Parameter]) -> Tensor | None:
-    """The gradient of a value: the parameter's own, or those of all that share the memory, added up in place."""
-    grads = [None if p.grad is None else p.grad.to_dense().detach() for p in group]
-    if len(group) == 1:
-        return _real(grads[0])
-    if all(grad is None for grad in grads):
-        return None
-    extent = _extent([p.data for p in group])
-    total = torch.zeros(extent.shape[0], dtype=group[0].dtype, device=group[0].device)
-    first = min(p.storage_offset() for p in group)
-    for p, grad in zip(group, grads, strict=True):
-        if grad is not None:
-            total.as_strided(p.shape, p.stride(), p.storage_offset() - first).add_(grad)
-    return _real(total)
+def _plain_name(name: str) -> str:
+    return name.removeprefix(INPUT)
 
 
-def _output_tensors(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output in order: tensor, tuple, dict, dataclass, Hugging Face output."""
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _output_tensors(value)
-    elif isinstance(output, (list, tuple)):
-        for value in output:
-            yield from _output_tensors(value)
-    elif dataclasses.is_dataclass(output):
-        for item in dataclasses.fields(output):
-            yield from _output_tensors(getattr(output, item.name))
+def _own_dtype(module: nn.Module, given: Any) -> torch.dtype:
+    """The widest floating dtype that the module has, or its inputs."""
+    held = [p.dtype for p in module.parameters()] or [leaf.dtype for _, leaf in leaves_of(given) if _is_tensor(leaf)]
+    real = [dtype if dtype.is_floating_point else dtype.to_real() for dtype in held if _is_number(dtype)]
+    return max(real, key=lambda dtype: torch.finfo(dtype).bits, default=torch.float32)
 
 
-def draw_cotangent(output: Tensor, seed: int) -> Tensor:
-    drawn = torch.randn(output.shape, generator=seeded(seed, "cotangent"), dtype=torch.float64)
-    return drawn.to(output.device) / math.sqrt(max(output.numel(), 1))
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
 
 
-def one_line(error: BaseException | None) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
+def _is_number(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _rounded(values: Mapping[str, Tensor], dtype: torch.dtype | None) -> Mapping[str, Tensor]:
+    """The values that a narrower dtype holds, as float64."""
+    return values if dtype is None else {name: value.to(dtype).to(value.dtype) for name, value in values.items()}
+
+
+def _set_training(training: Mapping[nn.Module, bool]) -> None:
+    for m, mode in training.items():
+        m.training = mode

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -43,6 +43,7 @@ class ModuleState:
         self._torch_generators = [(g, g.get_state()) for g in _found(self._scopes, torch.Generator)]
         self._numpy_generators = [(g, g.bit_generator.state) for g in _found(self._scopes, np.random.Generator)]
         self._start: list[tuple[Tensor, Tensor]] = []
+        self.forwards = 0  # that were run on it
 
     def swap(self, dtype: torch.dtype | None, device: torch.device | None, attributes: bool = True) -> None:
         """Puts copies under every tensor, floating ones in `dtype`. Tensors that share memory go on sharing it. Without
@@ -85,6 +86,12 @@ class ModuleState:
             if tensor.is_leaf:
                 tensor.requires_grad_(requires_grad)
 
+    def lasting(self, change: Callable[[], Any]) -> None:
+        """A change of the user's attributes that `reset` keeps, until `restore`."""
+        self._rewind()
+        change()
+        self._scopes = [(scope, scope.copy()) for scope, _ in self._scopes]
+
     def _rewind(self) -> None:
         """Attributes, containers and generators."""
         for scope, copy in self._scopes:
@@ -109,8 +116,10 @@ def wider(dtype: torch.dtype, target: torch.dtype | None) -> torch.dtype:
 
 
 def _scopes(module: nn.Module) -> list[Any]:
-    """The attributes of every submodule, and the containers among them: hooks, parameters, caches, histories."""
+    """The attributes of every submodule and parameter, and the containers among them: hooks, parameters, caches,
+    histories, buffers for gradients."""
     attributes = [vars(m) for m in module.modules()]
+    attributes += [own for p in module.parameters() if (own := vars(p))]
     held = [value for scope in attributes for value in scope.values() if isinstance(value, (dict, list, set, deque))]
     return [*attributes, *{id(value): value for value in held}.values()]
 

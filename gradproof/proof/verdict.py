@@ -15,6 +15,25 @@ from gradproof.version import __version__
 
 
 @dataclass
+class CheckVerdict:
+    """One check beside the proof at the given point: `proven`, `refuted`, or `noted` where it could not be made."""
+
+    name: str
+    status: str
+    note: str = ""
+    tensors: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Coverage:
+    """How many of the tensors that can train were judged; why others were not, by name."""
+
+    judged: int
+    total: int
+    unjudged: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
 class SubjectVerdict:
     """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim."""
 
@@ -27,6 +46,8 @@ class SubjectVerdict:
     seed: int
     notes: list[str] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+    coverage: Coverage | None = None
+    checks: list[CheckVerdict] = field(default_factory=list)
 
     def failures(self) -> list[str]:
         """What was refuted, by name; a claim that is about no single tensor gives its own name."""
@@ -97,18 +118,30 @@ def _sentences(report: Report) -> list[str]:
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
     wrong = [subject for subject in report.subjects if subject.status == "refuted"]
     if wrong:
-        return [*sentences, *(f"{subject.name} is wrong: {_listed(subject.failures())}." for subject in wrong)]
+        return [*sentences, *(_wrong(subject) for subject in wrong)]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
         return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
     resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
     count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
     finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
-    return [*sentences, f"{count} proven{finest}."]
+    covered = [s.coverage for s in report.subjects if s.coverage is not None]
+    tensors = f"{sum(c.judged for c in covered)} of {sum(c.total for c in covered)} tensors judged. " if covered else ""
+    return [*sentences, f"{tensors}{count} proven{finest}."]
+
+
+def _wrong(subject: SubjectVerdict) -> str:
+    """What is wrong, by name; and how, where that is known."""
+    said = [j.note for j in (*subject.parameters, *subject.inputs) if j.status == "refuted" and ": " in j.note]
+    how = f" ({'; '.join(dict.fromkeys(said[:3]))})" if said else ""
+    return f"{subject.name} is wrong: {_listed(subject.failures())}{how}."
 
 
 def why(subject: SubjectVerdict) -> str:
     """Why a subject is inconclusive."""
+    if subject.coverage is not None and subject.coverage.unjudged:
+        name, reason = next(iter(subject.coverage.unjudged.items()))
+        return f"{subject.coverage.judged} of {subject.coverage.total} tensors judged; {name} was not: {reason}"
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
     if not unclear:
         return "no gradient could be judged, because the output depends on nothing that is differentiated"

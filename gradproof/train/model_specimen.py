@@ -25,7 +25,7 @@ from gradproof.models.model import Model
 from gradproof.models.sublayer import running
 from gradproof.ops import NARROW
 from gradproof.proof.differences import judge
-from gradproof.proof.module import INPUT
+from gradproof.proof.runner import INPUT
 from gradproof.proof.verdict import SubjectVerdict
 from gradproof.train import checkpoint
 from gradproof.train.load import load_model

@@ -77,15 +77,15 @@ def test_state_comes_back_when_a_displaced_forward_raises():
 
         def forward(self, x):
             calls.append(x)
-            if len(calls) >= 3:
-                raise RuntimeError("third time")
+            if len(calls) >= 5:
+                raise RuntimeError("fifth time")
             return self.linear(x)
 
     module = Fails()
     inputs = (torch.randn(4, 6),)
     before, stream = snapshot(module), torch.get_rng_state()
     report = gradproof.verify(module, inputs)
-    assert report.status == "inconclusive" and "third time" in report.subjects[0].notes[-1]
+    assert report.status == "inconclusive" and any("fifth time" in note for note in report.subjects[0].notes)
     assert same({**snapshot(module), "calls": 0}, {**before, "calls": 0}) and torch.equal(torch.get_rng_state(), stream)
 
 

@@ -1,0 +1,166 @@
+"""A module's gradients in the dtype in which it trains, held against those that are proven in float64.
+
+What rounding does to this module at this input is measured: in a few replicas every result is off by up to a unit in
+the last place of its own dtype, at random, and the band of a tensor is how far its gradient then goes from the one
+without. A wrong factor is the same in all of them, so it does not widen the band. Random draws and discrete decisions
+are those of the float64 run.
+
+    off = ‖g − g₆₄‖ beside max‖g_replica − g‖,    s = ⟨g − g₆₄, g₆₄⟩/‖g₆₄‖² beside those of the replicas
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from gradproof.contract import Gradients, Outputs
+from gradproof.precision.watching import Watching
+from gradproof.proof.runner import Runner
+
+REPLICAS = (4, 12)  # and so many more, where something leaves their band
+EXCESS = 6.0  # times the band, that a right gradient stays below
+FLOOR = 16.0  # units: a smaller relative error is never called wrong
+SCALES = 8.0  # σ of the factor among replicas
+LEAST_FACTOR = 5.0  # units: a smaller deviation of the factor from 1 is never called wrong
+
+
+class Jitter(Watching):
+    """Every result that is computed is off by up to a unit of its own dtype."""
+
+    def __init__(self, seed: int, **watching: Any):
+        super().__init__(**watching)
+        self.seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        out = func(*args, **kwargs)
+        written = func._schema.is_mutable
+        if isinstance(out, Tensor):
+            return self._off(out, written)
+        return type(out)(self._off(one, written) for one in out) if isinstance(out, (tuple, list)) else out
+
+    def _off(self, x: Any, written: bool) -> Any:
+        if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.layout != torch.strided or not x.numel():
+            return x
+        if x.device not in self._generators:
+            self._generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
+        share = torch.rand(x.shape, generator=self._generators[x.device], device=x.device, dtype=torch.float64)
+        moved = (x.double() * (1 + torch.finfo(x.dtype).eps * (2 * share - 1))).to(x.dtype)
+        return x.copy_(moved) if written else moved
+
+
+class BandOf(NamedTuple):
+    """What replicas of one tensor say: how far they go, and the spread of their factor."""
+
+    width: float
+    factor: float
+
+
+class Deviation(NamedTuple):
+    """A gradient that is wrong: in which way, and how far it is beside what rounding explains."""
+
+    words: str
+    error: float
+    bound: float
+
+
+class Trained(NamedTuple):
+    """The gradients as they train, their bands, and what is wrong about them."""
+
+    grads: Gradients
+    bands: dict[str, BandOf]
+    wrong: dict[str, Deviation]
+
+
+def as_trained(
+    runner: Runner, cotangents: Outputs, right: Mapping[str, Tensor], like: Watching, unit: float
+) -> Trained:
+    """The runner's gradients beside the `right` ones; `like` is the run in float64. Raises what the module raises, and
+    `Unrepeatable` where it decides or draws otherwise."""
+    grads = _run(runner, cotangents, like, None)
+    taken: list[Gradients] = []
+    wrong: dict[str, Deviation] = {}
+    bands: dict[str, BandOf] = {}
+    for more in REPLICAS:
+        taken += [_run(runner, cotangents, like, seed) for seed in range(len(taken) + 1, len(taken) + 1 + more)]
+        bands = {name: _band(g, grads.get(name), [one.get(name) for one in taken], unit) for name, g in right.items()}
+        wrong = {
+            name: found for name, g in right.items() if (found := deviation(grads.get(name), g, bands[name], unit))
+        }
+        if not wrong:
+            break
+    return Trained(grads, bands, wrong)
+
+
+def _run(runner: Runner, cotangents: Outputs, like: Watching, seed: int | None) -> Gradients:
+    mode: AbstractContextManager[Any] = nullcontext()
+    if seed is not None:
+        mode = Jitter(seed, like=like, routing=True)
+    elif like.draws or like.choices:
+        mode = Watching(like=like, routing=True)
+    with mode, sdpa_kernel(SDPBackend.MATH) if like.draws else nullcontext():
+        _, grads = runner.run(runner.values, cotangents)
+    return {name: None if grad is None else grad.detach().double() for name, grad in grads.items()}
+
+
+def _band(right: Tensor, plain: Tensor | None, replicas: list[Tensor | None], unit: float) -> BandOf:
+    size = float(right.norm())
+    plain = torch.zeros_like(right) if plain is None else plain
+    moved = [one - plain for one in replicas if one is not None and bool(one.isfinite().all())]
+    width = max((float(own.norm()) for own in moved), default=0.0)
+    factors = [float((own * right).sum()) / size**2 for own in moved] if size else []
+    spread = math.sqrt(sum(f * f for f in factors) / len(factors)) if factors else 0.0
+    return BandOf(max(width, unit * size), max(spread, unit / 4))
+
+
+def deviation(grad: Tensor | None, right: Tensor, band: BandOf, unit: float) -> Deviation | None:
+    """What is wrong about a gradient, if rounding does not explain it."""
+    size = float(right.norm())
+    if grad is None:
+        return Deviation("is missing", 1.0, 0.0) if size > EXCESS * band.width else None
+    if not bool(grad.isfinite().all()):
+        return Deviation("is not finite", math.inf, 0.0)
+    error = float((grad - right).norm())
+    bound = max(EXCESS * band.width, FLOOR * unit * size)
+    factor = float((grad * right).sum()) / size**2 if size else math.nan
+    least = max(SCALES * band.factor, LEAST_FACTOR * unit)
+    if error <= bound and not (size and abs(factor - 1) > least):
+        return None
+    return Deviation(in_words(factor, error, size), error / (size or 1.0), bound / (size or 1.0))
+
+
+def in_words(factor: float, error: float, size: float) -> str:
+    """`is 2.0 times too large`, where the direction is right; how much of its size it is off, where it is not."""
+    if not size:
+        return "is not zero"
+    beside = math.sqrt(max((error / size) ** 2 - (factor - 1) ** 2, 0.0))
+    if abs(factor) < 1e-3 and beside < 1e-2:
+        return "is zero"
+    if factor < 0 and beside < 0.1 * abs(factor):
+        return "has the wrong sign" if abs(factor + 1) < 0.05 else f"is {factor:.2g} times what it should be"
+    if beside <= 0.5 * abs(factor - 1):
+        many = factor if factor > 1 else 1 / factor
+        number = f"{many:.1f}" if many >= 1.1 else f"{many:.4g}"
+        return f"is {number} times too {'large' if factor > 1 else 'small'}"
+    return f"is off by {error / size:.2g} of its size"
+
+
+def differing(
+    got: Gradients, right: Mapping[str, Tensor], bands: Mapping[str, BandOf], unit: float
+) -> Iterator[tuple[str, Deviation]]:
+    """The tensors of a run that are not what they should be, within their bands; where there is none, within units of
+    the whole gradient, for what cancels to less is rounding."""
+    whole = math.hypot(*(float(g.norm()) for g in right.values()))
+    for name, g in right.items():
+        own, size = got.get(name), float(g.norm())
+        width = unit * max(4 * size, whole)
+        band = bands.get(name) or BandOf(width, max(unit, width / size if size else 0.0))
+        found = deviation(None if own is None else own.detach().double(), g, band, unit)
+        if found:
+            yield name, found
