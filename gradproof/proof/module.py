@@ -154,6 +154,7 @@ class ModuleProof:
         self.spent += 1
         # Inputs that no gradient was asked of, and that have none: labels, masks, what a first layer does not pass on.
         self.plain = {name for name in runner.inputs if grads[name] is None and name not in runner.asked}
+        self.elsewhere = {} if options.gradient_of else _elsewhere(runner, grads)
         self.fixed, reasons = _fixed(self.module, runner)
         self.notes += reasons
         if abs(again.loss - self.base.loss) > 1e-6 * self.base.terms:
@@ -171,7 +172,7 @@ class ModuleProof:
             self._at_the_point(grads, 0, progress)
             self.spent += before
         grads = self._asked(grads)
-        self._elsewhere()
+        self.notes += [f"the gradient of {n} goes to {at}, and was judged there" for n, at in runner.elsewhere.items()]
         if not math.isfinite(self.base.loss):
             return self._finished()
         if not options.quick:
@@ -182,7 +183,7 @@ class ModuleProof:
         return self._finished()
 
     def _asked(self, grads: Gradients) -> Gradients:
-        return {name: grad for name, grad in grads.items() if name not in self.plain}
+        return {name: grad for name, grad in grads.items() if name not in self.plain and name not in self.elsewhere}
 
     def _at_the_point(self, grads: Gradients, spent: int, progress: Callable[[int, int], None]) -> None:
         """By differences, where the user is."""
@@ -199,6 +200,8 @@ class ModuleProof:
         )
         self.judged = {j.name: j for j in judged.judgements}
         self.judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, NOT_ASKED) for name in self.plain}
+        for name, reason in self.elsewhere.items():
+            self.judged[name] = Judgement(name, "inconclusive", math.nan, math.nan, None, reason)
         self.spent, self.directions = judged.forwards, judged.directions
         self.notes += [note for note in judged.notes if note not in self.notes]
 
@@ -226,17 +229,6 @@ class ModuleProof:
         self.checks.append(CheckVerdict(check, "noted", note, []))
         self.notes.append(note)
 
-    # Gradients that do not go to `.grad`.
-
-    def _elsewhere(self) -> None:
-        runner = self.runner
-        for name, where in runner.elsewhere.items():
-            self.notes.append(f"the gradient of {name} goes to {where}, and was judged there")
-        for name in runner.stepped:
-            note = "its values change during the backward: an optimizer steps there; give gradient_of"
-            if runner.gradient_of is None:
-                self.judged[name] = Judgement(name, "inconclusive", math.nan, math.nan, None, note)
-
     # The second point.
 
     def _second_point(self) -> None:
@@ -251,7 +243,7 @@ class ModuleProof:
             base = Probe.of(outputs, self.cotangents, recorder)
             if not math.isfinite(base.loss):
                 raise ArithmeticError("the outputs are not finite")
-            unclear = [name for name, j in self.judged.items() if _vanished(j) and name not in self.plain]
+            unclear = [name for name, j in self.judged.items() if _vanished(j) and name in self._asked(grads)]
             found = self._screened(self._subject(values), self._asked(grads), None, unclear)
         except (Exception, SystemExit) as error:
             self._noted("point", f"a second point near the given one could not be judged: {one_line(error)}")
@@ -402,8 +394,7 @@ class ModuleProof:
         }
         for result in calls.results(skip):
             if result.refusal is not None:
-                said = f"it refuses to be called {IN_WORDS[result.name].removeprefix('when ')}"
-                self._noted(result.name, f"{said}: {one_line(result.refusal)}")
+                self._noted(result.name, f"{result.name} could not be tried: {one_line(result.refusal)}")
             else:
                 new = {name: found for name, found in result.wrong.items() if self.judged[name].status != "refuted"}
                 self._wrong(result.name, new, f"wrong {IN_WORDS[result.name]}")
@@ -423,6 +414,9 @@ class ModuleProof:
         rest = [j for j in listed if j.status != "inconclusive" or _plain_name(j.name) not in options.allow_unjudged]
         if status == "inconclusive" and not set(unjudged) - options.allow_unjudged:
             status = overall(rest)
+        missing = next((check for check in self.checks if check.name == "dtype" and check.status == "noted"), None)
+        if status == "proven" and missing is not None:
+            status = "inconclusive"
         if any(check.status == "refuted" for check in self.checks):
             status = "refuted"
         self.notes += runner.notes
@@ -545,6 +539,15 @@ def _fixed(module: nn.Module, runner: Runner) -> tuple[dict[str, Tensor], list[s
                     fixed[name][m.padding_idx] = True
                     reasons.append(f"the padding row of {name} has no gradient by definition and is not judged")
     return fixed, reasons
+
+
+def _elsewhere(runner: Runner, grads: Gradients) -> dict[str, str]:
+    """Parameters whose gradient is taken away before anybody can look at it, and by what."""
+    reasons = {name: "its values change during the backward: an optimizer steps there" for name in runner.stepped}
+    for name, group in runner.groups.items():
+        if grads[name] is None and any(p._post_accumulate_grad_hooks for p in group):
+            reasons.setdefault(name, "a hook takes its gradient away")
+    return {name: f"{reason}; say where it goes with gradient_of" for name, reason in reasons.items()}
 
 
 def _vanished(j: Judgement) -> bool:

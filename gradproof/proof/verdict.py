@@ -143,6 +143,9 @@ def why(subject: SubjectVerdict) -> str:
         name, reason = next(iter(subject.coverage.unjudged.items()))
         return f"{subject.coverage.judged} of {subject.coverage.total} tensors judged; {name} was not: {reason}"
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
+    untried = [check.note for check in subject.checks if check.name == "dtype" and check.status == "noted"]
+    if not unclear and untried:
+        return untried[0]
     if not unclear:
         return "no gradient could be judged, because the output depends on nothing that is differentiated"
     rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""
