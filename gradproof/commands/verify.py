@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json as jsonlib
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -44,6 +46,28 @@ def verify(
     quick: Annotated[
         bool, typer.Option("--quick", help="Case: the joint screen alone. Ops: without differences.")
     ] = False,
+    dtype: Annotated[
+        str | None, typer.Option(help="Case: the dtype in which it trains, bf16 say; left out, the module's own.")
+    ] = None,
+    autocast: Annotated[
+        str | None, typer.Option(help="Case: it trains under torch.autocast of this dtype, bf16 or fp16.")
+    ] = None,
+    skip: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Case: a check to leave out (dtype, point, parameters_only, inputs_only, strided_cotangent, "
+            "in_flight, retained_graph, accumulation, eval, one_row); may be repeated."
+        ),
+    ] = None,
+    allow_unjudged: Annotated[
+        list[str] | None, typer.Option(help="Case: a tensor that need not be judged; may be repeated.")
+    ] = None,
+    record: Annotated[
+        Path | None, typer.Option(help="Case: keep digests and projections of its gradients in this file.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Case: name the gradients that have moved since this file was recorded.")
+    ] = None,
     json: Json = None,
     html: Html = None,
     seed: Seed = 0,
@@ -61,15 +85,22 @@ def verify(
 
         gradproof verify my_model.py:case --html report.html
 
+        gradproof verify my_model.py:case --autocast bf16
+
+        gradproof verify my_model.py:case --record before.json     (then, after an upgrade: --against before.json)
+
         gradproof verify --op layernorm --mutants
     """
     with errors(debug):
         check_outputs(json, html)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
+        if case is None and (dtype or autocast or skip or allow_unjudged or record or against):
+            raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record and --against need a CASE")
         check_device(device)
         if case is not None:
-            report = _verify_case(case, device, quick, seed)
+            how = dict(dtype=dtype, autocast=autocast, skip=skip or (), allow_unjudged=allow_unjudged or ())
+            report = _verify_case(case, device, quick, seed, how, record, against)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
         show_report(report, console_for(json), case is not None)
@@ -77,15 +108,41 @@ def verify(
         raise typer.Exit(EXIT[report.status])
 
 
-def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
+def _verify_case(
+    case: str,
+    device: Device,
+    quick: bool,
+    seed: int,
+    how: dict[str, Any],
+    to: Path | None,
+    against: Path | None,
+) -> Report:
+    from gradproof.files import write_atomically
     from gradproof.proof.case import load_case
-    from gradproof.proof.module import verify
+    from gradproof.proof.module import Options, torch_device, torch_dtype, verify
+    from gradproof.proof.record import compare_with, load_record, record
+    from gradproof.proof.verdict import finite
 
     target = "cuda" if device is Device.cuda else None
+    before = None if against is None else load_record(against)
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
         loaded = load_case(case)
-        return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
+        asked = (loaded.module, loaded.inputs)
+        report = verify(*asked, quick=quick, seed=seed, device=target, name=case, progress=progress, **how)
+        if to is not None or before is not None:
+            options = Options(
+                seed=seed % 2**63,
+                device=torch_device(target),
+                dtype=torch_dtype(how["dtype"]),
+                autocast=torch_dtype(how["autocast"]),
+            )
+            now = record(*asked, options, case)
+            if to is not None:
+                write_atomically(to, jsonlib.dumps(finite(now), indent=1))
+            if before is not None:
+                report.against = compare_with(before, now)
+        return report
 
 
 def _kernels(device: Device) -> list[dict[str, Any]]:
@@ -176,7 +233,12 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
     for subject in report.subjects if by_tensor else []:
         for note in subject.notes:
             console.print(f"  {escape(note)}", style="dim")
-        console.print(f"  {subject.forwards} forwards, one backward", style="dim")
+        passed = [check.name for check in subject.checks if check.status == "proven"]
+        if passed:
+            console.print(f"  also right: {', '.join(passed)}", style="dim")
+        console.print(f"  {subject.forwards} forwards", style="dim")
+    if report.against is not None:
+        console.print(escape(report.against.summary), soft_wrap=True)
     console.print(f"{coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
 
 

@@ -26,6 +26,7 @@ from gradproof.proof.runner import Runner
 REPLICAS = (4, 12)  # and so many more, where something leaves their band
 EXCESS = 6.0  # times the band, that a right gradient stays below
 FLOOR = 16.0  # units: a smaller relative error is never called wrong
+LEAST = 2e-5  # nor is one below this: tables of constants, which every run rounds alike, are off by so much
 SCALES = 8.0  # σ of the factor among replicas
 LEAST_FACTOR = 5.0  # units: a smaller deviation of the factor from 1 is never called wrong
 
@@ -127,12 +128,16 @@ def deviation(grad: Tensor | None, right: Tensor, band: BandOf, unit: float) -> 
     if not bool(grad.isfinite().all()):
         return Deviation("is not finite", math.inf, 0.0)
     error = float((grad - right).norm())
-    bound = max(EXCESS * band.width, FLOOR * unit * size)
+    bound = max(EXCESS * band.width, max(FLOOR * unit, _least(unit)) * size)
     factor = float((grad * right).sum()) / size**2 if size else math.nan
-    least = max(SCALES * band.factor, LEAST_FACTOR * unit)
+    least = max(SCALES * band.factor, LEAST_FACTOR * unit, _least(unit))
     if error <= bound and not (size and abs(factor - 1) > least):
         return None
     return Deviation(in_words(factor, error, size), error / (size or 1.0), bound / (size or 1.0))
+
+
+def _least(unit: float) -> float:
+    return LEAST if unit > 1e-9 else 0.0  # in float64 nothing is off by that
 
 
 def in_words(factor: float, error: float, size: float) -> str:

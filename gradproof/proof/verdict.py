@@ -75,6 +75,7 @@ class Report:
     mutants: list[MutantVerdict] | None = None
     device: str = "cpu"
     kernels: list[dict[str, Any]] | None = None  # the fast ways to run an op, admitted or refused; none is a subject
+    against: Any = None  # a Comparison with an earlier record
 
     def __bool__(self) -> bool:
         return self.status == "proven"
@@ -83,6 +84,8 @@ class Report:
     def status(self) -> Status:
         """Any refuted, refuted; else any inconclusive, inconclusive; else proven. A mutant that survives refutes."""
         statuses = {subject.status for subject in self.subjects}
+        if self.against is not None and self.against.moved:
+            return "refuted"
         if "refuted" in statuses or any(mutant.status != "refuted" for mutant in self.mutants or []):
             return "refuted"
         return "proven" if statuses == {"proven"} else "inconclusive"
@@ -104,6 +107,8 @@ class Report:
             record["mutants"] = [asdict(mutant) for mutant in self.mutants]
         if self.kernels is not None:
             record["kernels"] = self.kernels
+        if self.against is not None:
+            record["against"] = self.against.to_dict()
         return finite(record)
 
     def to_json(self) -> str:
@@ -112,7 +117,12 @@ class Report:
 
 def _sentences(report: Report) -> list[str]:
     survivors = [mutant.name for mutant in report.mutants or [] if mutant.status != "refuted"]
-    sentences = []
+    covered = [s.coverage for s in report.subjects if s.coverage is not None]
+    sentences = (
+        [f"{sum(c.judged for c in covered)} of {sum(c.total for c in covered)} tensors judged."] if covered else []
+    )
+    if report.against is not None and report.against.moved:
+        sentences.append(report.against.summary)
     if report.mutants is not None:
         caught = len(report.mutants) - len(survivors)
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
@@ -125,9 +135,7 @@ def _sentences(report: Report) -> list[str]:
     resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
     count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
     finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
-    covered = [s.coverage for s in report.subjects if s.coverage is not None]
-    tensors = f"{sum(c.judged for c in covered)} of {sum(c.total for c in covered)} tensors judged. " if covered else ""
-    return [*sentences, f"{tensors}{count} proven{finest}."]
+    return [*sentences, f"{count} proven{finest}."]
 
 
 def _wrong(subject: SubjectVerdict) -> str:
@@ -141,7 +149,7 @@ def why(subject: SubjectVerdict) -> str:
     """Why a subject is inconclusive."""
     if subject.coverage is not None and subject.coverage.unjudged:
         name, reason = next(iter(subject.coverage.unjudged.items()))
-        return f"{subject.coverage.judged} of {subject.coverage.total} tensors judged; {name} was not: {reason}"
+        return f"{name} was not judged: {reason}"
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
     untried = [check.note for check in subject.checks if check.name == "dtype" and check.status == "noted"]
     if not unclear and untried:

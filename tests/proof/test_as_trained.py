@@ -74,15 +74,27 @@ def test_checks_can_be_switched_off():
     assert gradproof.verify(module, (x(),), skip=["dtype"]).status == "proven"
     with pytest.raises(ValueError, match="there is no check 'typo'; the checks are dtype, point"):
         gradproof.verify(module, (x(),), skip=["typo"])
-    for name in ("parameters_only", "in_flight", "retained_graph", "strided_cotangent", "accumulation"):
-        ((case, _),) = (found for found in WRONG.values() if _only(found[0], name))
-        assert gradproof.verify(*case(), skip=[name]).status == "proven"
 
 
-def _only(case, check):
-    """Whether a case is refuted by one check alone."""
-    wrong = [c.name for c in gradproof.verify(*case()).subjects[0].checks if c.status == "refuted"]
-    return wrong == [check]
+@pytest.mark.parametrize(
+    "name, check",
+    [
+        ("a weight gradient that is zero without dx", "parameters_only"),
+        ("activations on self", "in_flight"),
+        ("a second backward", "retained_graph"),
+        ("a cotangent that lies apart", "strided_cotangent"),
+        ("writes over a gradient", "accumulation"),
+        ("lora with B = 0", "point"),
+        ("wrong after eval()", "eval"),
+        ("wrong for one row", "one_row"),
+    ],
+)
+def test_each_fault_is_seen_by_one_check(name, check):
+    """Without it nothing is seen; and it says so by its name."""
+    case, _ = WRONG[name]
+    (subject,) = gradproof.verify(*case()).subjects
+    assert [c.name for c in subject.checks if c.status == "refuted"] == [check]
+    assert gradproof.verify(*case(), skip=[check]).status == "proven"
 
 
 def test_what_is_not_looked_into_is_named():
@@ -160,7 +172,7 @@ def test_the_input_must_have_a_gradient_where_it_asks_for_one():
 
 
 def test_a_right_module_under_autocast_is_not_accused():
-    for seed in range(8):
+    for seed in range(3):
         torch.manual_seed(seed)
         module = nn.Sequential(nn.Linear(6, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 4))
         for how in ({}, {"autocast": "bf16"}, {"dtype": "bf16"}, {"dtype": "fp16"}):
