@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_unflatten
 
 from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.heap import give_back
+from gradproof.proof.conventions import INPUT, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judgement, judge
 from gradproof.proof.probing import Probe
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
@@ -28,7 +29,6 @@ from gradproof.proof.state import ModuleState, random_state_kept, wider
 from gradproof.proof.verdict import Report, SubjectVerdict
 from gradproof.streams import seeded
 
-INPUT = "input:"
 LARGE = 1 << 23  # numbers; above this, a run's freed memory is worth giving back before the next
 
 
@@ -85,9 +85,10 @@ def judge_module(
     seed: int,
     progress: Callable[[int, int], None],
     promotion: Promotion = FLOAT32,
+    held: frozenset[str] = frozenset(),
 ) -> SubjectVerdict:
     """`verify` on a module whose state is held by the caller."""
-    runner, trial, recorder, notes, spent = first_run(module, inputs, state, device, seed, promotion)
+    runner, trial, recorder, notes, spent = first_run(module, inputs, state, device, seed, promotion, held)
     cotangent = draw_cotangent(trial, seed)
     base = Probe.of((trial,), (cotangent,), recorder)
     try:
@@ -119,6 +120,10 @@ def judge_module(
         spent=spent + 1,
         progress=progress,
     )
+    outside = immovable(verdict, runner.unasked)
+    if outside and not held:
+        return judge_module(module, inputs, state, device, name, quick, seed, progress, promotion, outside)
+    verdict = judge_by_convention(verdict, subject, (cotangent,), quick=quick, promote=runner.promote)
     notes += verdict.notes
     return _verdict(name, verdict.status, verdict.judgements, verdict.forwards, verdict.directions, seed, notes)
 
@@ -137,6 +142,7 @@ def first_run(
     device: torch.device | None,
     seed: int,
     promotion: Promotion = FLOAT32,
+    held: frozenset[str] = frozenset(),
 ):
     """Finds the precision that the module runs in: (runner, its projected output, the recorder, notes, forwards).
     float64 as it is, float64 with the `promotion` of what is narrower inside, or the module's own."""
@@ -146,7 +152,7 @@ def first_run(
     for spent, (dtype, promote) in enumerate(ways, 1):
         state.swap(dtype, device)
         torch.set_default_dtype(torch.float64 if promote else usual)
-        runner = Runner(module, inputs, state, dtype, device, promote, seed)
+        runner = Runner(module, inputs, state, dtype, device, promote, seed, held)
         try:
             with Recorder(promote) as recorder:
                 trial = runner.forward(runner.values)
@@ -154,11 +160,15 @@ def first_run(
             raise
         except (Exception, SystemExit) as error:
             failure = error
+            for refused in refused_inputs(error, runner.unasked) if not held else ():
+                with suppress(CannotRun):
+                    return first_run(module, inputs, state, device, seed, promotion, refused)
             continue
         rounds_to_float32 = recorder.coarsest >= torch.finfo(torch.float32).eps
         if dtype is torch.float64 and not promote and rounds_to_float32:
             continue
-        return runner, trial, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent
+        notes = [_precision_note(dtype, promote, recorder.coarsest, failure), *held_notes(held)]
+        return runner, trial, recorder, notes, spent
     raise CannotRun(f"the module's forward raised {one_line(failure)}") from failure
 
 
@@ -185,6 +195,7 @@ class Runner:
         device: torch.device | None,
         promote: Promotion,
         seed: int,
+        held: frozenset[str] = frozenset(),
     ):
         self.module, self.state, self.promote, self.seed = module, state, promote, seed
         self.keyword = isinstance(inputs, Mapping)
@@ -197,6 +208,8 @@ class Runner:
             for i, (path, _) in enumerate(leaves)
             if isinstance(self.leaves[i], Tensor) and _differentiable(self.leaves[i])
         }
+        self.inputs = {name: i for name, i in self.inputs.items() if name not in held}
+        self.unasked = frozenset(name for name, i in self.inputs.items() if not leaves[i][1].requires_grad)
         self.groups = _groups(module)
         self.values = {name: _extent([p.data for p in group]).clone() for name, group in self.groups.items()}
         self.values |= {name: _real(self.leaves[i]) for name, i in self.inputs.items()}
@@ -266,7 +279,7 @@ def _differentiable(tensor: Tensor) -> bool:
 
 def _real(tensor: Tensor | None) -> Any:
     """A complex tensor as its real and imaginary parts, which torch's gradients are with respect to."""
-    return torch.view_as_real(tensor) if tensor is not None and tensor.dtype.is_complex else tensor
+    return torch.view_as_real(tensor.resolve_conj()) if tensor is not None and tensor.dtype.is_complex else tensor
 
 
 def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
@@ -356,7 +369,7 @@ def _gathered(group: list[nn.Parameter]) -> Tensor | None:
 def _output_tensors(output: Any) -> Iterator[Tensor]:
     """The tensors of an output in order: tensor, tuple, dict, dataclass, Hugging Face output."""
     if isinstance(output, Tensor):
-        yield output
+        yield output if output.layout == torch.strided else output.to_dense()
     elif isinstance(output, Mapping):
         for value in output.values():
             yield from _output_tensors(value)

@@ -97,7 +97,7 @@ def _sentences(report: Report) -> list[str]:
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
     wrong = [subject for subject in report.subjects if subject.status == "refuted"]
     if wrong:
-        return [*sentences, *(f"{subject.name} is wrong: {_listed(subject.failures())}." for subject in wrong)]
+        return [*sentences, *(f"{s.name} is wrong: {_listed(s.failures())}{_reasons(s)}." for s in wrong)]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
         return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
@@ -114,6 +114,12 @@ def why(subject: SubjectVerdict) -> str:
         return "no gradient could be judged, because the output depends on nothing that is differentiated"
     rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""
     return f"{unclear[0].name}{rest}: {unclear[0].note}"
+
+
+def _reasons(subject: SubjectVerdict) -> str:
+    """What is known about the refuted tensors, each once."""
+    notes = [j.note for j in (*subject.parameters, *subject.inputs) if j.status == "refuted" and j.note]
+    return f" ({'; '.join(dict.fromkeys(notes))})" if notes else ""
 
 
 def _listed(names: Sequence[str], lead: str = "", most: int = 6) -> str:

@@ -25,6 +25,13 @@ def watched(function, *args, promote=AS_IT_IS):
         (torch.floor, 3.0),
         (lambda x: torch.nn.functional.huber_loss(x, torch.zeros_like(x)), 1.0),
         (lambda x: x.clone().floor_(), 1.0),
+        (lambda x: x.round(decimals=1), 0.25),
+        (lambda x: torch.div(x, 2.0, rounding_mode="floor"), 2.0),
+        (torch.angle, 0.0),
+        (lambda x: torch.copysign(torch.ones_like(x), x), 0.0),
+        (lambda x: torch.linalg.slogdet(x.diag()), 0.0),
+        (lambda x: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), x, "amax"), 0.0),
+        (lambda x: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), x, "amax"), 0.0),
     ],
 )
 def test_a_crossed_kink_changes_the_signature(function, kink):
