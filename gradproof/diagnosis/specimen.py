@@ -71,6 +71,7 @@ class ModuleSpecimen:
         self.cotangents: Outputs = ()
         self.notes: list[str] = []
         self.chosen: int | None = None
+        self.held: frozenset[str] = frozenset()
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1, in float64, whatever is narrower inside promoted."""
@@ -87,7 +88,7 @@ class ModuleSpecimen:
         runner, trial, _, notes, _ = first_run(self.module, self.given, self.state, self.device, self.seed, EVERY_FLOAT)
         self.notes = [note.replace("judged", "the reference runs") for note in notes if note != IN_FLOAT64]
         self.inputs, self.cotangents = frozenset(runner.inputs), (draw_cotangent(trial, self.seed),)
-        self.chosen = runner.chosen
+        self.chosen, self.held = runner.chosen, runner.held
         default = torch.get_default_dtype()
         torch.set_default_dtype(usual)
 
@@ -109,7 +110,7 @@ class ModuleSpecimen:
     def narrow(self, dtype: torch.dtype) -> Prepared:
         """Parameters, buffers and inputs in `dtype`, as `module.to(dtype)` leaves them."""
         self.state.swap(dtype, self.device, attributes=False)
-        runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed)
+        runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed, self.held)
         runner.chosen = self.chosen
         return Prepared(runner.values, runner.run)
 

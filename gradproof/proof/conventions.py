@@ -53,8 +53,8 @@ def immovable(verdict: Verdict, unasked: frozenset[str]) -> frozenset[str]:
 
 def held_notes(held: frozenset[str]) -> list[str]:
     names = ", ".join(sorted(name.removeprefix(INPUT) for name in held))
-    why = "it requires no gradient, and torch has none for it or the forward raises where it moves"
-    return [f"held fixed, not judged: {names} ({why})"] if held else []
+    why = "no gradient was asked for, and torch has none or the forward raises where it moves"
+    return [f"held fixed: {names} ({why})"] if held else []
 
 
 # Conventions.

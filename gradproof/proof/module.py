@@ -197,7 +197,7 @@ class Runner:
         seed: int,
         held: frozenset[str] = frozenset(),
     ):
-        self.module, self.state, self.promote, self.seed = module, state, promote, seed
+        self.module, self.state, self.promote, self.seed, self.held = module, state, promote, seed, held
         self.keyword = isinstance(inputs, Mapping)
         given = dict(inputs) if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
         leaves, self.structure = tree_flatten_with_path(given)

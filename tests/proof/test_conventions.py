@@ -137,7 +137,14 @@ def test_target_that_cannot_be_judged_is_held_fixed_and_said(loss, target):
     (subject,) = report.subjects
     assert report, report.summary
     assert [j.name for j in subject.inputs] == ["0"]
-    assert any("held fixed, not judged: 1 " in note for note in subject.notes)
+    assert any("held fixed: 1 " in note for note in subject.notes)
+
+
+def test_held_target_is_held_in_diagnose_too():
+    torch.manual_seed(0)
+    module = Parametrised(lambda self, x, y: nn.functional.soft_margin_loss(x @ self.w, y), w=torch.randn(5, 3))
+    diagnosed = gradproof.diagnose(module, (torch.randn(4, 5), torch.randn(4, 3).sign()), precisions=("bf16",))
+    assert diagnosed.verdict in ("clean", "noise")
 
 
 def test_target_whose_gradient_was_asked_for_is_not_held():
