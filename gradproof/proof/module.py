@@ -369,7 +369,7 @@ def _gathered(group: list[nn.Parameter]) -> Tensor | None:
 def _output_tensors(output: Any) -> Iterator[Tensor]:
     """The tensors of an output in order: tensor, tuple, dict, dataclass, Hugging Face output."""
     if isinstance(output, Tensor):
-        yield output if output.layout == torch.strided else output.to_dense()
+        yield output if output.layout in (torch.strided, torch.jagged) else output.to_dense()
     elif isinstance(output, Mapping):
         for value in output.values():
             yield from _output_tensors(value)

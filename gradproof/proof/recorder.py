@@ -103,8 +103,11 @@ STEPS: dict[Any, Callable[[Any, Any, Any], Tensor | None]] = {
 def _winners(
     read: Callable[[int, Tensor], Tensor], _: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *__
 ):
-    """Which entries of `source` are the extreme that was kept."""
-    return read(dim, index) == source if reduce in ("amin", "amax") else None
+    """Which entries of `source`, as far as it is read, are the extreme that was kept."""
+    if reduce not in ("amin", "amax"):
+        return None
+    kept = read(dim, index)
+    return kept == source[tuple(map(slice, kept.shape))]
 
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
@@ -141,7 +144,7 @@ class Recorder(TorchDispatchMode):
             out = grouped_mm(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
-        if packet in STEPS and _floating(args[0]):
+        if packet in STEPS and args and _floating(args[0]):
             pattern = STEPS[packet](out, args, kwargs)
         self._note(func, args, out, pattern)
         return out
