@@ -62,6 +62,7 @@ class ModuleSpecimen:
         self.cotangents: Outputs = ()
         self.notes: list[str] = []
         self.chosen: tuple[int, ...] | None = None
+        self.held: frozenset[str] = frozenset()
         self.options = Options(seed=seed, device=device, promotion=EVERY_FLOAT)
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
@@ -80,7 +81,7 @@ class ModuleSpecimen:
         runner = first.runner
         self.notes = [note.replace("judged", "the reference runs") for note in first.notes if note != IN_FLOAT64]
         self.inputs, self.cotangents = frozenset(runner.inputs), draw_cotangents(first.outputs, self.seed)
-        self.chosen = runner.chosen
+        self.chosen, self.held = runner.chosen, runner.held
         default = torch.get_default_dtype()
         torch.set_default_dtype(usual)
 
@@ -101,7 +102,7 @@ class ModuleSpecimen:
     def narrow(self, dtype: torch.dtype) -> Prepared:
         """Parameters, buffers and inputs in `dtype`, as `module.to(dtype)` leaves them."""
         self.state.swap(dtype, self.device, attributes=False)
-        runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed)
+        runner = Runner(self.module, self.given, self.state, dtype, self.device, AS_IT_IS, self.seed, held=self.held)
         runner.chosen = self.chosen
         return Prepared(runner.values, runner.run)
 

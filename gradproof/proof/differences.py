@@ -38,6 +38,9 @@ PROVEN_AT = 1e-2  # a resolution above this proves nothing
 ENOUGH = 1e-4  # a finer one is not worth more forwards
 NOISE_FACTOR = 10.0
 SPREAD_SHARE = (1 / 64, 2.0)
+HIDDEN_UNIT = 2.0**-24
+PIECE_STEP = 2.0**-15  # a step within a piece that still moves what rounds to HIDDEN_UNIT
+RAISED = "a displaced forward raised"
 MACROSCOPIC = (16.0, 2.0)  # steps, in units of the tensor's own size, at which a flat function is still flat
 
 
@@ -96,6 +99,7 @@ class Judge:
         self.backward_floor = prober.unit**0.65
         self.switches: list[str] = []
         self.judged = 0  # how many tensors have been judged by name, this one included
+        self.in_pieces: set[str] = set()  # tensors for which a step by themselves changed a decision
         self.screen: list[Direction] = []
         self.exceeding: list[Direction] = []  # those of them that leave their bound
 
@@ -122,7 +126,7 @@ class Judge:
         judged |= {name: self._switch(name) for name in self.switches}
         ordered = [judged[name] for name in prober.grads]
         failed = prober.failure
-        notes = [f"a displaced forward raised {type(failed).__name__}: {failed}"] if failed else []
+        notes = [f"{RAISED} {type(failed).__name__}: {failed}"] if failed else []
         return Verdict(overall(ordered), ordered, prober.forwards, len(self.screen), prober.seed, notes)
 
     # The joint screen.
@@ -240,15 +244,18 @@ class Judge:
         steps = [min(self.cap, best), min(self.cap, best) / 32]
         # Alone it may also go further than all together without changing a decision; tried where the screen saw little.
         if best > self.cap and self._seen_by_screen(name) > ENOUGH:
-            steps.insert(0, best)
+            steps[:0] = [best] if weight else [best, PIECE_STEP]
         tried = (prober.direction([name], tau, 100 + i) for i, tau in enumerate(steps))
-        first = next((direction for direction in tried if direction), None)
+        number, first = next(((i, direction) for i, direction in enumerate(tried) if direction), (0, None))
         if first is None:
             return self.conclude(name, [])
+        if number:
+            self.in_pieces.add(name)
         if self._exceeds(first, [name], [first]):
             return self.confirm(name, first)
-        if max(weight, abs(first.slope)) <= self._bound(first) and self._affordable(4):
-            return self.judge_flat([name])[name] or self.conclude(name, [first])
+        if max(weight, abs(first.slope)) <= self._bound(first):
+            flat = self.judge_flat([name])[name] if self._affordable(4) else None
+            return flat or self.flat_in_piece(name, first) or self.conclude(name, [first])
         alone = self.conclude(name, [first])
         if (alone.status == "proven" and (alone.resolution or 0.0) <= ENOUGH) or not self._affordable(4):
             return alone
@@ -298,6 +305,7 @@ class Judge:
         for number, tau in enumerate(MACROSCOPIC if names else ()):
             pair = prober.pair(names, tau, 200 + number)
             if not pair.clean:
+                self.in_pieces.update(names)
                 continue
             moved, bound = abs(pair.second) / 2 + tau * abs(pair.slope), 64 * prober.noise
             if max(moved / tau, abs(pair.residual)) <= bound:
@@ -306,6 +314,19 @@ class Judge:
         if len(names) <= 1:
             return dict.fromkeys(names)
         return {name: self.judge_flat([name])[name] for name in names}
+
+    def flat_in_piece(self, name: str, direction: Direction) -> Judgement | None:
+        """Where larger steps change a decision (a rounding, a dead ReLU), a gradient of exactly zero is proven by a
+        forward that does not move by a bit. Its resolution is relative to the whole gradient, or else to the loss."""
+        prober, grad, tau = self.prober, self.prober.grads[name], direction.tau
+        if name not in self.in_pieces or direction.slope != 0.0 or (grad is not None and bool(grad.any())):
+            return None
+        scale = prober.weight(self.names) or prober.base.terms
+        bound = NOISE_FACTOR * prober.noise / (tau * scale) if scale else 0.0
+        # A forward that rounds to float32 where the recorder cannot see would not move either.
+        resolution = max(_resolution([bound]), HIDDEN_UNIT / tau, self.backward_floor)
+        note = "the loss does not move until a decision changes; errors are relative to the whole gradient, or the loss"
+        return Judgement(name, "proven", 0.0, bound, resolution, note) if resolution <= PROVEN_AT else None
 
     def _flat(self, name: str, moved: float, residual: float, bound: float) -> Judgement:
         grad, whole = self.prober.grads[name], self.prober.weight(self.names)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,7 @@ from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.watching import Watching
 from gradproof.proof.as_trained import Jitter, as_trained
 from gradproof.proof.calls import IN_WORDS, WAYS, Calls
+from gradproof.proof.conventions import ALONG, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judge, Judgement, judge, overall
 from gradproof.proof.probing import Probe, Prober
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
@@ -91,6 +92,7 @@ class Options(NamedTuple):
     allow_unjudged: frozenset[str] = frozenset()
     gradient_of: GradientOf | None = None
     promotion: Promotion = FLOAT32
+    held: frozenset[str] = frozenset()  # inputs that are not moved
 
 
 def torch_device(device: str | torch.device | None) -> torch.device | None:
@@ -166,7 +168,10 @@ class ModuleProof:
             note = self.notes[-1]
             self.judged = {n: Judgement(n, "inconclusive", math.nan, math.nan, None, note) for n in runner.values}
             return self._finished()
-        self._at_the_point(self._asked(grads), self.spent, progress)
+        outside = self._at_the_point(self._asked(grads), self.spent, progress)
+        if outside and not options.held:
+            held = options._replace(held=outside)
+            return ModuleProof(self.module, self.given, self.state, self.name, held).verdict(progress)
         if self.plain and any(j.status == "refuted" for j in self.judged.values()):
             self.plain, before = set(), self.spent  # what is cut off may be the same fault
             self._at_the_point(grads, 0, progress)
@@ -185,25 +190,30 @@ class ModuleProof:
     def _asked(self, grads: Gradients) -> Gradients:
         return {name: grad for name, grad in grads.items() if name not in self.plain and name not in self.elsewhere}
 
-    def _at_the_point(self, grads: Gradients, spent: int, progress: Callable[[int, int], None]) -> None:
-        """By differences, where the user is."""
+    def _at_the_point(self, grads: Gradients, spent: int, progress: Callable[[int, int], None]) -> frozenset[str]:
+        """By differences, where the user is; along a convention where there is one. Returns the inputs that the forward
+        does not let be moved."""
+        subject, quick = self._subject(self.runner.values), self.options.quick
         judged = judge(
-            self._subject(self.runner.values),
+            subject,
             self.cotangents,
             grads,
             seed=self.options.seed,
-            quick=self.options.quick,
+            quick=quick,
             promote=self.runner.promote,
             base=self.base,
             spent=spent,
             progress=progress,
         )
+        outside = immovable(judged, self.runner.unasked)
+        judged = judge_by_convention(judged, subject, self.cotangents, quick=quick, promote=self.runner.promote)
         self.judged = {j.name: j for j in judged.judgements}
         self.judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, NOT_ASKED) for name in self.plain}
         for name, reason in self.elsewhere.items():
             self.judged[name] = Judgement(name, "inconclusive", math.nan, math.nan, None, reason)
         self.spent, self.directions = judged.forwards, judged.directions
         self.notes += [note for note in judged.notes if note not in self.notes]
+        return outside
 
     def _plain(self) -> tuple[Probe, Gradients]:
         try:
@@ -212,6 +222,11 @@ class ModuleProof:
         except (Exception, SystemExit) as error:
             raise CannotRun(f"the module's backward raised {one_line(error)}") from error
         return Probe.of(outputs, self.cotangents, recorder or Recorder()), grads
+
+    def _new(self, name: str) -> bool:
+        """Whether a fault of a tensor would be the first, and its gradient is one of all directions."""
+        j = self.judged[name]
+        return j.status != "refuted" and not j.note.startswith(ALONG)
 
     def _subject(self, values: Mapping[str, Tensor]) -> Subject:
         return Subject(self.name, values, self.runner.run, frozenset(self.runner.inputs), fixed=self.fixed)
@@ -248,9 +263,7 @@ class ModuleProof:
         except (Exception, SystemExit) as error:
             self._noted("point", f"a second point near the given one could not be judged: {one_line(error)}")
             return
-        wrong = {
-            name: j for name, j in found.items() if j.status == "refuted" and self.judged[name].status != "refuted"
-        }
+        wrong = {name: j for name, j in found.items() if j.status == "refuted" and self._new(name)}
         for name, j in wrong.items():
             self.judged[name] = dataclasses.replace(j, note="wrong at a second point, near the given one")
         for name in unclear:
@@ -331,7 +344,7 @@ class ModuleProof:
             _, grads = runner.run(runner.values, self._cotangents)
         self.spent += 2
         found = self._screened(self._subject(runner.values), self._asked(grads), 2)
-        wrong = [name for name, j in found.items() if j.status == "refuted" and self.judged[name].status != "refuted"]
+        wrong = [name for name, j in found.items() if j.status == "refuted" and self._new(name)]
         for name in wrong:
             self.judged[name] = dataclasses.replace(found[name], note=lead)
         said = f"{lead}: {', '.join(map(_plain_name, wrong))}" if wrong else ""
@@ -365,7 +378,7 @@ class ModuleProof:
             self.state.swap(options.dtype, device, attributes=options.dtype is None)
             narrow = Runner(
                 self.module, self.given, self.state, options.dtype, device, AS_IT_IS, options.seed,
-                options.gradient_of, options.autocast,
+                options.gradient_of, options.autocast, self.runner.held,
             )  # fmt: skip
             narrow.chosen = self.runner.chosen
             trained = as_trained(narrow, self.cotangents, proven, watch, unit)
@@ -457,8 +470,8 @@ def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Optio
         state.swap(dtype, options.device)
         torch.set_default_dtype(torch.float64 if promote else usual)
         runner = Runner(
-            module, inputs, state, dtype, options.device, promote, options.seed, options.gradient_of
-        )  # fmt: skip
+            module, inputs, state, dtype, options.device, promote, options.seed, options.gradient_of, held=options.held
+        )
         spent += 1
         try:
             with Recorder(promote) as recorder:
@@ -467,6 +480,9 @@ def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Optio
             raise
         except (Exception, SystemExit) as error:
             failure = error
+            for refused in refused_inputs(error, runner.unasked) if not options.held else ():
+                with suppress(CannotRun):
+                    return first_run(module, inputs, state, options._replace(held=refused))
             continue
         rounds_to_float32 = recorder.coarsest >= torch.finfo(torch.float32).eps
         if dtype is torch.float64 and not promote and rounds_to_float32:
@@ -474,7 +490,8 @@ def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Optio
         if dtype is torch.float64 and own is not None and own.differs(outputs):
             failure = ValueError("it computes something else there than in its own dtype")
             continue
-        return FirstRun(runner, outputs, recorder, [_precision_note(dtype, promote, recorder.coarsest, failure)], spent)
+        notes = [_precision_note(dtype, promote, recorder.coarsest, failure), *held_notes(options.held)]
+        return FirstRun(runner, outputs, recorder, notes, spent)
     raise CannotRun(f"the module's forward raised {one_line(failure)}") from failure
 
 
@@ -489,7 +506,7 @@ class OwnOutputs(NamedTuple):
         """None where it does not run there."""
         state.swap(None, options.device)
         try:
-            runner = Runner(module, inputs, state, None, options.device, AS_IT_IS, options.seed)
+            runner = Runner(module, inputs, state, None, options.device, AS_IT_IS, options.seed, held=options.held)
             with torch.no_grad():
                 plain = [y.detach().double() for y in runner.forward(runner.values)]
                 with Jitter(options.seed):

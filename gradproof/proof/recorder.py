@@ -43,6 +43,8 @@ PIECES: dict[Any, Callable[..., Tensor | None]] = {
     aten.sign: lambda x, *_: x > 0,
     aten.sign_: lambda x, *_: x > 0,
     aten.sgn: lambda x, *_: x > 0,
+    aten.angle: lambda x, *_: x < 0,
+    aten.copysign: lambda x, y, *_: y > 0 if isinstance(y, Tensor) else None,
     aten.huber_loss: lambda x, y, _=1, delta=1.0: (x - y).abs() > delta,
     aten.smooth_l1_loss: lambda x, y, _=1, beta=1.0: (x - y).abs() > beta,
     aten.linalg_vector_norm: lambda x, *_: x > 0,
@@ -70,8 +72,6 @@ PIECES: dict[Any, Callable[..., Tensor | None]] = {
     aten.amin: lambda x, dim=(), *_: x == x.amin(dim, keepdim=True),
     aten.max: lambda x, *rest: _extreme(x, x.max, *rest),
     aten.min: lambda x, *rest: _extreme(x, x.min, *rest),
-    aten.round: lambda x, *_: x.round(),
-    aten.round_: lambda x, *_: x.round(),
     aten.floor: lambda x, *_: x.floor(),
     aten.floor_: lambda x, *_: x.floor(),
     aten.ceil: lambda x, *_: x.ceil(),
@@ -85,6 +85,29 @@ PIECES: dict[Any, Callable[..., Tensor | None]] = {
     aten.fmod: lambda x, y, *_: torch.trunc(x / y),
     aten.fmod_: lambda x, y, *_: torch.trunc(x / y),
 }
+
+# Ops whose result tells the piece: (result, arguments, keywords) to the pattern.
+STEPS: dict[Any, Callable[[Any, Any, Any], Tensor | None]] = {
+    aten.round: lambda y, *_: y,
+    aten.round_: lambda y, *_: y,
+    aten.floor_divide: lambda y, *_: y,
+    aten.floor_divide_: lambda y, *_: y,
+    aten.div: lambda y, _, options: y if options.get("rounding_mode") else None,
+    aten.div_: lambda y, _, options: y if options.get("rounding_mode") else None,
+    aten._linalg_slogdet: lambda y, *_: y[0],
+    aten.index_reduce: lambda y, args, _: _winners(y.index_select, *args),
+    aten.scatter_reduce: lambda y, args, _: _winners(y.gather, *args),
+}
+
+
+def _winners(
+    read: Callable[[int, Tensor], Tensor], _: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *__
+):
+    """Which entries of `source`, as far as it is read, are the extreme that was kept."""
+    if reduce not in ("amin", "amax"):
+        return None
+    kept = read(dim, index)
+    return kept == source[tuple(map(slice, kept.shape))]
 
 
 def _clamped(x: Tensor, low: Any, high: Any) -> Tensor:
@@ -121,6 +144,8 @@ class Recorder(TorchDispatchMode):
             out = grouped_mm(*args, **kwargs)
         else:
             out = func(*args, **kwargs)
+        if packet in STEPS and args and _floating(args[0]):
+            pattern = STEPS[packet](out, args, kwargs)
         self._note(func, args, out, pattern)
         return out
 

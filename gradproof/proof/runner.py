@@ -52,9 +52,10 @@ class Runner:
         seed: int,
         gradient_of: GradientOf | None = None,
         autocast: torch.dtype | None = None,
+        held: frozenset[str] = frozenset(),
     ):
         self.module, self.state, self.promote, self.seed, self.dtype = module, state, promote, seed, dtype
-        self.device, self.gradient_of, self.autocast = device, gradient_of, autocast
+        self.device, self.gradient_of, self.autocast, self.held = device, gradient_of, autocast, held
         self.keyword = isinstance(inputs, Mapping)
         self.given = dict(inputs) if isinstance(inputs, Mapping) else inputs if isinstance(inputs, tuple) else (inputs,)
         self.unjudged: dict[str, str] = {}
@@ -78,6 +79,8 @@ class Runner:
         self.asked: set[str] = set()  # inputs that require a gradient by themselves
         for i, (path, leaf) in enumerate(listed):
             name = INPUT + _leaf_name(path, names, self.keyword)
+            if name in self.held:
+                continue
             if isinstance(leaf, Tensor) and floating(leaf):
                 if numbers(self.leaves[i]) is None:
                     self.unjudged[name] = f"its layout, {str(leaf.layout).removeprefix('torch.')}, cannot be moved"
@@ -89,6 +92,11 @@ class Runner:
                 self.unjudged[name] = f"it holds tensors inside a {type(leaf).__name__}, which is not looked into"
         own = {name: value for name, value in self.values.items() if not name.startswith(INPUT)}
         self.values = {**own, **{name: _real(numbers(self.leaves[i])) for name, i in self.inputs.items()}}
+
+    @property
+    def unasked(self) -> frozenset[str]:
+        """Inputs whose gradient nobody asked for."""
+        return frozenset(self.inputs) - self.asked
 
     def resume(self) -> None:
         """After the module was in another setting."""
@@ -298,7 +306,7 @@ def _real(tensor: Tensor | None) -> Any:
 def _dense_output(tensor: Tensor) -> Tensor | None:
     """A sparse or nested output in dense numbers, if it has them."""
     try:
-        return numbers(tensor.coalesce()) if tensor.layout == torch.sparse_coo else numbers(tensor)
+        return tensor.values() if tensor.is_nested else tensor.to_dense()
     except (RuntimeError, NotImplementedError):
         return None
 

@@ -128,7 +128,7 @@ def _sentences(report: Report) -> list[str]:
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
     wrong = [subject for subject in report.subjects if subject.status == "refuted"]
     if wrong:
-        return [*sentences, *(_wrong(subject) for subject in wrong)]
+        return [*sentences, *(f"{s.name} is wrong: {_listed(s.failures())}{_reasons(s)}." for s in wrong)]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
         return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
@@ -138,11 +138,10 @@ def _sentences(report: Report) -> list[str]:
     return [*sentences, f"{count} proven{finest}."]
 
 
-def _wrong(subject: SubjectVerdict) -> str:
-    """What is wrong, by name; and how, where that is known."""
-    said = [j.note for j in (*subject.parameters, *subject.inputs) if j.status == "refuted" and ": " in j.note]
-    how = f" ({'; '.join(dict.fromkeys(said[:3]))})" if said else ""
-    return f"{subject.name} is wrong: {_listed(subject.failures())}{how}."
+def _reasons(subject: SubjectVerdict) -> str:
+    """What is known about the refuted tensors, each once."""
+    notes = dict.fromkeys(j.note for j in (*subject.parameters, *subject.inputs) if j.status == "refuted" and j.note)
+    return f" ({'; '.join(list(notes)[:3])})" if notes else ""
 
 
 def why(subject: SubjectVerdict) -> str:

@@ -25,6 +25,13 @@ def watched(function, *args, promote=AS_IT_IS):
         (torch.floor, 3.0),
         (lambda x: torch.nn.functional.huber_loss(x, torch.zeros_like(x)), 1.0),
         (lambda x: x.clone().floor_(), 1.0),
+        (lambda x: x.round(decimals=1), 0.25),
+        (lambda x: torch.div(x, 2.0, rounding_mode="floor"), 2.0),
+        (torch.angle, 0.0),
+        (lambda x: torch.copysign(torch.ones_like(x), x), 0.0),
+        (lambda x: torch.linalg.slogdet(x.diag()), 0.0),
+        (lambda x: torch.zeros(1).index_reduce(0, torch.tensor([0, 0]), x, "amax"), 0.0),
+        (lambda x: torch.zeros(1).scatter_reduce(0, torch.tensor([0, 0]), x, "amax"), 0.0),
     ],
 )
 def test_a_crossed_kink_changes_the_signature(function, kink):
@@ -69,6 +76,10 @@ def test_every_piece_takes_its_op():
     x = torch.randn(3, 4)
     watched(lambda t: (t[:0].max(dim=1), t.max(), t.min(), torch.max(t, -t), t.amax(1), t.clamp(max=t + 1)), x)
     watched(lambda t: (t.bfloat16().round(), torch.clamp(t[0], min=t)), x)
+    # More source than is read, and reductions that choose nothing.
+    first = torch.tensor([[0, 1], [2, 0]])
+    watched(lambda t: (t.scatter_reduce(0, first, t.exp(), "amin"), t.scatter_reduce(1, first, t.exp(), "sum")), x)
+    watched(lambda t: (t.div(2), t.index_reduce(1, torch.tensor([0, 3]), t[:, :2], "mean")), x)
 
 
 @pytest.mark.parametrize("shapes", [((8, 8), (2, 8, 8)), ((8, 8), (8, 8)), ((2, 8, 8), (8, 8))])
