@@ -52,6 +52,8 @@ class Jitter(Watching):
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
         share = torch.rand(x.shape, generator=self._generators[x.device], device=x.device, dtype=torch.float64)
+        if bool((x == x.round()).all()):  # a mask, a count: no rounding
+            return x
         moved = (x.double() * (1 + torch.finfo(x.dtype).eps * (2 * share - 1))).to(x.dtype)
         return x.copy_(moved) if written else moved
 
@@ -100,13 +102,22 @@ def as_trained(
 
 
 def _run(runner: Runner, cotangents: Outputs, like: Watching, seed: int | None) -> Gradients:
-    mode: AbstractContextManager[Any] = nullcontext()
-    if seed is not None:
-        mode = Jitter(seed, like=like, routing=True)
-    elif like.draws or like.choices:
-        mode = Watching(like=like, routing=True)
-    with mode, sdpa_kernel(SDPBackend.MATH) if like.draws else nullcontext():
-        _, grads = runner.run(runner.values, cotangents)
+    """One run, off by units where there is a seed. Fused attention draws its dropout where nobody can draw it again,
+    and cancels where no unit is added: then it is taken apart."""
+    apart, grads = seed is not None or like.draws, Gradients()
+    for routing in (True, False) if like.choices else (False,):
+        mode: AbstractContextManager[Any] = nullcontext()
+        if seed is not None:
+            mode = Jitter(seed, like=like, routing=routing)
+        elif like.draws or routing:
+            mode = Watching(like=like, routing=routing)
+        try:
+            with mode, sdpa_kernel(SDPBackend.MATH) if apart else nullcontext():
+                _, grads = runner.run(runner.values, cotangents)
+            break
+        except RuntimeError:  # decisions that cannot be replayed: as they come, then
+            if not routing:
+                raise
     return {name: None if grad is None else grad.detach().double() for name, grad in grads.items()}
 
 
@@ -133,7 +144,15 @@ def deviation(grad: Tensor | None, right: Tensor, band: BandOf, unit: float) -> 
     least = max(SCALES * band.factor, LEAST_FACTOR * unit, _least(unit))
     if error <= bound and not (size and abs(factor - 1) > least):
         return None
+    if error <= _faint(unit) * math.sqrt(right.numel()):
+        return None
     return Deviation(in_words(factor, error, size), error / (size or 1.0), bound / (size or 1.0))
+
+
+def _faint(unit: float) -> float:
+    """Below it a format holds nothing, or not to its unit."""
+    narrow = {2.0**-11: torch.float16, 2.0**-8: torch.bfloat16}.get(unit, torch.float32)
+    return torch.finfo(narrow).tiny
 
 
 def _least(unit: float) -> float:

@@ -142,7 +142,7 @@ class ModuleProof:
         self.own = options.dtype or options.autocast or _own_dtype(module, inputs)
         self.default = torch.get_default_dtype()
         first = first_run(module, inputs, state, options)
-        self.runner, self.notes, self.spent = first.runner, list(first.notes), first.spent
+        self.runner, self.notes, self.spent, self.runs = first.runner, list(first.notes), first.spent, first.runs
         self.cotangents = draw_cotangents(first.outputs, options.seed)
         self.base = Probe.of(first.outputs, self.cotangents, first.recorder)
         self.judged: dict[str, Judgement] = {}
@@ -281,7 +281,7 @@ class ModuleProof:
         judge = Judge(prober, lambda done, total: None)
         judged = judge.screened(directions)
         for name in by_name:
-            if judged.get(name) is None or judged[name].status == "inconclusive":
+            if judged.get(name) is None or judged[name].status == "inconclusive" or directions:
                 judge.judged += 2
                 judged[name] = judge.judge_value(name)
         self.spent += prober.forwards
@@ -343,7 +343,11 @@ class ModuleProof:
         with runner.promoting:
             _, grads = runner.run(runner.values, self._cotangents)
         self.spent += 2
-        found = self._screened(self._subject(runner.values), self._asked(grads), 2)
+        subject, grads = self._subject(runner.values), self._asked(grads)
+        found = self._screened(subject, grads, 2)
+        seen = [name for name, j in found.items() if j.status == "refuted"]
+        if seen:  # two directions may err; eight more, and each tensor by itself, do not
+            found |= self._screened(subject, grads, 8, seen)
         wrong = [name for name, j in found.items() if j.status == "refuted" and self._new(name)]
         for name in wrong:
             self.judged[name] = dataclasses.replace(found[name], note=lead)
@@ -355,6 +359,11 @@ class ModuleProof:
     def _as_trained(self, grads: Gradients) -> None:
         runner, bands, unit = self.runner, dict[str, Any](), torch.finfo(self.own).eps / 2
         there = runner.dtype is None or (self.own is torch.float64 and self.options.autocast is None)
+        if not self.runs and not there and not (self.options.dtype or self.options.autocast):
+            there = True
+            self.notes.append(
+                f"in {str(self.own).removeprefix('torch.')} it does not run, so that it cannot train there"
+            )
         trained = None if there or "dtype" in self.options.skip else self._in_own_dtype(self.own, unit)
         if trained is not None:
             runner, grads, bands = trained
@@ -457,6 +466,7 @@ class FirstRun(NamedTuple):
     recorder: Recorder
     notes: list[str]
     spent: int
+    runs: bool  # in the module's own dtype
 
 
 def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Options) -> FirstRun:
@@ -491,7 +501,7 @@ def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Optio
             failure = ValueError("it computes something else there than in its own dtype")
             continue
         notes = [_precision_note(dtype, promote, recorder.coarsest, failure), *held_notes(options.held)]
-        return FirstRun(runner, outputs, recorder, notes, spent)
+        return FirstRun(runner, outputs, recorder, notes, spent, own is not None)
     raise CannotRun(f"the module's forward raised {one_line(failure)}") from failure
 
 
