@@ -53,7 +53,7 @@ def verify(
 
     Without a CASE, proves every op and model of Gradproof. With one, judges your own `nn.Module`: the function takes
     nothing and returns `(module, inputs)`; the gradients of its parameters and floating inputs are held against
-    differences of its forward.
+    differences of its forward. If it returns a `gradproof.KernelCase`, the kernel is held against its reference.
 
     Examples:
 
@@ -78,13 +78,18 @@ def verify(
 
 
 def _verify_case(case: str, device: Device, quick: bool, seed: int) -> Report:
-    from gradproof.proof.case import load_case
+    from gradproof.proof.case import KernelCase, load_case
+    from gradproof.proof.kernel import judge_kernel
     from gradproof.proof.module import verify
 
     target = "cuda" if device is Device.cuda else None
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
         loaded = load_case(case)
+        if isinstance(loaded, KernelCase):
+            if quick:
+                raise ValueError(f"--quick is for modules; {case} returns a KernelCase")
+            return judge_kernel(loaded, seed=seed, device=target, name=case, progress=progress)
         return verify(loaded.module, loaded.inputs, quick=quick, seed=seed, device=target, name=case, progress=progress)
 
 
@@ -176,7 +181,8 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
     for subject in report.subjects if by_tensor else []:
         for note in subject.notes:
             console.print(f"  {escape(note)}", style="dim")
-        console.print(f"  {subject.forwards} forwards, one backward", style="dim")
+        spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forwards, one backward"
+        console.print(f"  {spent}", style="dim")
     console.print(f"{coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
 
 
@@ -202,11 +208,12 @@ def _tensor_table(report: Report) -> Any:
     for column in table.columns[2:]:
         column.no_wrap = True
     for subject in report.subjects:
-        rows = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
+        kind = "" if subject.kind == "kernel" else "input"
+        rows = [("parameter", j) for j in subject.parameters] + [(kind, j) for j in subject.inputs]
         order = ["refuted", "inconclusive", "proven", "unused"]
-        for kind, j in sorted(rows, key=lambda row: order.index(row[1].status)):
+        for role, j in sorted(rows, key=lambda row: order.index(row[1].status)):
             status = coloured(j.status)
-            table.add_row(kind, escape(j.name), status, figure(j.error), figure(j.bound), figure(j.resolution))
+            table.add_row(role, escape(j.name), status, figure(j.error), figure(j.bound), figure(j.resolution))
     return table
 
 

@@ -16,7 +16,8 @@ from gradproof.version import __version__
 
 @dataclass
 class SubjectVerdict:
-    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim."""
+    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim. Of a kernel, `inputs` are its
+    outputs and gradients, `calls` the number of calls that it was tried on, and `detail` names the worst entry."""
 
     name: str
     status: Status
@@ -27,11 +28,15 @@ class SubjectVerdict:
     seed: int
     notes: list[str] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
+    kind: str = "module"
+    calls: int = 0
+    detail: str = ""
 
     def failures(self) -> list[str]:
         """What was refuted, by name; a claim that is about no single tensor gives its own name."""
         named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
-        named += [f"input {j.name}" for j in self.inputs if j.status == "refuted"]
+        kind = "" if self.kind == "kernel" else "input "
+        named += [f"{kind}{j.name}" for j in self.inputs if j.status == "refuted"]
         return named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
 
 
@@ -97,14 +102,20 @@ def _sentences(report: Report) -> list[str]:
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
     wrong = [subject for subject in report.subjects if subject.status == "refuted"]
     if wrong:
-        return [*sentences, *(f"{subject.name} is wrong: {_listed(subject.failures())}." for subject in wrong)]
+        told = [f"{s.name} is wrong: {_listed(s.failures())}. {s.detail}".strip() for s in wrong]
+        return [*sentences, *told]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
         return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
     resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
     count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
     finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
-    return [*sentences, f"{count} proven{finest}."]
+    if all(s.kind == "kernel" for s in report.subjects):
+        finest = (
+            f": no error above {max(resolutions):.1e} of an ordinary entry would have passed" if resolutions else ""
+        )
+    details = [s.detail for s in report.subjects if s.detail]
+    return [*sentences, f"{count} proven{finest}.", *details]
 
 
 def why(subject: SubjectVerdict) -> str:
