@@ -159,6 +159,7 @@ _unary(aten.sin, lambda x, y: x.cos())
 _unary(aten.cos, lambda x, y: x.sin())
 _unary(aten.reciprocal, lambda x, y: y * y)
 _unary(aten.relu, lambda x, y: (x > 0).to(x), 0.0)
+_unary(aten.softplus, lambda x, y: torch.sigmoid(x))
 _unary(aten.clamp_min, lambda x, y: torch.ones_like(y), 0.0)
 _unary(aten.clamp_max, lambda x, y: torch.ones_like(y), 0.0)
 _unary(aten.sgn, lambda x, y: torch.zeros_like(y), 0.0)
@@ -205,6 +206,16 @@ def _scatter_add(b: Bounds, out: Tensor, x: Tensor, dim: int, index: Tensor, sou
     return _hypot(through, math.sqrt(max(index.numel() // max(out.numel(), 1), 1)) * b.unit(out) * terms)
 
 
+@_rule(aten.select_scatter)
+def _select_scatter(b: Bounds, out: Tensor, x: Tensor, source: Tensor, *place: Any) -> Tensor:
+    return aten.select_scatter(_like(b, x), _like(b, source), *place)
+
+
+@_rule(aten.slice_scatter)
+def _slice_scatter(b: Bounds, out: Tensor, x: Tensor, source: Tensor, *place: Any) -> Tensor:
+    return aten.slice_scatter(_like(b, x), _like(b, source), *place)
+
+
 @_rule(aten.index_put, aten._unsafe_index_put)
 def _index_put(b: Bounds, out: Tensor, x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     squares = aten.index_put(_float(x).square(), indices, _float(values).square(), accumulate)
@@ -220,7 +231,8 @@ def _softmax_backward(b: Bounds, out: Tensor, dy: Tensor, y: Tensor, dim: int, *
     inner = (p * g).sum(dim, True)
     rows = _hypot((of_p * g).square().sum(dim, True).sqrt(), (p * of_g).square().sum(dim, True).sqrt())
     sums = math.sqrt(y.shape[dim]) * (p * g).square().sum(dim, True).sqrt()
-    usual = p.square().sum(dim, True).sqrt() * g.square().mean(dim, True).sqrt()
+    size = (g.square().mean(dim, True) + g.square().mean()).sqrt()  # a row of few keys may be small by chance
+    usual = p.square().sum(dim, True).sqrt() * size
     narrow = getattr(b, "narrow", None)
     again = NEAREST * torch.finfo(narrow).eps / 2 if narrow is not None and b.unit(out) else 0.0
     own = b.unit(out) * _hypot(FUNCTIONS * _size(out), p * g, p * sums, p * usual)
@@ -273,6 +285,7 @@ _APART: dict[Any, Callable[..., Any]] = {
     aten.std: _std,
     aten.native_layer_norm: _layer_norm,
     aten.square: lambda x: x * x,
+    aten.leaky_relu: lambda x, slope=0.01: torch.where(x > 0, x, slope * x),
     aten.stack: lambda tensors, dim=0: torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim),
     aten.baddbmm: lambda c, x, y, *, beta=1, alpha=1: beta * c + alpha * torch.bmm(x, y),
     aten.addcmul: lambda x, y, z, *, value=1: x + value * (y * z),

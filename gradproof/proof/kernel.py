@@ -8,7 +8,7 @@ It is held against a plain reference in float64, entry by entry, within bounds t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch

@@ -163,7 +163,7 @@ def _like(
         return torch.rand(shape, generator=generator) < share
     low, high = (int(own.min()), int(own.max())) if own.numel() else (0, 0)
     for before, now in shrunk:
-        if 0 <= low and high < before:
+        if low >= 0 and high < before:
             high = min(high, now - 1)
     if high < 0 <= low:
         return None if math.prod(shape) else own.new_zeros(shape)

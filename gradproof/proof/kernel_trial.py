@@ -1,5 +1,4 @@
-"""A user's kernel on one call: every claim, and of every tensor the entry that is nearest to its bound, or furthest past
-it.
+"""A user's kernel on one call: every claim, and of each tensor the entry nearest to its bound or furthest past it.
 
 A kernel is run on copies. Fresh memory is full of NaN where sizes are tried, so that what is not written shows. Inputs
 that lie apart, or the other way round in memory, must be read as they are or refused in a sentence.
@@ -116,7 +115,7 @@ class CallTrial:
         return {name: None if t is None else t.detach().clone() for name, t in fast.items()}, changed
 
     def _raised(self, claim: str, what: str, error: Exception) -> KernelCheck | Refusal:
-        said = " ".join(str(error).split())[:200]
+        said = " ".join(str(error).split())[:200].rstrip(".")
         if isinstance(error, REFUSALS) and said:
             return Refusal(what, said)
         told = said or "it says nothing"
@@ -160,8 +159,9 @@ class CallTrial:
         exact, allowed = right.right(name).double(), right.allowed(name, own.dtype)
         error = (own.double() - exact).abs()
         beyond = ~exact.isfinite() | (exact.abs() > torch.finfo(own.dtype).max)
-        faint = FAINT * float(exact.nan_to_num(0, 0, 0).abs().max())  # below it, float32 underflows
-        right_as_it_is = (error <= faint) | (beyond & ~own.isfinite())
+        faint = FAINT * float(exact.nan_to_num(0, 0, 0).abs().max())
+        underflows = (error <= faint) | ((exact != 0) & (error <= torch.finfo(right.wide).tiny))
+        right_as_it_is = (error == 0) | underflows | (beyond & ~own.isfinite())
         ratio = torch.where(right_as_it_is, 0.0, error / allowed).nan_to_num(math.inf, math.inf)
         place = tuple(int(i) for i in torch.unravel_index(ratio.argmax(), ratio.shape))
         size = exact.nan_to_num(0, 0, 0).abs()

@@ -63,7 +63,7 @@ class KernelTruth:
     def allowed(self, name: str, stored: torch.dtype) -> Tensor:
         """What each entry of a tensor in this format may be off by. Beside numbers of usual size, those of the tails
         are judged as if they were a tenth of that; below the least normal number nothing is relative any more."""
-        exact, sigma, limits = self.right(name).double(), self.sigma[name].double(), torch.finfo(stored)
+        exact, sigma = self.right(name).double(), self.sigma[name].double()
         size = exact.nan_to_num(0, 0, 0).abs()
         usual = float(size.square().mean().sqrt()) if size.numel() else 0.0
         floor = torch.finfo(self.wide).tiny + UNITS * torch.finfo(self.wide).eps / 2 * TAILS * usual
