@@ -155,6 +155,8 @@ class _KernelJudge:
         """Calls with the same fate share a note."""
         for i, note in enumerate(self.notes):
             if note.endswith(f": {what}"):
+                if label in note.removesuffix(f": {what}").split("; "):
+                    return
                 self.notes[i] = f"{note.removesuffix(f': {what}')}; {label}: {what}"
                 return
         self.notes.append(f"{label}: {what}")
@@ -210,7 +212,7 @@ class _KernelJudge:
     def _judgement(self, tensor: str, checks: list[KernelCheck]) -> Judgement:
         entries = [check for check in checks if check.trial is not None and check.claim != "strides"]
         worst = max(entries or checks, key=_badness)
-        failed = max((check for check in checks if not check.holds), key=_badness, default=None)
+        failed = max((check for check in checks if not check.holds), key=_telling, default=None)
         resolutions = [c.resolution for c in entries if c.claim == "matches_reference" and c.resolution is not None]
         resolution = min(resolutions, default=None)
         if failed is not None:
@@ -225,7 +227,7 @@ class _KernelJudge:
         """The worst failure in a sentence, or the entry that is nearest to its bound."""
         only = "Only the forward was judged: its output requires no gradient. " if self.forward_only else ""
         if self.failures:
-            return only + self._told(max(self.failures, key=_badness))
+            return only + self._told(max(self.failures, key=_telling))
         entries = [c for checks in self.checks.values() for c in checks if c.trial and c.claim != "strides"]
         if not entries:
             return only.strip()
@@ -242,6 +244,11 @@ def _badness(check: KernelCheck) -> float:
     if math.isnan(check.measured) or check.measured == math.inf:
         return math.inf if check.place is not None else 1e300
     return check.measured / check.bound if check.bound else check.measured
+
+
+def _telling(check: KernelCheck) -> tuple[bool, bool, float]:
+    """Of several failures, a wrong entry of an ordinary call says most."""
+    return check.trial is not None and check.claim != "strides", check.trial is not None, _badness(check)
 
 
 def _coarsest(given: Given) -> torch.dtype:

@@ -172,7 +172,8 @@ def linear(x, w):
 
 
 def _by_hand(dy, x, w):
-    return dy @ w, dy.T @ x
+    wide = [operand.float() for operand in (dy, x, w)]
+    return (wide[0] @ wide[2]).to(x.dtype), (wide[0].T @ wide[1]).to(w.dtype)
 
 
 def check(fast, reference=linear, pair=PAIR, **options):
@@ -185,7 +186,7 @@ def refuted_claims(report):
 
 @pytest.mark.parametrize("backward", [None, _by_hand], ids=["autograd", "backward"])
 def test_a_plain_kernel_is_proven(backward):
-    report = check(lambda x, w: torch.einsum("ti,oi->to", x, w), backward=backward, dtypes=FORMATS)
+    report = check(lambda x, w: (x.float() @ w.float().T).to(x.dtype), backward=backward, dtypes=FORMATS)
     assert report, report.summary
     names = {judgement.name for judgement in report.subjects[0].inputs}
     assert {"output 0 (float32)", "gradient of x (float32)", "gradient of w (bfloat16)"} <= names
@@ -317,7 +318,7 @@ def test_a_refusal_in_a_sentence_is_no_failure():
 
     report = check(picky)
     notes = " ".join(report.subjects[0].notes)
-    assert report and "must be contiguous" in notes and "I=11: not supported, I must be even" in notes
+    assert report and "must be contiguous" in notes and "I=11 O=6; T=7 I=5 O=3: not supported, I must be even" in notes
 
 
 def test_sizes_that_the_reference_does_not_take_are_noted():
@@ -326,7 +327,7 @@ def test_sizes_that_the_reference_does_not_take_are_noted():
         return a * b
 
     report = check(paired, paired, ((_drawn(5, 8),), "x[T,I]"))
-    assert report and any("T=5 I=7: not tried, the reference raises" in note for note in report.subjects[0].notes)
+    assert report and any(re.search("T=5 I=7;.*: not tried, the reference raises", n) for n in report.subjects[0].notes)
 
 
 def test_empty_sizes_are_tried():
@@ -350,7 +351,7 @@ def _conv(x, w):
     return F.conv1d(x, w)
 
 
-CONV = ((_drawn(2, 3, 9), _drawn(4, 3, 3, seed=1)), "x[B,C,L] w[O,C,3]")
+CONV = ((_drawn(2, 3, 9), _drawn(4, 3, 3, seed=1)), "x[B,3,L] w[O,3,3]")
 
 
 def test_an_unknown_operation_is_judged_by_measurement():
