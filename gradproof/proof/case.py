@@ -34,7 +34,7 @@ class KernelCase(NamedTuple):
     shapes: str
     backward: Callable[..., Any] | None = None
     terms: Callable[..., Any] | None = None
-    dtypes: Sequence[torch.dtype] | None = None
+    dtypes: Sequence[torch.dtype] | torch.dtype | None = None
 
 
 def load_case(text: str) -> Case | KernelCase:

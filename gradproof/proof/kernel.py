@@ -18,8 +18,8 @@ from gradproof.contract import Evidence, Status
 from gradproof.proof.case import KernelCase
 from gradproof.proof.differences import Judgement
 from gradproof.proof.judge import worst_of_each
-from gradproof.proof.kernel_calls import Given, KernelCall, at_given_sizes, at_other_sizes, read_form
-from gradproof.proof.kernel_trial import CallTrial, KernelCheck, Refusal
+from gradproof.proof.kernel_calls import CallArguments, KernelCall, at_given_sizes, at_other_sizes, read_form
+from gradproof.proof.kernel_trial import CallTrial, KernelCheck, KernelRefusal
 from gradproof.proof.kernel_truth import KernelPair, converted, exactly, run
 from gradproof.proof.module import CannotRun
 from gradproof.proof.state import random_state_kept
@@ -36,7 +36,7 @@ def check_kernel(
     shapes: str,
     backward: Callable[..., Any] | None = None,
     terms: Callable[..., Any] | None = None,
-    dtypes: Sequence[torch.dtype] | None = None,
+    dtypes: Sequence[torch.dtype] | torch.dtype | None = None,
     seed: int = 0,
 ) -> Report:
     """Judges `fast` against `reference`, two functions of `inputs` (a tuple, or a dict by argument name).
@@ -62,13 +62,20 @@ def judge_kernel(
 ) -> Report:
     """`check_kernel` on a case; the tensors are moved to `device` where one is given."""
     form, given = read_form(case.inputs, case.shapes)
+    for role, function in (("the kernel", case.fast), ("the reference", case.reference)):
+        if not callable(function):
+            raise ValueError(f"{role} must be a function, not a {type(function).__name__}")
+    dtypes = (case.dtypes,) if isinstance(case.dtypes, torch.dtype) else tuple(case.dtypes or (None,))
+    for dtype in dtypes:
+        if dtype is not None and not dtype.is_floating_point:
+            raise ValueError(f"dtypes: {_name(dtype)} is not a floating format")
     pair = KernelPair(form, case.fast, case.reference, case.backward, case.terms)
     given = {n: v.to(device) if device and isinstance(v, Tensor) else v for n, v in given.items()}
     where = next(str(v.device) for v in given.values() if isinstance(v, Tensor))
     judge = _KernelJudge(pair, name or getattr(case.fast, "__name__", "kernel"), seed, where, progress)
     with random_state_kept(), torch.inference_mode(False):
-        for dtype in case.dtypes or (None,):
-            judge.judge(given if dtype is None else converted(given, dtype), dtype, len(case.dtypes or ()) > 1)
+        for dtype in dtypes:
+            judge.judge(given if dtype is None else converted(given, dtype), dtype, len(dtypes) > 1)
     return Report([judge.verdict()], device=where)
 
 
@@ -82,9 +89,10 @@ class _KernelJudge:
         self.failures: list[KernelCheck] = []
         self.notes: list[str] = []
         self.calls = 0
+        self.unjudged: dict[str, None] = {}  # gradients that the reference does not have
         self.forward_only = False
 
-    def judge(self, given: Given, dtype: torch.dtype | None, several: bool) -> None:
+    def judge(self, given: CallArguments, dtype: torch.dtype | None, several: bool) -> None:
         """In one format: the given sizes, and if nothing is refuted there, others."""
         self.dtype = dtype or _coarsest(given)
         self.suffix = f" ({_name(self.dtype)})" if several else ""
@@ -102,7 +110,7 @@ class _KernelJudge:
             self.progress(len(near) + number, len(near) + len(others))
             self._try(call, formats, others=True)
 
-    def _first_run(self, given: Given) -> list[torch.dtype]:
+    def _first_run(self, given: CallArguments) -> list[torch.dtype]:
         """Both functions once, forward, on the given inputs: the formats of the outputs."""
         form = self.pair.form
         try:
@@ -143,10 +151,11 @@ class _KernelJudge:
             results = list(trial.at_other_sizes() if others else trial.at_given_sizes(thorough))
         except Exception as error:
             raise CannotRun(f"the kernel raised {_said(error)} on {call.label}") from error
-        if not any(isinstance(r, KernelCheck) and (r.tensor or "").startswith("gradient") for r in results) and must:
-            self.forward_only = True
+        self.unjudged |= {name + self.suffix: None for name in trial.unjudged}
+        gradients = any(isinstance(r, KernelCheck) and (r.tensor or "").startswith("gradient") for r in results)
+        self.forward_only |= must and not gradients and not trial.unjudged
         for result in results:
-            if isinstance(result, Refusal):
+            if isinstance(result, KernelRefusal):
                 self._note(f"not supported, {result.why}", result.what)
             else:
                 self._keep(result, call)
@@ -190,6 +199,8 @@ class _KernelJudge:
 
     def verdict(self) -> SubjectVerdict:
         judged = [self._judgement(tensor, checks) for tensor, checks in self.checks.items()]
+        said = "the reference has no gradient to compare it with"
+        judged += [Judgement(tensor, "inconclusive", math.nan, math.nan, None, said) for tensor in self.unjudged]
         unclear = any(judgement.status == "inconclusive" for judgement in judged)
         status: Status = "refuted" if self.failures else "inconclusive" if unclear else "proven"
         if self.forward_only:
@@ -247,11 +258,12 @@ def _badness(check: KernelCheck) -> float:
 
 
 def _telling(check: KernelCheck) -> tuple[bool, bool, float]:
-    """Of several failures, a wrong entry of an ordinary call says most."""
-    return check.trial is not None and check.claim != "strides", check.trial is not None, _badness(check)
+    """Of several failures, a wrong entry of an ordinary call says most; wrong outputs make wrong gradients."""
+    entry = check.trial is not None and check.claim != "strides"
+    return entry, (check.tensor or "").startswith("output"), _badness(check)
 
 
-def _coarsest(given: Given) -> torch.dtype:
+def _coarsest(given: CallArguments) -> torch.dtype:
     formats = [v.dtype for v in given.values() if isinstance(v, Tensor) and v.is_floating_point()]
     return max(formats, key=lambda dtype: torch.finfo(dtype).eps)
 

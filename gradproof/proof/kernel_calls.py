@@ -19,7 +19,7 @@ from gradproof.streams import seeded
 
 LARGE, SMALL = 64.0, 2.0**-10  # factors on the given scale: exp overflows without care, eps outweighs a variance
 
-Given = dict[str, Any]
+CallArguments = dict[str, Any]
 
 
 class CallForm(NamedTuple):
@@ -31,7 +31,7 @@ class CallForm(NamedTuple):
     sizes: Mapping[str, int]
     wanted: tuple[str, ...]  # whose gradients are judged
 
-    def call(self, function: Callable[..., Any], given: Given, *first: Any) -> Any:
+    def call(self, function: Callable[..., Any], given: CallArguments, *first: Any) -> Any:
         return function(*first, *given.values()) if self.positional else function(*first, **given)
 
 
@@ -40,10 +40,10 @@ class KernelCall(NamedTuple):
 
     label: str
     claim: str
-    given: Given
+    given: CallArguments
 
 
-def read_form(inputs: Any, shapes: str) -> tuple[CallForm, Given]:
+def read_form(inputs: Any, shapes: str) -> tuple[CallForm, CallArguments]:
     """Checks the example against `shapes`; what is wrong is one sentence."""
     axes = parse_axes(shapes)
     if isinstance(inputs, Mapping):
@@ -81,7 +81,7 @@ def parse_axes(shapes: str) -> dict[str, tuple[str, ...]]:
     return axes
 
 
-def _named(inputs: Any, names: list[str]) -> Given:
+def _named(inputs: Any, names: list[str]) -> CallArguments:
     """Tensors get the names in `shapes`, in order; other arguments their position."""
     count = sum(isinstance(value, Tensor) for value in inputs)
     if count != len(names):
@@ -106,7 +106,7 @@ def _letters(tensors: Mapping[str, Tensor], axes: Mapping[str, tuple[str, ...]])
     return sizes
 
 
-def at_given_sizes(form: CallForm, given: Given, seed: int) -> Iterator[KernelCall]:
+def at_given_sizes(form: CallForm, given: CallArguments, seed: int) -> Iterator[KernelCall]:
     """The call itself, and other values: ordinary, large and small ones."""
     label = _label(form.sizes)
     yield KernelCall(f"{label}, as given" if label else "as given", "matches_reference", given)
@@ -116,7 +116,7 @@ def at_given_sizes(form: CallForm, given: Given, seed: int) -> Iterator[KernelCa
             yield KernelCall(f"{label}, {name}" if label else name, "matches_reference", drawn)
 
 
-def at_other_sizes(form: CallForm, given: Given, seed: int) -> Iterator[KernelCall]:
+def at_other_sizes(form: CallForm, given: CallArguments, seed: int) -> Iterator[KernelCall]:
     """One letter at a time, then all of them at odd sizes."""
     together = {letter: max(1, size // 2) | 1 for letter, size in form.sizes.items()}
     varied = [{**form.sizes, letter: size} for letter, n in form.sizes.items() for size in _sizes_near(n)]
@@ -136,11 +136,11 @@ def _label(sizes: Mapping[str, int]) -> str:
 
 
 def _draw(
-    form: CallForm, given: Given, sizes: Mapping[str, int], factor: float, seed: int, purpose: str
-) -> Given | None:
+    form: CallForm, given: CallArguments, sizes: Mapping[str, int], factor: float, seed: int, purpose: str
+) -> CallArguments | None:
     """The arguments at these sizes; None where integers that index an axis have nothing left to point at."""
     shrunk = [(form.sizes[letter], size) for letter, size in sizes.items() if size < form.sizes[letter]]
-    drawn: Given = {}
+    drawn: CallArguments = {}
     for name, value in given.items():
         if isinstance(value, Tensor):
             shape = [int(axis) if axis.isdigit() else sizes[axis] for axis in form.axes[name]]

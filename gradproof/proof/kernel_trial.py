@@ -17,11 +17,11 @@ from gradproof.proof.admission import MANY, leaning
 from gradproof.proof.bounds import FAINT
 from gradproof.proof.claims import Poison
 from gradproof.proof.fused_bounds import NEAREST
-from gradproof.proof.kernel_calls import Given, KernelCall, apart, turned
+from gradproof.proof.kernel_calls import CallArguments, KernelCall, apart, turned
 from gradproof.proof.kernel_truth import Cotangents, KernelPair, KernelTruth, Named, exactly, made_of, run, truth
 from gradproof.streams import seeded
 
-Layout = Callable[[Any], Any]
+StrideLayout = Callable[[Any], Any]
 REFUSALS = (TypeError, ValueError, NotImplementedError, AssertionError)
 
 
@@ -53,7 +53,7 @@ class KernelCheck(NamedTuple):
         return self.measured <= self.bound  # NaN does not
 
 
-class Refusal(NamedTuple):
+class KernelRefusal(NamedTuple):
     """The kernel does not take this call and says why."""
 
     what: str
@@ -65,6 +65,7 @@ class CallTrial:
 
     def __init__(self, pair: KernelPair, call: KernelCall, formats: list[torch.dtype], seed: int):
         self.pair, self.call = pair, call
+        self.unjudged: list[str] = []
         outputs = exactly(pair, call.given, None).values()
         self.cotangents: Cotangents = [
             None
@@ -77,7 +78,7 @@ class CallTrial:
     def _truth(self, cotangents: Cotangents) -> KernelTruth:
         return truth(self.pair, self.call.given, cotangents, exactly(self.pair, self.call.given, cotangents))
 
-    def at_given_sizes(self, thorough: bool) -> Iterator[KernelCheck | Refusal]:
+    def at_given_sizes(self, thorough: bool) -> Iterator[KernelCheck | KernelRefusal]:
         """The result itself; a `thorough` trial also calls twice, into NaN, with other strides and with NaN inside."""
         fast, changed = self._run()
         yield from self._changes(changed)
@@ -89,7 +90,7 @@ class CallTrial:
             yield from self._expanded(fast)
             yield from self._loud()
 
-    def at_other_sizes(self) -> Iterator[KernelCheck | Refusal]:
+    def at_other_sizes(self) -> Iterator[KernelCheck | KernelRefusal]:
         """Into fresh memory full of NaN; a refusal in a sentence is fine."""
         try:
             with Poison():
@@ -101,7 +102,10 @@ class CallTrial:
         yield from self._matches(self.call.claim, fast, self.truth)
 
     def _run(
-        self, layout: Layout = _as_it_is, of_cotangents: Layout | None = None, given: Given | None = None
+        self,
+        layout: StrideLayout = _as_it_is,
+        of_cotangents: StrideLayout | None = None,
+        given: CallArguments | None = None,
     ) -> tuple[Named, dict[str, int]]:
         """Everything the kernel gives, in copies, and how many entries of each argument it changed."""
         before = dict(self.call.given if given is None else given)
@@ -114,10 +118,10 @@ class CallTrial:
             changed |= {f"cotangent {i}": _differing(c, d) for i, (c, d) in pairs if c is not None}
         return {name: None if t is None else t.detach().clone() for name, t in fast.items()}, changed
 
-    def _raised(self, claim: str, what: str, error: Exception) -> KernelCheck | Refusal:
+    def _raised(self, claim: str, what: str, error: Exception) -> KernelCheck | KernelRefusal:
         said = " ".join(str(error).split())[:200].rstrip(".")
         if isinstance(error, REFUSALS) and said:
-            return Refusal(what, said)
+            return KernelRefusal(what, said)
         told = said or "it says nothing"
         return KernelCheck(claim, None, math.inf, 0.0, f"With {what} it raises {type(error).__name__}: {told}.")
 
@@ -127,6 +131,7 @@ class CallTrial:
         yield KernelCheck("no_alias", None, float(sum(changed.values())), 0.0, said)
 
     def _matches(self, claim: str, fast: Named, right: KernelTruth) -> Iterator[KernelCheck]:
+        self.unjudged = [name for name, t in fast.items() if t is not None and name not in right.exact]
         for name in right.exact:
             if name in fast or any(other.startswith("gradient") for other in fast):
                 yield from self._compared(claim, name, fast.get(name), right)
@@ -219,7 +224,7 @@ class CallTrial:
             if any(count for _, count in differing):
                 return
 
-    def _strides(self) -> Iterator[KernelCheck | Refusal]:
+    def _strides(self) -> Iterator[KernelCheck | KernelRefusal]:
         for layout, what in ((apart, "inputs that are not contiguous"), (turned, "transposed inputs")):
             try:
                 fast, _ = self._run(layout)
@@ -229,7 +234,7 @@ class CallTrial:
             for check in self._matches("strides", fast, self.truth):
                 yield check._replace(sentence=f"With {what}: {check.sentence}" if check.sentence else "")
 
-    def _expanded(self, fast: Named) -> Iterator[KernelCheck | Refusal]:
+    def _expanded(self, fast: Named) -> Iterator[KernelCheck | KernelRefusal]:
         """The cotangent of a sum is one number, stretched over the output by strides of 0."""
         if not any(name.startswith("gradient") for name in fast):
             return

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from gradproof.proof.bounds import TAILS, NoRule
 from gradproof.proof.fused_bounds import OPERANDS, STORED, UNITS, FusedBounds
-from gradproof.proof.kernel_calls import CallForm, Given
+from gradproof.proof.kernel_calls import CallArguments, CallForm
 from gradproof.proof.recorder import EVERY_FLOAT, Recorder
 
 Cotangents = Sequence[Tensor | None]
@@ -83,7 +83,11 @@ class KernelTruth:
 
 
 def run(
-    form: CallForm, function: Callable[..., Any], given: Given, cotangents: Cotangents | None, backward: Any = None
+    form: CallForm,
+    function: Callable[..., Any],
+    given: CallArguments,
+    cotangents: Cotangents | None,
+    backward: Any = None,
 ) -> Named:
     """Outputs as "output 0", gradients as "gradient of x"; gradients only where an output has one, or `backward` gives
     them. An output whose shape is not the cotangent's has none."""
@@ -127,7 +131,7 @@ def _by_name(form: CallForm, grads: Any) -> Named:
     return {gradient_of(name): grad for name, grad in zip(form.wanted, several, strict=True)}
 
 
-def exactly(pair: KernelPair, given: Given, cotangents: Cotangents | None) -> Named:
+def exactly(pair: KernelPair, given: CallArguments, cotangents: Cotangents | None) -> Named:
     """The reference in float64; its own casts are as wide."""
     wide = converted(given, torch.float64)
     double = None if cotangents is None else [None if c is None else c.double() for c in cotangents]
@@ -135,7 +139,7 @@ def exactly(pair: KernelPair, given: Given, cotangents: Cotangents | None) -> Na
         return run(pair.form, pair.reference, wide, double)
 
 
-def truth(pair: KernelPair, given: Given, cotangents: Cotangents, exact: Named) -> KernelTruth:
+def truth(pair: KernelPair, given: CallArguments, cotangents: Cotangents, exact: Named) -> KernelTruth:
     """What is right is `exact`; σ is computed, from the user's terms, or measured."""
     formats = {value.dtype for value in given.values() if isinstance(value, Tensor) and value.is_floating_point()}
     coarsest = max(formats, key=lambda dtype: torch.finfo(dtype).eps)
@@ -162,7 +166,7 @@ def truth(pair: KernelPair, given: Given, cotangents: Cotangents, exact: Named) 
 
 
 def _computed(
-    pair: KernelPair, given: Given, cotangents: Cotangents, result: KernelTruth, only: str | None = None
+    pair: KernelPair, given: CallArguments, cotangents: Cotangents, result: KernelTruth, only: str | None = None
 ) -> tuple[dict[str, Tensor], Named | None]:
     """σ by name and the tensors themselves; of outputs alone where the backward has no rule."""
     wide, narrow = converted(given, result.wide), _widened(cotangents, result.wide)
@@ -181,7 +185,7 @@ def _computed(
 
 
 def _run_bounded(
-    bounds: FusedBounds, pair: KernelPair, given: Given, cotangents: Cotangents | None
+    bounds: FusedBounds, pair: KernelPair, given: CallArguments, cotangents: Cotangents | None
 ) -> tuple[Named, dict[str, Tensor]]:
     """The tensors and their σ; that of an output is from before it is stored."""
     sigma: dict[str, Tensor] = {}
@@ -198,7 +202,12 @@ def _run_bounded(
 
 
 def made_of(
-    pair: KernelPair, given: Given, cotangents: Cotangents, result: KernelTruth, name: str, place: tuple[int, ...]
+    pair: KernelPair,
+    given: CallArguments,
+    cotangents: Cotangents,
+    result: KernelTruth,
+    name: str,
+    place: tuple[int, ...],
 ) -> list[tuple[str, float]]:
     """8 σ of one entry by source, largest first. The squares of the parts add up to the square of the whole."""
     if name in result.unknown or pair.terms is not None:
@@ -222,7 +231,7 @@ def _label(source: str, terms: int, narrow: torch.dtype | None) -> str:
     return f"{word} of up to {terms} terms" if terms > 1 else word
 
 
-def _from_terms(pair: KernelPair, given: Given, cotangents: Cotangents, wide: torch.dtype) -> dict[str, Tensor]:
+def _from_terms(pair: KernelPair, given: CallArguments, cotangents: Cotangents, wide: torch.dtype) -> dict[str, Tensor]:
     """The user's sums of absolute terms. Their derivative along |dy| is that of a gradient."""
     assert pair.terms is not None
     sizes = [None if c is None else c.double().abs() for c in cotangents]
@@ -244,7 +253,7 @@ def _measured(right: Tensor, own: Tensor, wide: torch.dtype) -> Tensor:
     return (rows + whole + unit.square()).sqrt().expand(right.shape)
 
 
-def converted(given: Given, dtype: torch.dtype) -> Given:
+def converted(given: CallArguments, dtype: torch.dtype) -> CallArguments:
     """The floating tensors in another format."""
     return {name: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v for name, v in given.items()}
 

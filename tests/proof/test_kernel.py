@@ -230,6 +230,18 @@ def test_a_kernel_without_a_gradient_is_judged_forward_only():
     assert [judgement.name for judgement in report.subjects[0].inputs] == ["output 0"]
 
 
+def test_a_reference_without_a_gradient_leaves_gradients_open():
+    report = check(linear, lambda x, w: (x @ w.T).detach())
+    assert report.status == "inconclusive" and "no gradient to compare it with" in report.summary
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_other_formats(dtype):
+    wide = {torch.float16: torch.float32}.get(dtype, dtype)
+    assert check(lambda x, w: (x.to(wide) @ w.to(wide).T).to(dtype), dtypes=dtype)
+    assert check(lambda x, w: (1.01 * (x.to(wide) @ w.to(wide).T)).to(dtype), dtypes=dtype).status == "refuted"
+
+
 def _overwrites(x, w):
     y = x @ w.T
     x.data[:1] *= 1.5
@@ -401,6 +413,7 @@ def test_bad_inputs_are_one_sentence(inputs, shapes, sentence):
         (linear, lambda x, w: (x @ w.T).argmax(1), "no floating tensor|is float32 of the kernel"),
         (lambda x, w: (x, w), linear, "returns 2 tensors and the reference 1"),
         (lambda x, w: x.nothing, linear, "the kernel raised AttributeError"),
+        (None, linear, "the kernel must be a function, not a NoneType"),
     ],
 )
 def test_functions_that_cannot_be_compared(fast, reference, sentence):
