@@ -126,12 +126,12 @@ def _interpreter(monkeypatch):
     monkeypatch.setattr(interpreter, "_convert_float", converted)
 
 
-def judged(module, kernel, dtype):
+def judged(module, kernel, dtype, seed=0):
     inputs, shapes = INPUTS[kernel]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inputs = tuple(value.to(device) if isinstance(value, torch.Tensor) else value for value in inputs)
     fast, reference = getattr(module, kernel), getattr(module, f"{kernel}_reference")
-    return gradproof.check_kernel(fast, reference, inputs, shapes=shapes, dtypes=(dtype,))
+    return gradproof.check_kernel(fast, reference, inputs, shapes=shapes, dtypes=(dtype,), seed=seed)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of infinities in the interpreter
@@ -156,6 +156,18 @@ def test_a_planted_fault_is_refused(load, fault, dtype):
     report = judged(load(fault), fault.kernel, dtype)
     assert report.status == "refuted", report.summary
     print(f"{fault.kernel}: {fault.what}: {report.summary}")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_no_right_kernel_is_refused_over_seeds(load, seed, dtype):
+    """A false alarm: the bounds would be too tight."""
+    module = load()
+    for kernel in INPUTS:
+        report = judged(module, kernel, dtype, seed)
+        assert report.status == "proven", report.summary
 
 
 def test_every_kernel_has_three_faults():
@@ -197,19 +209,20 @@ def test_a_wrong_backward_is_named():
     assert not report and "gradient of w" in report.summary and "gradient of x" not in report.summary
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_thousandth_of_the_entries_off_by_a_hundredth_is_refused(seed):
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_thousandth_of_the_entries_off_by_a_hundredth_is_refused(seed, dtype):
     """And the report names the entry, what was expected there, and what its bound is made of."""
     pair = ((_drawn(40, 10), _drawn(25, 10, seed=1)), "x[T,I] w[O,I]")
 
     def nearly(x, w):
-        y = x @ w.T
+        y = x.float() @ w.float().T
         off = torch.zeros(y.shape, device=y.device)
         if y.numel() == 1000:
             off[7, 3] = 0.01
-        return y * (1 + off.to(y.dtype))
+        return (y * (1 + off)).to(x.dtype)
 
-    report = check(nearly, pair=pair, seed=seed)
+    report = check(nearly, pair=pair, seed=seed, dtypes=dtype)
     judgement = report.subjects[0].inputs[0]
     assert report.status == "refuted" and judgement.name == "output 0" and "[7, 3]" in judgement.note
     assert "expected" in judgement.note and "8 σ" in judgement.note and "products of up to" in judgement.note
