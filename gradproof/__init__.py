@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from gradproof.models.moe import MoE, MoEConfig, MoEOutput
     from gradproof.models.transformer import Transformer, TransformerConfig
     from gradproof.params import ParamSpace
+    from gradproof.proof.case import KernelCase
+    from gradproof.proof.kernel import check_kernel
     from gradproof.proof.module import verify
     from gradproof.train.adamw import AdamW
     from gradproof.train.step import TrainStep
@@ -23,6 +25,7 @@ __all__ = [
     "AdamW",
     "Dense",
     "DenseConfig",
+    "KernelCase",
     "MoE",
     "MoEConfig",
     "MoEOutput",
@@ -32,6 +35,7 @@ __all__ = [
     "Transformer",
     "TransformerConfig",
     "__version__",
+    "check_kernel",
     "diagnose",
     "verify",
 ]
@@ -40,6 +44,7 @@ _HOMES = {
     "AdamW": "gradproof.train.adamw",
     "Dense": "gradproof.models.dense",
     "DenseConfig": "gradproof.models.dense",
+    "KernelCase": "gradproof.proof.case",
     "MoE": "gradproof.models.moe",
     "MoEConfig": "gradproof.models.moe",
     "MoEOutput": "gradproof.models.moe",
@@ -48,6 +53,7 @@ _HOMES = {
     "TrainStep": "gradproof.train.step",
     "Transformer": "gradproof.models.transformer",
     "TransformerConfig": "gradproof.models.transformer",
+    "check_kernel": "gradproof.proof.kernel",
     "diagnose": "gradproof.diagnosis.diagnose",
     "verify": "gradproof.proof.module",
 }

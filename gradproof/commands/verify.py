@@ -77,7 +77,7 @@ def verify(
 
     Without a CASE, proves every op and model of Gradproof. With one, judges your own `nn.Module`: the function takes
     nothing and returns `(module, inputs)`; the gradients of its parameters and floating inputs are held against
-    differences of its forward.
+    differences of its forward. If it returns a `gradproof.KernelCase`, the kernel is held against its reference.
 
     Examples:
 
@@ -118,7 +118,8 @@ def _verify_case(
     against: Path | None,
 ) -> Report:
     from gradproof.files import write_atomically
-    from gradproof.proof.case import load_case
+    from gradproof.proof.case import KernelCase, load_case
+    from gradproof.proof.kernel import judge_kernel
     from gradproof.proof.module import Options, torch_device, torch_dtype, verify
     from gradproof.proof.record import compare_with, load_record, record
     from gradproof.proof.verdict import finite
@@ -128,6 +129,10 @@ def _verify_case(
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
         loaded = load_case(case)
+        if isinstance(loaded, KernelCase):
+            if quick or to or against or any(how.values()):
+                raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")
+            return judge_kernel(loaded, seed=seed, device=target, name=case, progress=progress)
         asked = (loaded.module, loaded.inputs)
         report = verify(*asked, quick=quick, seed=seed, device=target, name=case, progress=progress, **how)
         if to is not None or before is not None:
@@ -236,7 +241,8 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
         passed = [check.name for check in subject.checks if check.status == "proven"]
         if passed:
             console.print(f"  also right: {', '.join(passed)}", style="dim")
-        console.print(f"  {subject.forwards} forwards", style="dim")
+        spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forwards"
+        console.print(f"  {spent}", style="dim")
     if report.against is not None:
         console.print(escape(report.against.summary), soft_wrap=True)
     console.print(f"{coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
@@ -264,11 +270,12 @@ def _tensor_table(report: Report) -> Any:
     for column in table.columns[2:]:
         column.no_wrap = True
     for subject in report.subjects:
-        rows = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
+        kind = "" if subject.kind == "kernel" else "input"
+        rows = [("parameter", j) for j in subject.parameters] + [(kind, j) for j in subject.inputs]
         order = ["refuted", "inconclusive", "proven", "unused"]
-        for kind, j in sorted(rows, key=lambda row: order.index(row[1].status)):
+        for role, j in sorted(rows, key=lambda row: order.index(row[1].status)):
             status = coloured(j.status)
-            table.add_row(kind, escape(j.name), status, figure(j.error), figure(j.bound), figure(j.resolution))
+            table.add_row(role, escape(j.name), status, figure(j.error), figure(j.bound), figure(j.resolution))
     return table
 
 

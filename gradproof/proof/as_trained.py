@@ -49,6 +49,8 @@ class Jitter(Watching):
     def _off(self, x: Any, written: bool) -> Any:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.layout != torch.strided or not x.numel():
             return x
+        if x._is_zerotensor():  # has no memory that could be read
+            return x
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
         share = torch.rand(x.shape, generator=self._generators[x.device], device=x.device, dtype=torch.float64)

@@ -1,15 +1,16 @@
 """A Case: how users hand in their own code. `path/to/file.py:function` or `package.module:function`; the function takes
-nothing and returns (module, inputs) or (module, inputs, reference)."""
+nothing and returns (module, inputs), (module, inputs, reference), or a KernelCase."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 
@@ -24,7 +25,19 @@ class Case(NamedTuple):
     reference: nn.Module | None
 
 
-def load_case(text: str) -> Case:
+class KernelCase(NamedTuple):
+    """A kernel beside its plain reference, as `check_kernel` takes them."""
+
+    fast: Callable[..., Any]
+    reference: Callable[..., Any]
+    inputs: Any
+    shapes: str
+    backward: Callable[..., Any] | None = None
+    terms: Callable[..., Any] | None = None
+    dtypes: Sequence[torch.dtype] | torch.dtype | None = None
+
+
+def load_case(text: str) -> Case | KernelCase:
     """Imports the function, calls it, and checks what it returns."""
     where, colon, attribute = text.rpartition(":")
     if not colon or not where or not attribute:
@@ -34,6 +47,8 @@ def load_case(text: str) -> Case:
         returned = function()
     except (Exception, SystemExit) as error:
         raise CaseError(f"{text} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+    if isinstance(returned, KernelCase):
+        return returned
     return Case(text, *_checked(text, returned))
 
 
@@ -81,7 +96,7 @@ def _from_file(path: Path) -> Any:
 def _checked(text: str, returned: Any) -> tuple[nn.Module, Any, nn.Module | None]:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-        raise CaseError(f"{text} must return (module, inputs) or (module, inputs, reference), not {kind}")
+        raise CaseError(f"{text} must return (module, inputs), (module, inputs, reference) or a KernelCase, not {kind}")
     module, inputs, reference = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise CaseError(f"{text} must return a torch.nn.Module first, not a {type(module).__name__}")

@@ -35,7 +35,8 @@ class Coverage:
 
 @dataclass
 class SubjectVerdict:
-    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim."""
+    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim. Of a kernel, `inputs` are its
+    outputs and gradients, `calls` the number of calls that it was tried on, and `detail` names the worst entry."""
 
     name: str
     status: Status
@@ -48,11 +49,15 @@ class SubjectVerdict:
     evidence: list[Evidence] = field(default_factory=list)
     coverage: Coverage | None = None
     checks: list[CheckVerdict] = field(default_factory=list)
+    kind: str = "module"
+    calls: int = 0
+    detail: str = ""
 
     def failures(self) -> list[str]:
         """What was refuted, by name; a claim that is about no single tensor gives its own name."""
         named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
-        named += [f"input {j.name}" for j in self.inputs if j.status == "refuted"]
+        kind = "" if self.kind == "kernel" else "input "
+        named += [f"{kind}{j.name}" for j in self.inputs if j.status == "refuted"]
         return named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
 
 
@@ -128,18 +133,26 @@ def _sentences(report: Report) -> list[str]:
         sentences.append(f"{caught} of {len(report.mutants)} mutants refuted{_listed(survivors, '; survived: ')}.")
     wrong = [subject for subject in report.subjects if subject.status == "refuted"]
     if wrong:
-        return [*sentences, *(f"{s.name} is wrong: {_listed(s.failures())}{_reasons(s)}." for s in wrong)]
+        told = [f"{s.name} is wrong: {_listed(s.failures())}{_reasons(s)}. {s.detail}".strip() for s in wrong]
+        return [*sentences, *told]
     unclear = [subject for subject in report.subjects if subject.status == "inconclusive"]
     if unclear:
         return [*sentences, *(f"{s.name} is inconclusive: {why(s)}." for s in unclear)]
     resolutions = [j.resolution for s in report.subjects for j in (*s.parameters, *s.inputs) if j.resolution]
     count = f"All {len(report.subjects)} subjects are" if len(report.subjects) > 1 else f"{report.subjects[0].name} is"
     finest = f": no gradient error above {max(resolutions):.1e} would have passed" if resolutions else ""
-    return [*sentences, f"{count} proven{finest}."]
+    if all(s.kind == "kernel" for s in report.subjects):
+        finest = (
+            f": no error above {max(resolutions):.1e} of an ordinary entry would have passed" if resolutions else ""
+        )
+    details = [s.detail for s in report.subjects if s.detail]
+    return [*sentences, f"{count} proven{finest}.", *details]
 
 
 def _reasons(subject: SubjectVerdict) -> str:
-    """What is known about the refuted tensors, each once."""
+    """What is known about the refuted tensors, each once; of a kernel the detail says it."""
+    if subject.detail:
+        return ""
     notes = dict.fromkeys(j.note for j in (*subject.parameters, *subject.inputs) if j.status == "refuted" and j.note)
     return f" ({'; '.join(list(notes)[:3])})" if notes else ""
 
