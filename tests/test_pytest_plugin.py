@@ -79,10 +79,10 @@ def test_failures_read_like_assertions(pytester, tmp_path):
     result.stdout.fnmatch_lines(
         [
             ">       prove(Wrong(), (torch.randn(4, 6),), quick=True)",
-            "E       AssertionError: Wrong is wrong: parameter linear.weight, parameter linear.bias, input x.",
+            "E       AssertionError: 3 of 3 tensors judged. Wrong is wrong: parameter linear.weight, parameter linear.bias, input x.",
             "E         parameter linear.weight is refuted: error 1.0e-02, bound *",
             "E         judged in float64",
-            "E       AssertionError: Sequential is inconclusive: *",
+            "E       AssertionError: 1 of 3 tensors judged. Sequential is inconclusive: *",
             "E         parameter 0.weight is inconclusive (the gradient is *",
             "E       AssertionError: Linear could not be judged: the module's forward raised RuntimeError: *",
         ]
@@ -145,6 +145,6 @@ def test_the_keys_of_the_record_are_those_of_the_page():
     }
     record = gradproof.verify(torch.nn.Linear(6, 3), (torch.randn(4, 6),), quick=True).to_dict()
     (subject,) = record["subjects"]
-    assert documented["key"] == {*record, "mutants", "kernels"}
+    assert documented["key"] == {*record, "mutants", "kernels", "against"}
     assert documented["key of a subject"] == set(subject)
     assert documented["key of a tensor"] == set(subject["inputs"][0])

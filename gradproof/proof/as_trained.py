@@ -44,7 +44,10 @@ class Jitter(Watching):
         written = func._schema.is_mutable
         if isinstance(out, Tensor):
             return self._off(out, written)
-        return type(out)(self._off(one, written) for one in out) if isinstance(out, (tuple, list)) else out
+        if not isinstance(out, (tuple, list)):
+            return out
+        # Beside a first result, marks and counts are not rounded.
+        return type(out)(one if i and _counts(one) else self._off(one, written) for i, one in enumerate(out))
 
     def _off(self, x: Any, written: bool) -> Any:
         if not isinstance(x, Tensor) or not x.dtype.is_floating_point or x.layout != torch.strided or not x.numel():
@@ -54,10 +57,12 @@ class Jitter(Watching):
         if x.device not in self._generators:
             self._generators[x.device] = torch.Generator(x.device).manual_seed(self.seed)
         share = torch.rand(x.shape, generator=self._generators[x.device], device=x.device, dtype=torch.float64)
-        if bool((x == x.round()).all()):  # a mask, a count: no rounding
-            return x
         moved = (x.double() * (1 + torch.finfo(x.dtype).eps * (2 * share - 1))).to(x.dtype)
         return x.copy_(moved) if written else moved
+
+
+def _counts(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.dtype.is_floating_point and bool((x == x.round()).all())
 
 
 class BandOf(NamedTuple):

@@ -54,7 +54,7 @@ class Movement:
 
 
 @dataclass
-class Comparison:
+class GradientComparison:
     """What has moved since a record was made, and what else has changed."""
 
     recorded: dict[str, Any]
@@ -135,7 +135,7 @@ def _each(grads: Gradients, replicas: list[Gradients], seed: int):
         yield name, GradientRecord(_digest(grad), float(grad.double().norm()), plain, max(noise, least))
 
 
-def compare_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> Comparison:
+def compare_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> GradientComparison:
     """Two records of one case."""
     if before["values"] != now["values"] or before["seed"] != now["seed"]:
         raise CannotRun(
@@ -157,7 +157,7 @@ def compare_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> Compariso
         within = far <= MOVED * max(was["noise"], own["noise"])
         status = "same" if was["digest"] == own["digest"] else "noise" if within else "moved"
         tensors.append(Movement(name, status, change))
-    return Comparison(about, changed, tensors)
+    return GradientComparison(about, changed, tensors)
 
 
 def load_record(path: Path) -> dict[str, Any]:

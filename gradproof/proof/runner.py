@@ -39,6 +39,7 @@ class Runner:
     unjudged   by name, why something that can train is not among the values
     elsewhere  by name, where a gradient was found that did not go to `.grad`
     stepped    the parameters whose own values a backward has changed
+    rewritten  those whose values the forward itself changes
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Runner:
         self.unjudged: dict[str, str] = {}
         self.elsewhere: dict[str, str] = {}
         self.stepped: set[str] = set()
+        self.rewritten: set[str] = set()
         self.notes: list[str] = []
         self.chosen: tuple[int, ...] | None = None
         self.groups = self._groups()
@@ -121,6 +123,7 @@ class Runner:
         pairs = [(y, c) for y, c in zip(outputs, cotangents, strict=True) if y.requires_grad]
         with _disable_current_modes():
             before = self._set_aside()
+            self.rewritten |= {name for name, group in self.groups.items() if self._moved(name, group)}
         if pairs:
             torch.autograd.backward([y for y, _ in pairs], [c for _, c in pairs], retain_graph=retain)
         with _disable_current_modes():  # whoever watches the module need not see what is done with its gradients
@@ -134,7 +137,7 @@ class Runner:
         for name, group in self.groups.items():
             for p in group:
                 p.grad = None
-            if self._moved(name, group):
+            if name not in self.rewritten and self._moved(name, group):
                 self.stepped.add(name)
         return grads
 
@@ -192,7 +195,7 @@ class Runner:
         for name, group in self.groups.items():
             for p in group:
                 p.grad = None  # of a backward that did not come to its end
-            if values[name] is not self._current[name] or name in self.stepped:
+            if values[name] is not self._current[name] or name in self.stepped or name in self.rewritten:
                 self._put(group, values[name])
                 self._current[name] = values[name]
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]

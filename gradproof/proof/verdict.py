@@ -80,7 +80,7 @@ class Report:
     mutants: list[MutantVerdict] | None = None
     device: str = "cpu"
     kernels: list[dict[str, Any]] | None = None  # the fast ways to run an op, admitted or refused; none is a subject
-    against: Any = None  # a Comparison with an earlier record
+    against: Any = None  # a GradientComparison with an earlier record
 
     def __bool__(self) -> bool:
         return self.status == "proven"
