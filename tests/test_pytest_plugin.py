@@ -68,7 +68,8 @@ TESTS = """
 
 
 def run(pytester, *options):
-    return pytester.runpytest_inprocess("-p", "gradproof.pytest_plugin", *options)
+    """In a process of its own: torch's compiler, which a verdict loads, cannot be loaded twice in one."""
+    return pytester.runpytest_subprocess("-p", "gradproof.pytest_plugin", *options)
 
 
 def test_failures_read_like_assertions(pytester, tmp_path):
@@ -79,7 +80,7 @@ def test_failures_read_like_assertions(pytester, tmp_path):
     result.stdout.fnmatch_lines(
         [
             ">       prove(Wrong(), (torch.randn(4, 6),), quick=True)",
-            "E       AssertionError: 3 of 3 tensors judged. Wrong is wrong: parameter linear.weight, parameter linear.bias, input x.",
+            "E       AssertionError: 3 of 3 tensors judged. Wrong is wrong: parameter linear.weight, *",
             "E         parameter linear.weight is refuted: error 1.0e-02, bound *",
             "E         judged in float64",
             "E       AssertionError: 1 of 3 tensors judged. Sequential is inconclusive: *",
