@@ -179,3 +179,33 @@ def test_a_right_module_under_autocast_is_not_accused():
             report = gradproof.verify(module, (x(),), seed=seed, **how)
             assert report.status == "proven", report.summary
     assert gradproof.verify(UnderAutocast(1.0), (x(),), autocast="bf16").status == "proven"
+
+
+def test_modules_of_our_own_as_they_train():
+    """Proven in float64 by the reference, they train in float32 by kernels."""
+    from gradproof import nn as own
+
+    report = gradproof.verify(own.MoE(16, 5), (torch.randn(32, 16),))
+    assert report.status == "proven" and "dtype" in _passed(report)
+
+
+def test_a_compiled_module():
+    module = torch.compile(nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3)), backend="aot_eager")
+    report = gradproof.verify(module, (x(),))
+    assert report.status == "proven" and "dtype" in _passed(report)
+
+
+@pytest.mark.parametrize("factor, status", [(1.0, "proven"), (2.0, "refuted")])
+def test_lora_by_peft(factor, status):
+    """B = 0 in the beginning: what is wrong in A shows at the second point alone."""
+    peft = pytest.importorskip("peft", reason="the test extra is not installed")
+    base = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
+    module = peft.get_peft_model(base, peft.LoraConfig(r=2, target_modules=["0"]))
+    (name,) = [name for name, p in module.named_parameters() if p.requires_grad and "lora_A" in name]
+    module.get_parameter(name).register_hook(lambda g: factor * g)
+    report = gradproof.verify(module, {"input": x()})
+    assert report.status == status and refuted(report) == ({name} if factor != 1 else set()), report.summary
+
+
+def _passed(report):
+    return {c.name for c in report.subjects[0].checks if c.status == "proven"}

@@ -46,3 +46,23 @@ def test_one_spoilt_expert_is_named():
     model.get_parameter(name).register_hook(lambda g: 1.01 * g)
     report = gradproof.verify(model, {"input_ids": torch.randint(0, 64, (2, 10))})
     assert [j.name for j in report.subjects[0].parameters if j.status == "refuted"] == [name]
+
+
+@pytest.mark.parametrize("factor, how", [(1.001, {}), (1.05, {"autocast": "bf16"})])
+@pytest.mark.parametrize("make", [mixtral, gpt2])
+def test_a_small_factor_in_the_dtype_that_trains_is_named(make, factor, how):
+    """Right in float64; what is narrower is a little too large."""
+    torch.manual_seed(0)
+    model = make()
+    name = next(name for name, _ in model.named_parameters() if "o_proj" in name or "c_proj.weight" in name)
+    narrow = torch.bfloat16 if how else torch.float32
+
+    def hook(module, args, output):
+        output = output[0] if isinstance(output, tuple) else output
+        if output.dtype == narrow:
+            output.register_hook(lambda g: factor * g)
+
+    model.get_submodule(name.removesuffix(".weight")).register_forward_hook(hook)
+    report = gradproof.verify(model, (torch.randint(0, 64, (2, 10)),), quick=True, **how)
+    assert name in {j.name for j in report.subjects[0].parameters if j.status == "refuted"}, report.summary
+    assert "right in float64, wrong in" in report.summary
