@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
@@ -10,11 +11,13 @@ from torch import Tensor, nn
 
 from gradproof.contract import Gradients, Outputs
 from gradproof.precision.watching import ModulePlaces, Places, Unrepeatable
-from gradproof.proof.module import IN_FLOAT64, Options, first_run, judge_module
+from gradproof.proof.module import CHECKS, IN_FLOAT64, Options, first_run, judge_module
 from gradproof.proof.recorder import AS_IT_IS, EVERY_FLOAT
 from gradproof.proof.runner import INPUT, CannotRun, Runner, draw_cotangents, one_line
 from gradproof.proof.state import ModuleState
 from gradproof.proof.verdict import SubjectVerdict
+
+MOST_SECONDS = 10.0  # that the other ways to call a module may take, beside the proof itself
 
 RunFunction = Callable[[Mapping[str, Tensor], Outputs | None], tuple[Outputs, Gradients]]
 
@@ -63,14 +66,16 @@ class ModuleSpecimen:
         self.notes: list[str] = []
         self.chosen: tuple[int, ...] | None = None
         self.held: frozenset[str] = frozenset()
+        self.seconds = 0.0  # that a run of the reference took
         self.options = Options(seed=seed, device=device, promotion=EVERY_FLOAT)
 
     def verify(self, quick: bool, progress: Callable[[int, int], None]) -> SubjectVerdict:
         """Step 1, in float64, whatever is narrower inside promoted."""
         usual = torch.get_default_dtype()
         try:
-            # What its own dtype does is what the rest of a diagnosis is about.
-            options = self.options._replace(quick=quick, skip=frozenset({"dtype"}))
+            # What its own dtype does is what the rest of a diagnosis is about; what takes minutes is left to `verify`.
+            long = self.seconds * 100 > MOST_SECONDS
+            options = self.options._replace(quick=quick, skip=frozenset(CHECKS if long else {"dtype"}))
             return judge_module(self.module, self.given, self.state, self.name, options, progress)
         finally:
             torch.set_default_dtype(usual)
@@ -87,6 +92,7 @@ class ModuleSpecimen:
 
         def run(values: Mapping[str, Tensor], cotangents: Outputs | None) -> tuple[Outputs, Gradients]:
             torch.set_default_dtype(default)
+            started = time.perf_counter()
             try:
                 with runner.promoting:
                     return runner.run(values, cotangents)
@@ -96,6 +102,7 @@ class ModuleSpecimen:
                 raise CannotRun(f"the module's backward raised {one_line(error)}") from error
             finally:
                 torch.set_default_dtype(usual)
+                self.seconds = time.perf_counter() - started
 
         return Prepared(runner.values, run)
 
