@@ -7,6 +7,7 @@ itself is no fault.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -81,8 +82,22 @@ class Calls:
         yield from self._wrong(self._pulled(apart))
         plain = self._pulled(tuple(torch.ones_like(c) for c in self.cotangents))
         expanded = self._pulled(tuple(c.new_ones(()).expand(c.shape) for c in self.cotangents))
-        right = {name: g.detach().double() for name, g in plain.items() if g is not None}
-        yield from self._wrong(expanded, right)
+        right = {name: g.detach().double() for name, g in plain.items() if g is not None and name in self.right}
+        yield from differing(expanded, right, self._bands_of_ones(right), self.unit)
+
+    def _bands_of_ones(self, right: Mapping[str, Tensor]) -> dict[str, BandOf]:
+        """Where a sum is constant, as that of a norm's outputs, its gradient is rounding alone: of what another
+        cotangent of that size gives."""
+        larger = math.hypot(*(c.numel() ** 0.5 for c in self.cotangents)) / math.hypot(
+            *(float(c.norm()) for c in self.cotangents)
+        )
+        bands = {}
+        for name, g in right.items():
+            usual, size = float(self.right[name].norm()), float(g.norm())
+            own = self.bands.get(name, BandOf(4 * self.unit * usual, self.unit))
+            width = larger * max(own.width, 16 * self.unit * usual)
+            bands[name] = BandOf(width, max(own.factor, width / size if size else 0.0))
+        return bands
 
     def _pulled(self, cotangents: Outputs) -> Gradients:
         """As `pull_back`, without a cast, which would put the numbers side by side."""

@@ -22,7 +22,7 @@ from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.watching import Watching
 from gradproof.proof.as_trained import Jitter, as_trained
 from gradproof.proof.calls import IN_WORDS, WAYS, Calls
-from gradproof.proof.conventions import ALONG, held_notes, immovable, judge_by_convention, refused_inputs
+from gradproof.proof.conventions import ALONG, FLOAT32_ERROR, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judge, Judgement, judge, overall
 from gradproof.proof.probing import Probe, Prober
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
@@ -209,7 +209,7 @@ class ModuleProof:
         )
         outside = immovable(judged, self.runner.unasked)
         judged = judge_by_convention(judged, subject, self.cotangents, quick=quick, promote=self.runner.promote)
-        self.judged = {j.name: j for j in judged.judgements}
+        self.judged = {j.name: self._kept_narrow(j, grads.get(j.name)) for j in judged.judgements}
         self.judged |= {name: Judgement(name, "unused", 0.0, 0.0, None, NOT_ASKED) for name in self.plain}
         for name, reason in self.elsewhere.items():
             self.judged[name] = Judgement(name, "inconclusive", math.nan, math.nan, None, reason)
@@ -224,6 +224,15 @@ class ModuleProof:
         except (Exception, SystemExit) as error:
             raise CannotRun(f"the module's backward raised {one_line(error)}") from error
         return Probe.of(outputs, self.cotangents, recorder or Recorder()), grads
+
+    def _kept_narrow(self, j: Judgement, grad: Tensor | None) -> Judgement:
+        """A gradient that goes to a buffer in float32 is right to that unit."""
+        elsewhere = self.options.gradient_of is not None or j.name in self.runner.elsewhere
+        if j.status != "refuted" or not elsewhere or grad is None or j.error > 4 * FLOAT32_ERROR:
+            return j
+        held = bool((grad.float().to(grad.dtype) == grad).all())
+        note = "kept in float32, and right to its unit"
+        return Judgement(j.name, "proven", j.error, 4 * FLOAT32_ERROR, 4 * FLOAT32_ERROR, note) if held else j
 
     def _new(self, name: str) -> bool:
         """Whether a fault of a tensor would be the first, and its gradient is one of all directions."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -242,7 +242,16 @@ class Runner:
         return {" = ".join(names): parameters for names, parameters, _, _ in groups}
 
     def _set_aside(self) -> dict[int, Tensor]:
-        """What attributes of parameters hold that gradients may be added to, before a backward."""
+        """What attributes of parameters hold that gradients may be added to, before a backward. Where the user says
+        where gradients go, that is emptied first, whether it is added to or written over."""
+        if self.gradient_of is not None:
+            for name, group in self.groups.items():
+                for p in group:
+                    with suppress(Exception):  # nothing is there yet
+                        own = self.gradient_of(name, p)
+                        if own is not None and own is not p.grad:
+                            own.detach().zero_()
+            return {}
         held = {id(p): own for group in self.groups.values() for p in group if (own := main_grad(p)) is not None}
         return {key: own.detach().clone() for key, own in held.items()}
 
@@ -264,7 +273,7 @@ class Runner:
     def _gradient(self, name: str, p: nn.Parameter, before: Tensor | None) -> Tensor | None:
         if self.gradient_of is not None:
             grad = self.gradient_of(name, p)
-            return None if grad is None else gradient_values(p.data, grad.detach().to(p.device))
+            return None if grad is None else gradient_values(p.data, grad.detach().to(p.device)).clone()
         own, beside = p.grad, main_grad(p)
         if beside is not None and before is not None:
             added = beside.detach().to(before.dtype) - before

@@ -135,6 +135,29 @@ def test_gradients_are_read_where_they_go(factor, status):
     assert report.status == status and module.found == {}
 
 
+@pytest.mark.parametrize("factor, status", [(1.0, "proven"), (2.0, "refuted")])
+def test_a_buffer_that_is_rewound_is_read_in_time(factor, status):
+    """`gradient_of` hands out the buffer itself, which the next forward finds as it was."""
+    report = gradproof.verify(MainGrad(factor), (x(),), gradient_of=lambda name, p: getattr(p, "main_grad", p.grad))
+    assert report.status == status, report.summary
+
+
+def test_a_sum_that_is_constant_is_not_accused():
+    """The gradient of `sum()` through a norm is rounding alone."""
+
+    class Normalised(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.b, self.norm = nn.Parameter(torch.randn(6)), nn.BatchNorm1d(6, affine=False)
+
+        def forward(self, x):
+            return self.norm(x + self.b)
+
+    for _ in range(5):
+        report = gradproof.verify(Normalised(), (x(),))
+        assert report.status != "refuted", report.summary
+
+
 def test_main_grad_is_left_as_it_was():
     module = MainGrad()
     module.linear.weight.main_grad.fill_(3.0)

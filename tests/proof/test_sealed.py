@@ -1,0 +1,36 @@
+"""The sealed set: no wrong module is called proven, no right one refuted, none raises."""
+
+import hashlib
+import importlib.util
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import gradproof
+
+FOLDER = Path(__file__).parent / "sealed"
+
+
+def test_the_set_is_the_one_that_was_sealed():
+    digest, _ = (FOLDER / "modules.sha256").read_text().split()
+    assert hashlib.sha256((FOLDER / "modules.py").read_bytes()).hexdigest() == digest
+
+
+@pytest.mark.slow
+def test_every_module_of_the_sealed_set():
+    spec = importlib.util.spec_from_file_location("sealed_modules", FOLDER / "modules.py")
+    module = sys.modules["sealed_modules"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for case in module.CASES:
+            started = time.perf_counter()
+            report = gradproof.verify(*getattr(module, case.name)(), **case.options)
+            assert report.status != ("proven" if case.truth == "wrong" else "refuted"), f"{case.name}: {report.summary}"
+            assert time.perf_counter() - started < 10  # 3 s on a quiet machine
+    finally:
+        torch.set_num_threads(threads)
