@@ -141,6 +141,7 @@ def test_the_loss_scale_is_the_largest_that_does_not_overflow():
     assert diagnosis.verdict in ("noise", "clean") and 1 < diagnosis.precisions[0].scale < 2**16
 
 
+@pytest.mark.slow
 def test_a_sum_that_stagnates_is_a_bug_though_its_math_is_right():
     def stagnates(self, x):
         total = torch.zeros_like(x[:, :1])
