@@ -183,8 +183,8 @@ def measure(
     known = kept(earlier, code())
     lacking = missing(known, peers, setting.retry, setting.quick)
     known.pop(OURS, None)  # is made anew
-    planned = earlier.get("peers", []) if earlier and known else []  # by a run that asked for more peers
-    names = list(dict.fromkeys([*peers, *planned, *known]))
+    family = chosen_peers(None, case, device)  # a row that was measured against a few of them says so
+    names = list(dict.fromkeys([*family, *known]))
     row: Row = {"size": case.size, "rows": case.rows, "precision": setting.precision, "padded": case.padded}
     row |= {**stamp, "peers": names}
     free(device)
