@@ -184,7 +184,7 @@ def measure(
     lacking = missing(known, peers, setting.retry, setting.quick)
     known.pop(OURS, None)  # is made anew
     family = chosen_peers(None, case, device)  # a row that was measured against a few of them says so
-    names = list(dict.fromkeys([*family, *known]))
+    names = list(dict.fromkeys([*family, *peers, *known]))
     row: Row = {"size": case.size, "rows": case.rows, "precision": setting.precision, "padded": case.padded}
     row |= {**stamp, "peers": names}
     free(device)
