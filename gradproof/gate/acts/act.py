@@ -1,0 +1,105 @@
+"""An act: one thing that a call does, to what, and where that is.
+
+    rm -rf ./build          delete   rm         /home/me/app/build (folder)   project
+    git push origin main    publish  git push   origin/main                   remote
+    sudo dd of=/dev/sda     write    dd         /dev/sda                      device      via privileged
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+Effect = Literal[
+    "read",
+    "write",
+    "delete",
+    "execute",
+    "install",
+    "fetch_and_run",
+    "send",
+    "publish",
+    "rewrite_history",
+    "change_rights",
+    "escalate",
+    "persist",
+    "stop",
+    "spend",
+    "unknown",
+]
+Scope = Literal[
+    "own",
+    "secret",
+    "root",
+    "device",
+    "system",
+    "temp",
+    "project",
+    "home",
+    "outside",
+    "local",
+    "remote",
+    "unknown",
+]
+Via = Literal["privileged", "elsewhere", "interpreter", "pipe"]
+Kind = Literal[
+    "none",  # the effect is all there is to say
+    "path",
+    "host",
+    "branch",  # remote/branch
+    "table",
+    "resource",  # context/namespace/kind/name, as far as they are known
+    "process",
+    "package",
+    "recipient",
+]
+EFFECTS: tuple[Effect, ...] = get_args(Effect)
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+VIAS: tuple[Via, ...] = get_args(Via)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What an act is done to. Resolved: a path is absolute and without `..`, a branch has its remote."""
+
+    kind: Kind = "none"
+    name: str = ""
+    folder: bool = False  # of a path: all that lies below it is meant, too
+    amount: float | None = None  # of money
+    within: str = ""  # of a host: the path or the database there
+
+    def __str__(self) -> str:
+        slash = "/" if self.folder and not self.name.endswith("/") else ""
+        return f"{self.name}{slash}" + (f":{self.within}" if self.within else "")
+
+
+NOTHING = Target()
+
+
+@dataclass(frozen=True)
+class Act:
+    """`program` is the program or the tool; `verb` its subcommand. `marks` are what else a decision depends on:
+    `forced`, `shared` (a branch that others use), `payload:secret`, `flag:NAME` for a flag that changes the effect."""
+
+    effect: Effect
+    program: str
+    scope: Scope
+    verb: str = ""
+    target: Target = NOTHING
+    via: frozenset[Via] = frozenset()
+    marks: frozenset[str] = field(default=frozenset())
+    why: str = ""  # of an unknown act: what could not be read
+
+    def but(self, **changes: Any) -> Act:
+        return replace(self, **changes)
+
+    def plain(self) -> dict[str, Any]:
+        """As it is printed and stored."""
+        named = {"effect": self.effect, "program": self.program, "verb": self.verb, "target": str(self.target)}
+        more = {"why": self.why} if self.why else {}
+        return {**named, "scope": self.scope, "via": sorted(self.via), **more}
+
+
+def unknown(program: str, why: str, via: frozenset[Via] = frozenset()) -> Act:
+    """What could not be read; neither likeness nor the model can allow it."""
+    return Act("unknown", program, "unknown", via=via, why=why)
