@@ -1,8 +1,8 @@
 """An act: one thing that a call does, to what, and where that is.
 
-    rm -rf ./build          delete   rm         /home/me/app/build (folder)   project
-    git push origin main    publish  git push   origin/main                   remote
-    sudo dd of=/dev/sda     write    dd         /dev/sda                      device      via privileged
+rm -rf ./build          delete   rm         /home/me/app/build (folder)   project
+git push origin main    publish  git push   origin/main                   remote
+sudo dd of=/dev/sda     write    dd         /dev/sda                      device      via privileged
 """
 
 from __future__ import annotations

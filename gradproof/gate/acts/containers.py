@@ -1,0 +1,294 @@
+"""Containers and clusters: docker, podman, kubectl, helm. What runs inside them acts there, not here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.knowledge import Deed
+from gradproof.gate.acts.paths import UNKNOWN
+from gradproof.gate.acts.programs import Command, Parsed, here, parse, reader
+from gradproof.gate.acts.shell import Output, Word
+
+LOCAL_CONTEXTS = (
+    "minikube",
+    "docker-desktop",
+    "kind-",
+    "k3d-",
+    "rancher-desktop",
+    "colima",
+    "localhost",
+    "orbstack",
+    "microk8s",
+)
+RUN = Deed(
+    values=frozenset(
+        "-v --volume --mount -p --publish -e --env --env-file -w --workdir --name -u --user --network --net -h --hostname "
+        "--entrypoint -l --label -m --memory --cpus --platform --restart --add-host --device --cap-add --cap-drop --gpus "
+        "--pid --ipc --shm-size --tmpfs --ulimit --dns --link --log-driver --log-opt --security-opt --pull --volumes-from "
+        "--userns --uts --cgroupns --privileged-mode -a --attach --expose --health-cmd --ip --runtime --stop-signal -c "
+        "--context -H --host --index -t --tag -f --file --target --build-arg --cache-from --secret --ssh -o --output".split()
+    )
+    - {"-t"}
+)
+KUBE = Deed(
+    values=frozenset(
+        "-n --namespace --context --cluster --kubeconfig -l --selector -f --filename -o --output -c --container -k "
+        "--kustomize --replicas --timeout --as --user --token --server -s --field-selector --image --since --tail "
+        "--grace-period -p --patch --type --from-literal --from-file --port --sort-by --from --dry-run --cascade".split()
+    )
+    - {"--dry-run", "--cascade"}
+)
+KINDS = {"po": "pod", "pods": "pod", "deploy": "deployment", "deployments": "deployment", "svc": "service"}
+KINDS |= {"services": "service", "ns": "namespace", "namespaces": "namespace", "secrets": "secret", "cm": "configmap"}
+KINDS |= {"pvc": "persistentvolumeclaim", "pv": "persistentvolume", "nodes": "node", "no": "node", "jobs": "job"}
+KUBE_VERBS: dict[str, Effect] = {
+    **dict.fromkeys(
+        "get describe logs top explain version api-resources api-versions cluster-info events diff wait".split(), "read"
+    ),
+    **dict.fromkeys(
+        "apply create scale set label annotate patch edit replace expose autoscale rollout run cp taint".split(),
+        "write",
+    ),
+    **dict.fromkeys("delete drain evict".split(), "delete"),
+    **dict.fromkeys("cordon uncordon".split(), "write"),
+    **dict.fromkeys("auth certificate".split(), "change_rights"),
+}
+
+
+@reader("docker_run")
+def docker_run(command: Command) -> Output | None:
+    """`docker run`: an image, which runs in a container of its own; what is mounted is acted on here."""
+    parsed = parse(command.words, RUN, stop=True)
+    if command.verb.endswith(("exec",)):
+        words = parsed.positional
+        inside(command, words[0] if words else Word(), words[1:])
+        return None
+    mounts = parsed.values("-v", "--volume", "--mount")
+    for word in mounts:
+        _mount(command, word)
+    if parsed.has("--privileged") or any(
+        value.text in ("host", "ALL", "SYS_ADMIN") for value in parsed.values("--pid", "--cap-add", "--ipc", "--userns")
+    ):
+        command.act("escalate", "local", Target("resource", "host"), marks=("flag:privileged",))
+    for word in parsed.values("--device"):
+        command.touch("write", Word((word.text.split(":")[0],)))
+    for word in parsed.values("--env-file"):
+        command.touch("read", word)
+    if not parsed.positional:
+        return None
+    image, *words = parsed.positional
+    command.act(
+        "execute", "unknown" if UNKNOWN in image.text else "local", Target("resource", image.text.replace(UNKNOWN, "?"))
+    )
+    if words:
+        before = len(command.reading.acts)
+        inside(command, image, words)
+        if not mounts:  # what is inside is thrown away, or named
+            acts = command.reading.acts
+            for i in range(before, len(acts)):
+                if acts[i].scope == "local" and acts[i].effect in ("delete", "change_rights", "persist", "stop"):
+                    acts[i] = acts[i].but(effect="execute")
+    return None
+
+
+def inside(command: Command, container: Word, words: list[Word]) -> None:
+    """A command in a container."""
+    name = container.text.replace(UNKNOWN, "?")
+    state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=("local", name), cwds=(f"/{UNKNOWN}",))
+    if not words:
+        command.act("execute", "local", Target("resource", name))
+        return
+    before = len(command.reading.acts)
+    command.again(words, state)
+    if len(command.reading.acts) == before:
+        command.act("execute", "local", Target("resource", name))
+
+
+def _mount(command: Command, word: Word) -> None:
+    """A folder of this machine that a container may change."""
+    for text in word.texts:
+        if "source=" in text or "src=" in text:
+            fields = dict(part.partition("=")[::2] for part in text.split(","))
+            source, mode = fields.get("source", fields.get("src", "")), "ro" if "readonly" in text else ""
+            if fields.get("type") == "volume":
+                continue
+        else:
+            source, _, rest = text.partition(":")
+            mode = rest.rpartition(":")[2]
+        if "docker.sock" in source or "containerd.sock" in source:
+            command.act("escalate", "system", Target("path", source))
+        elif source.startswith((".", "/", "\ue003", "~", UNKNOWN)) or "/" in source:
+            command.touch("read" if mode.startswith("ro") else "write", Word((source,)))
+
+
+@reader("compose")
+def compose(command: Command) -> Output | None:
+    """`docker compose`: services of a file of the project."""
+    parsed = parse(
+        command.words,
+        Deed(
+            values=frozenset({"-f", "--file", "-p", "--project-name", "--profile", "--env-file", "--project-directory"})
+        ),
+        stop=True,
+    )
+    for file in parsed.values("-f", "--file"):
+        command.touch("read", file)
+    words = parsed.positional
+    verb = words[0].text if words else ""
+    command.verb, rest = f"compose {verb}".strip(), words[1:]
+    texts = [word.text for word in rest]
+    if verb in ("exec", "run"):
+        inner = parse(rest, RUN, stop=True).positional
+        inside(command, inner[0] if inner else Word(), inner[1:])
+    elif verb in ("down", "rm"):
+        if {"-v", "--volumes", "--rmi"} & set(texts):
+            command.act("delete", "local", Target("resource", "volumes"), marks=("flag:volumes",))
+        else:
+            command.act("stop", "local", Target("resource", "compose"))
+    elif verb in ("stop", "kill", "pause"):
+        command.act("stop", "local", Target("resource", " ".join(texts)))
+    elif verb in ("ps", "logs", "config", "images", "ls", "top", "version", "events", "port"):
+        command.act("read", "local")
+    elif verb == "push":
+        command.act("publish", "remote", Target("resource", " ".join(texts)))
+    else:
+        here(command, "execute")
+    return None
+
+
+@reader("kubectl")
+def kubectl(command: Command) -> Output | None:
+    """By its verb, namespace and kind of resource."""
+    leading = parse(command.words, KUBE, stop=True)
+    words = leading.positional
+    verb = words[0].text if words else "version"
+    parsed = parse(words[1:], KUBE, stop=verb in ("exec", "run"))
+    parsed.options = [*leading.options, *parsed.options]
+    command.verb = verb
+    context = parsed.value("--context")
+    scope: Scope = "local" if context is not None and context.text.startswith(LOCAL_CONTEXTS) else "remote"
+    namespace = parsed.value("-n", "--namespace")
+    space = namespace.text if namespace is not None else "*" if parsed.has("-A", "--all-namespaces") else "default"
+    if UNKNOWN in space or (context is not None and UNKNOWN in context.text):
+        scope = "unknown"
+    place = f"{context.text}/{space}" if context is not None else space
+    if verb == "exec":
+        return _kube_exec(command, parsed, scope, place)
+    if verb in ("port-forward", "proxy", "attach", "debug"):
+        command.act("execute", scope, Target("resource", place))
+        return None
+    if verb == "config":
+        sub = parsed.positional[0].text if parsed.positional else "view"
+        if sub in ("view", "get-contexts", "current-context", "get-clusters", "get-users"):
+            secret = parsed.has("--raw")
+            command.act("read", "secret" if secret else "local", Target("path", "kubeconfig"))
+        else:
+            command.touch("write", Word(("\ue003/.kube/config",)))
+        return None
+    for file in parsed.values("-f", "--filename", "-k", "--kustomize"):
+        if "://" in file.text:
+            command.act("fetch_and_run", "remote", Target("host", file.text))
+        elif file.text != "-":
+            command.touch("read", file)
+    effect = KUBE_VERBS.get(verb, "execute")
+    if verb == "rollout" and parsed.positional and parsed.positional[0].text in ("status", "history"):
+        effect = "read"
+    if verb == "auth" and parsed.positional and parsed.positional[0].text in ("can-i", "whoami"):
+        effect = "read"
+    if any(name == "--dry-run" or name.startswith("--dry-run") for name, _ in parsed.options):
+        effect = "read"
+    if verb == "cp":
+        return _kube_cp(command, parsed, scope, place)
+    if verb in ("create", "label", "set", "patch") and "rolebinding" in " ".join(
+        word.text for word in parsed.positional
+    ):
+        effect = "change_rights"
+    if verb == "scale" and (replicas := parsed.value("--replicas")) is not None and replicas.text == "0":
+        effect = "stop"
+    _resources(command, effect, scope, place, parsed)
+    return None
+
+
+def _resources(command: Command, effect: Effect, scope: Scope, place: str, parsed: Parsed) -> None:
+    words = [word.text for word in parsed.positional]
+    kind, names = (words[0], words[1:]) if words else ("*", [])
+    kind, slash, name = kind.partition("/")
+    names = [name] if slash else names
+    kind = KINDS.get(kind, kind)
+    if command.verb in ("logs",):
+        kind, names = "pod", words
+    shown = parsed.value("-o", "--output")
+    if kind == "secret" and effect == "read" and (names or shown is not None):
+        scope = "secret"
+    if parsed.has("--all") or (parsed.value("-l", "--selector") is not None and not names):
+        names = ["*"]
+    if any(UNKNOWN in text for text in words) and effect not in ("read",):
+        scope = "unknown"
+    for one in names or ["*" if effect != "read" else ""]:
+        command.act(effect, scope, Target("resource", f"{place}/{kind}/{one}".replace(UNKNOWN, "?")))
+
+
+def _kube_exec(command: Command, parsed: Parsed, scope: Scope, place: str) -> None:
+    pod, *words = parsed.positional or [Word()]
+    words = [word for i, word in enumerate(words) if not (i == 0 and word.text == "--")]
+    name = f"{place}/{pod.text}".replace(UNKNOWN, "?")
+    state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=(scope, name), cwds=(f"/{UNKNOWN}",))
+    if not words:
+        command.act("execute", scope, Target("resource", name))
+        return
+    before = len(command.reading.acts)
+    command.again(words, state)
+    if len(command.reading.acts) == before:
+        command.act("read", scope, Target("resource", name))
+
+
+def _kube_cp(command: Command, parsed: Parsed, scope: Scope, place: str) -> None:
+    if len(parsed.positional) < 2:
+        return
+    source, destination = parsed.positional[:2]
+    if ":" in destination.text:
+        acts = command.touch("read", source)
+        marks = ["payload:secret"] if any(act.scope == "secret" for act in acts) else []
+        command.act("send", scope, Target("resource", f"{place}/{destination.text}"), marks=marks)
+    else:
+        command.act("read", scope, Target("resource", f"{place}/{source.text}"))
+        command.touch("write", destination)
+
+
+@reader("helm")
+def helm(command: Command) -> Output | None:
+    parsed = parse(
+        command.words,
+        replace(
+            KUBE, values=KUBE.values | {"--set", "--set-string", "--values", "--version", "--repo", "--kube-context"}
+        ),
+    )
+    words = [word.text for word in parsed.positional]
+    verb = words[0] if words else "version"
+    command.verb = verb
+    effects: dict[str, Effect] = {
+        **dict.fromkeys(
+            "list ls status get history show search template lint version env repo dependency pull".split(), "read"
+        ),
+        **dict.fromkeys("install upgrade rollback test".split(), "write"),
+        **dict.fromkeys("uninstall delete".split(), "delete"),
+        "push": "publish",
+    }
+    effect = effects.get(verb, "execute")
+    if verb == "repo" and words[1:2] in (["add"], ["remove"], ["update"]):
+        effect = "write"
+    context = parsed.value("--kube-context")
+    local = context is not None and context.text.startswith(LOCAL_CONTEXTS)
+    namespace = parsed.value("-n", "--namespace")
+    if verb in ("template", "lint", "show", "search", "version", "dependency", "repo"):
+        here(command, effect)
+        return None
+    space = namespace.text if namespace is not None else "default"
+    if parsed.has("--dry-run"):
+        effect = "read"
+    name = words[1] if len(words) > 1 else ""
+    command.act(
+        effect, "local" if local else "remote", Target("resource", f"{space}/release/{name}".replace(UNKNOWN, "?"))
+    )
+    return None

@@ -1,0 +1,398 @@
+"""Git: what it publishes, what it discards, and the options by which it runs other programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.knowledge import Deed, Part
+from gradproof.gate.acts.paths import UNKNOWN, resolve
+from gradproof.gate.acts.programs import Command, Parsed, apply, assigned_parts, here, locate, of_url, parse, reader
+from gradproof.gate.acts.shell import Output, Word
+
+SHARED = {"main", "master", "develop", "development", "trunk", "production", "prod", "staging", "stable", "release"}
+LEADING = Deed(values=frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}))
+RUNS = (  # settings whose value git runs, or loads
+    *(
+        "core.sshcommand",
+        "core.pager",
+        "core.editor",
+        "core.fsmonitor",
+        "core.hookspath",
+        "core.askpass",
+        "core.gitproxy",
+    ),
+    *(
+        "sequence.editor",
+        "diff.external",
+        "credential.helper",
+        "gpg.program",
+        "uploadpack.packobjectshook",
+        "init.templatedir",
+    ),
+    *(
+        "include.path",
+        "sendemail.smtpserver",
+        "http.proxy",
+        "core.worktree",
+        "protocol.ext.allow",
+        "interactive.difffilter",
+    ),
+)
+RUNNING_PREFIXES = (
+    "alias.",
+    "filter.",
+    "merge.",
+    "difftool.",
+    "mergetool.",
+    "pager.",
+    "browser.",
+    "includeif.",
+    "url.",
+)
+PUSH = Deed(values=frozenset({"-o", "--push-option", "--repo", "--receive-pack", "--exec"}))
+LOSES = Deed(values=frozenset({"-s", "--source", "--pathspec-from-file", "-U"}))
+
+
+@reader("git")
+def git(command: Command) -> Output | None:
+    """Options before the verb, then the verb."""
+    parsed = parse(command.words, LEADING, stop=True)
+    for setting in parsed.values("-c", "--config-env"):
+        name, _, value = setting.text.partition("=")
+        _setting(command, name, value)
+    if parsed.has("--exec-path") and parsed.value("--exec-path"):
+        locate(command, "execute", "path", parsed.value("--exec-path") or Word())
+    folder = parsed.value("-C") or parsed.value("--work-tree")
+    if folder is not None:
+        command.state = command.beside()
+        texts = [resolve(text, cwd, command.reading.around.home) for text in folder.texts for cwd in command.state.cwds]
+        command.state.cwds = tuple(text or UNKNOWN for text in texts)[:4]
+    if not parsed.positional:
+        command.act("read", "local")
+        return None
+    verb, *words = parsed.positional
+    command.verb, command.words = verb.text.replace(UNKNOWN, "?"), words
+    read = VERBS.get(command.verb)
+    if read is not None:
+        return read(command)
+    known = command.deed.verbs
+    deed = known.get(f"{command.verb} {words[0].text}") if words else None
+    if deed is not None:
+        command.verb, command.words = f"{command.verb} {words[0].text}", words[1:]
+    deed = deed or known.get(command.verb)
+    if deed is None:
+        here(command, "execute")  # an alias, or a program called git-VERB
+        return None
+    apply(command, deed, parse(command.words, deed))
+    return _printed(command)
+
+
+def _printed(command: Command) -> Output | None:
+    around = command.reading.around
+    if command.verb == "rev-parse":
+        top = "--show-toplevel" in command.texts
+        return Output(around.project or None, piped=True) if top else Output("0", piped=True)
+    if command.verb in ("ls-files", "diff", "grep", "ls-tree") and (
+        command.verb == "ls-files" or {"--name-only", "-l"} & set(command.texts)
+    ):
+        return Output(names=(".",), piped=True)
+    if command.verb in ("describe", "branch", "symbolic-ref", "merge-base", "rev-list", "hash-object", "write-tree"):
+        return None
+    return None
+
+
+def _setting(command: Command, name: str, value: str) -> None:
+    """A setting by which git runs something is an act of its own."""
+    name = name.lower()
+    if (
+        name in RUNS
+        or name.startswith(RUNNING_PREFIXES)
+        or name.endswith((".helper", ".program", ".command", ".textconv"))
+    ):
+        inner = command.beside(via=command.state.via | {"interpreter"})
+        done = replace(command, state=inner)
+        done.act("execute", "unknown", Target("none", name), marks=(f"flag:{name}",))
+        if value and name not in ("core.hookspath", "include.path", "core.worktree", "http.proxy"):
+            command.shell(value.lstrip("!"), inner)
+
+
+def _push(command: Command) -> None:
+    """To which remote and branch, forced or not, and onto one that others use."""
+    parsed = parse(command.words, PUSH)
+    if runs := parsed.value("--receive-pack", "--exec"):
+        command.act("execute", "unknown", Target("none", runs.text), marks=("flag:receive-pack",))
+    words = parsed.positional
+    remote = words[0].text if words else "origin"
+    forced = parsed.has("-f", "--force", "--force-with-lease", "--mirror", "--force-if-includes")
+    deletes = parsed.has("-d", "--delete", "--mirror", "--prune")
+    scope, name = _remote(command, remote)
+    specs = [word for word in words[1:]] or [Word(("HEAD",))]
+    if parsed.has("--all", "--mirror", "--tags"):
+        specs.append(Word(("*",)))
+    for spec in specs:
+        for text in spec.texts:
+            _published(command, name, scope, text, forced, deletes, parsed)
+
+
+def _published(
+    command: Command, remote: str, scope: Scope, spec: str, forced: bool, deletes: bool, parsed: Parsed
+) -> None:
+    forced = forced or spec.startswith("+")
+    source, colon, destination = spec.lstrip("+").partition(":")
+    branch = (destination if colon else source).removeprefix("refs/heads/")
+    deletes = deletes or (colon == ":" and not source)
+    if UNKNOWN in branch:
+        scope, branch = "unknown", "?"
+    target = Target("branch", f"{remote}/{branch}")
+    marks = ["flag:no-verify"] if parsed.has("--no-verify") else []
+    is_shared = branch in SHARED or branch.startswith(("release/", "releases/", "hotfix/")) or branch in ("*", "\ue000")
+    if forced:
+        marks += ["forced", *(["shared"] if is_shared else [])]
+        command.act("rewrite_history", scope, target, marks=marks)
+    if deletes:
+        command.act("delete", scope, target, marks=[*marks, *(["forced", "shared"] if is_shared else [])])
+    command.act("publish", scope, target, marks=marks)
+
+
+def _remote(command: Command, remote: str) -> tuple[Scope, str]:
+    if remote.startswith("ext::") or "::" in remote:
+        command.act("execute", "unknown", Target("none", remote), marks=("flag:ext",))
+    if UNKNOWN in remote:
+        return "unknown", "?"
+    if "://" in remote:
+        target, scope = of_url(remote)
+        return scope, str(target)
+    if remote.startswith((".", "/", "~")):
+        return "outside", remote
+    if ":" in remote:
+        return "remote", remote
+    return "remote", remote
+
+
+def _checkout(command: Command) -> None:
+    """Switching is everyday work; overwriting what is not committed discards it."""
+    parsed = parse(
+        command.words, replace(LOSES, values=LOSES.values | {"-b", "-B", "--orphan", "-c", "-C", "-t", "--track"})
+    )
+    texts = command.texts
+    discards = "--" in texts or parsed.has("-f", "--force", "--ours", "--theirs", "-p", "--discard-changes", "-B", "-C")
+    discards = discards or any(text in (".", "*", "./", ":/") or "/" in text and "." in text for text in texts)
+    if command.verb == "restore":
+        discards = not (parsed.has("--staged", "-S") and not parsed.has("--worktree", "-W"))
+    if discards:
+        here(command, "rewrite_history")
+    else:
+        here(command, "write")
+
+
+def _reset(command: Command) -> None:
+    hard = {"--hard", "--merge", "--keep"} & set(command.texts)
+    here(command, "rewrite_history" if hard else "write")
+
+
+def _branch(command: Command) -> None:
+    parsed = parse(
+        command.words, Deed(values=frozenset({"--sort", "--format", "--contains", "--merged", "-u", "--points-at"}))
+    )
+    if parsed.has("-D") or (parsed.has("-d", "--delete") and parsed.has("-f", "--force")):
+        _named(command, "rewrite_history", parsed)
+    elif parsed.has("-d", "--delete", "-m", "-M", "--move", "-c", "-f", "--force", "-u") or parsed.positional:
+        here(command, "rewrite_history" if parsed.has("-M", "-f", "--force") else "write")
+    else:
+        here(command, "read")
+
+
+def _named(command: Command, effect: Effect, parsed: Parsed) -> None:
+    for word in parsed.positional or [Word(("HEAD",))]:
+        here_scope: Scope = "project" if command.reading.around.project else "outside"
+        command.act(effect, here_scope, Target("branch", f"./{word.text.replace(UNKNOWN, '?')}"))
+
+
+def _clean(command: Command) -> None:
+    dry = {"-n", "--dry-run"} & set(command.texts) or not any(
+        "f" in text for text in command.texts if text.startswith("-")
+    )
+    paths = [word for word in command.words if not word.text.startswith("-")]
+    if dry:
+        here(command, "read")
+        return
+    for word in paths:
+        command.touch("delete", word, folder=True)
+    if not paths:
+        for cwd in command.state.cwds:
+            command.act("delete", "outside", Target("path", cwd, True))
+
+
+def _stash(command: Command) -> None:
+    verb = next((text for text in command.texts if not text.startswith("-")), "push")
+    command.verb = f"stash {verb}"
+    here(command, "rewrite_history" if verb in ("drop", "clear") else "read" if verb in ("list", "show") else "write")
+
+
+def _config(command: Command) -> None:
+    """Settings: of the repository, of the user, of the machine; some make git run programs."""
+    parsed = parse(command.words, Deed(values=frozenset({"-f", "--file", "--get", "--get-all", "--unset", "--type"})))
+    words = [word.text for word in parsed.positional if word.text not in ("set", "unset", "get", "list", "edit")]
+    reads = parsed.has("--get", "--get-all", "--list", "-l", "--get-regexp", "--show-origin") or "list" in command.texts
+    reads = reads or (
+        len(words) < 2 and not parsed.has("--unset", "--unset-all", "--add", "--replace-all", "-e", "--edit")
+    )
+    if parsed.value("--get"):
+        reads = True
+    if reads:
+        command.act("read", "local")
+        return
+    name = words[0].lower() if words else ""
+    runs = name in RUNS or name.startswith(RUNNING_PREFIXES) or name.endswith((".helper", ".program", ".command"))
+    effect: Effect = "persist" if runs else "write"
+    if parsed.has("--system"):
+        command.act(effect, "system", Target("path", "/etc/gitconfig"))
+    elif parsed.has("--global"):
+        command.touch(effect, Word(("\ue003/.gitconfig",)))
+    elif file := parsed.value("-f", "--file"):
+        command.touch(effect, file)
+    else:
+        here(command, effect)
+    if runs and len(words) > 1:
+        command.shell(words[1].lstrip("!"), command.beside(via=command.state.via | {"interpreter"}))
+
+
+def _remotes(command: Command) -> None:
+    verb = command.texts[0] if command.words else ""
+    command.verb = f"remote {verb}".strip()
+    here(
+        command, "write" if verb in ("add", "set-url", "remove", "rm", "rename", "set-head", "set-branches") else "read"
+    )
+
+
+def _clone(command: Command) -> None:
+    parsed = parse(command.words, command.deed.verbs["clone"])
+    if config := parsed.value("-c", "--config"):
+        _setting(command, *config.text.partition("=")[::2])
+    if parsed.value("--upload-pack", "-u"):
+        command.act("execute", "unknown", marks=("flag:upload-pack",))
+    words = parsed.positional
+    for word in words[:1]:
+        _source(command, word)
+    if len(words) > 1:
+        command.touch("write", words[1])
+    else:
+        here(command, "write")
+
+
+def _source(command: Command, word: Word) -> None:
+    text = word.text
+    if text.startswith("ext::") or "::" in text:
+        command.act("execute", "unknown", Target("none", text), marks=("flag:ext",))
+    elif "://" in text:
+        target, scope = of_url(text)
+        command.act("read", scope, target)
+    elif ":" in text and not text.startswith((".", "/")):
+        command.act(
+            "read", "remote", Target("host", text.partition(":")[0].rsplit("@", 1)[-1], within=text.partition(":")[2])
+        )
+    else:
+        command.touch("read", word)
+
+
+def _fetch(command: Command) -> None:
+    parsed = parse(
+        command.words, Deed(values=frozenset({"--depth", "-j", "--upload-pack", "-o", "--refmap", "-s", "-X"}))
+    )
+    if parsed.value("--upload-pack"):
+        command.act("execute", "unknown", marks=("flag:upload-pack",))
+    remote = parsed.positional[0].text if parsed.positional else "origin"
+    if "::" in remote:
+        command.act("execute", "unknown", Target("none", remote), marks=("flag:ext",))
+    command.act("read", "remote", Target("host", remote.replace(UNKNOWN, "?")))
+    if command.verb == "pull":
+        here(command, "rewrite_history" if parsed.has("-f", "--force") else "write")
+
+
+def _rebase(command: Command) -> None:
+    parsed = parse(command.words, Deed(values=frozenset({"-x", "--exec", "-s", "-X", "--onto"})))
+    for code in parsed.values("-x", "--exec"):
+        command.shell(code.text, command.beside())
+    here(command, "write")
+
+
+def _submodule(command: Command) -> None:
+    texts = command.texts
+    if "foreach" in texts:
+        rest = [text for text in texts[texts.index("foreach") + 1 :] if not text.startswith("--")]
+        command.shell(" ".join(rest), command.beside())
+    here(command, "read" if texts[:1] in ([], ["status"]) else "write")
+
+
+def _bisect(command: Command) -> Output | None:
+    if command.texts[:1] == ["run"]:
+        return command.again(command.words[1:])
+    here(command, "write")
+    return None
+
+
+def _grep(command: Command) -> Output | None:
+    parsed = parse(command.words, Deed(values=frozenset({"-e", "-f", "-A", "-B", "-C", "-m", "--threads", "-O"})))
+    if runs := parsed.value("-O", "--open-files-in-pager"):
+        command.shell(runs.text, command.beside())
+    here(command, "read")
+    for part, word in assigned_parts((Part(), Part("read", "path", True)), parsed.positional):
+        if part.effect:
+            command.touch("read", word)
+    return Output(names=(".",), piped=True) if parsed.has("-l", "--name-only") else None
+
+
+def _archive(command: Command) -> None:
+    parsed = parse(command.words, Deed(values=frozenset({"-o", "--output", "--prefix", "--format", "--remote"})))
+    here(command, "read")
+    if output := parsed.value("-o", "--output"):
+        command.touch("write", output)
+
+
+def _worktree(command: Command) -> None:
+    verb = command.texts[0] if command.words else "list"
+    command.verb = f"worktree {verb}"
+    words = [word for word in command.words[1:] if not word.text.startswith("-")]
+    if verb in ("add", "move"):
+        for word in words[:1]:
+            command.touch("write", word)
+    elif verb == "remove":
+        for word in words[:1]:
+            command.touch("delete", word, folder=True)
+    else:
+        here(command, "read" if verb == "list" else "write")
+
+
+def _tag(command: Command) -> None:
+    texts = command.texts
+    if {"-d", "--delete", "-f", "--force"} & set(texts):
+        here(command, "rewrite_history")
+    else:
+        here(command, "write" if any(not text.startswith("-") for text in texts) else "read")
+
+
+def _commit(command: Command) -> None:
+    here(command, "write", ("flag:amend",) if "--amend" in command.texts else ())
+
+
+VERBS = {
+    "push": _push,
+    **dict.fromkeys(("checkout", "switch", "restore"), _checkout),
+    "reset": _reset,
+    "branch": _branch,
+    "clean": _clean,
+    "stash": _stash,
+    "config": _config,
+    "remote": _remotes,
+    "clone": _clone,
+    **dict.fromkeys(("fetch", "pull", "ls-remote"), _fetch),
+    "rebase": _rebase,
+    "submodule": _submodule,
+    "bisect": _bisect,
+    "grep": _grep,
+    "archive": _archive,
+    "worktree": _worktree,
+    "tag": _tag,
+    "commit": _commit,
+}

@@ -1,0 +1,149 @@
+"""What programs do: `effects.toml`, read once.
+
+    [programs.cp]
+    args = "read:path* write:path"         # what the words are, in order; * takes all that are left for it
+    options = { "-t" = "write:path" }      # options whose value is one, too
+    values = "-S --suffix"                 # options whose value says nothing
+    folder = "-r -R --recursive"           # flags under which paths are folders
+    flags = { "-i" = "write" }             # flags that turn what is read into another effect
+    effect = "execute"                     # an act of its own, whatever the words are …
+    scope = "project"                      # … with this scope
+    marks = "-f --force"                   # flags that a correction of a call without them does not cover
+    verbs.NAME = { … }                     # subcommands, with the same fields; "NAME OTHER" for two words
+    reader = "find"                        # read by a function of that name
+    like = "cat"                           # as another program
+
+A word is `effect:kind`, or `-` where it says nothing.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gradproof.gate.acts.act import EFFECTS, SCOPES, Effect, Scope
+
+FILE = Path(__file__).parents[1] / "effects.toml"
+KINDS = (
+    *("path", "folder", "url", "host", "hostpath", "process", "service", "package", "container", "resource"),
+    *("remote", "database", "command", "code", "name", "device", "user"),
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One word of a program's arguments."""
+
+    effect: Effect | None = None  # None: says nothing
+    kind: str = "name"
+    many: bool = False
+
+
+@dataclass(frozen=True)
+class Deed:
+    """What a program, or one of its verbs, does."""
+
+    args: tuple[Part, ...] = ()
+    options: Mapping[str, Part] = field(default_factory=dict)
+    values: frozenset[str] = frozenset()
+    folder: frozenset[str] = frozenset()
+    flags: Mapping[str, Effect] = field(default_factory=dict)
+    marks: frozenset[str] = frozenset()
+    effect: Effect | None = None
+    scope: Scope | None = None
+    target: str = ""
+    reader: str = ""
+    verbs: Mapping[str, Deed] = field(default_factory=dict)
+
+    def takes_value(self, option: str) -> bool:
+        return option in self.values or option in self.options
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """All programs, what verbs in a tool's name mean, and which variables are more than data."""
+
+    programs: Mapping[str, Deed]
+    verbs: Mapping[str, Effect]  # first word of a verb → effect
+    wrappers: Mapping[str, Mapping[str, Any]]
+    interpreters: Mapping[str, str]  # program → language
+    variables: Mapping[str, str]  # NAME → path, command, or options
+    dangerous: tuple[str, ...]  # programs whose name in an unread text is reason enough
+
+
+@cache
+def knowledge() -> Knowledge:
+    """The file, checked."""
+    tables = tomllib.loads(FILE.read_text(encoding="utf-8"))
+    programs: dict[str, Deed] = {}
+    same = {}
+    for name, table in tables["programs"].items():
+        if isinstance(table, str):
+            table = {"args": table}
+        if "like" in table:
+            same[name] = table["like"]
+        else:
+            programs[name] = _deed(name, table)
+    for name, other in same.items():
+        programs[name] = programs[other]
+    for names, other in tables.get("alias", {}).items():
+        for name in names.split():
+            programs[name] = programs[other]
+    verbs = {verb: effect for effect, words in tables["verbs"].items() for verb in words.split()}
+    languages = {program: language for language, words in tables["interpreters"].items() for program in words.split()}
+    variables = {name: kind for kind, words in tables["variables"].items() for name in words.split()}
+    dangerous = tuple(tables["dangerous"]["programs"].split())
+    return Knowledge(programs, verbs, tables["wrappers"], languages, variables, dangerous)
+
+
+FIELDS = {
+    *("args", "options", "values", "folder", "flags", "marks", "effect", "scope", "target", "reader", "verbs"),
+}
+
+
+def _deed(name: str, table: Mapping[str, Any]) -> Deed:
+    unknown = table.keys() - FIELDS
+    if unknown:
+        raise ValueError(f"effects.toml: {name} has no field {min(unknown)!r}")
+    effect, scope = table.get("effect"), table.get("scope")
+    if effect not in (None, *EFFECTS) or scope not in (None, *SCOPES):
+        raise ValueError(f"effects.toml: {name} has effect {effect!r} and scope {scope!r}")
+    return Deed(
+        args=tuple(_part(name, word) for word in table.get("args", "").split()),
+        options={
+            option: _part(name, word)
+            for options, word in table.get("options", {}).items()
+            for option in options.split()
+        },
+        values=frozenset(table.get("values", "").split()),
+        folder=frozenset(table.get("folder", "").split()),
+        flags={flag: effect for flags, effect in table.get("flags", {}).items() for flag in flags.split()},
+        marks=frozenset(table.get("marks", "").split()),
+        effect=effect,
+        scope=scope,
+        target=table.get("target", ""),
+        reader=table.get("reader", ""),
+        verbs={
+            verb: _deed(f"{name} {verb}", inner if isinstance(inner, dict) else {"args": inner})
+            for verbs, inner in table.get("verbs", {}).items()
+            for verb in verbs.split("|")
+        },
+    )
+
+
+def _part(name: str, word: str) -> Part:
+    """`read:path*`."""
+    many = word.endswith("*")
+    word = word.rstrip("*")
+    if word == "-":
+        return Part(many=many)
+    effect, _, kind = word.partition(":")
+    if effect not in EFFECTS and effect != "run":
+        raise ValueError(f"effects.toml: {name} has no effect {effect!r}")
+    if kind not in KINDS:
+        raise ValueError(f"effects.toml: {name} has no kind {kind!r}")
+    return Part(None if effect == "run" else effect, kind, many)  # type: ignore[arg-type]

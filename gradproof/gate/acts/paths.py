@@ -1,0 +1,357 @@
+"""Paths: resolved against the folder of a call, and the scope that they lie in.
+
+Nothing but the search for `.git` touches the file system: a path means what it says, whether or not it exists.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from gradproof.gate.acts.act import Effect, Scope, Target
+
+UNKNOWN = "\0"  # stands in a text for what could not be resolved
+STAR, ANY, RANGE, TILDE = "\ue000", "\ue001", "\ue002", "\ue003"  # an unquoted * ? [ and a leading ~
+GLOBS = STAR + ANY + RANGE
+NOWHERE = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/stdin"}
+SOURCES = {"/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"}  # harmless to read
+AGENTS = (".claude", ".claude.json", ".gemini", ".cursor", ".codex", ".mcp.json", ".git/hooks")
+SYSTEM = (
+    *(
+        "bin",
+        "boot",
+        "etc",
+        "lib",
+        "lib32",
+        "lib64",
+        "libx32",
+        "opt",
+        "proc",
+        "run",
+        "sbin",
+        "snap",
+        "sys",
+        "usr",
+        "var",
+    ),
+    *("System", "Library", "Applications", "private", "cores"),
+)
+TEMPORARY = ("/tmp", "/var/tmp", "/dev/shm", "/private/tmp", "/var/folders")
+MOUNTS = ("/mnt", "/media", "/Volumes")
+HOMES = ("/home", "/Users")
+SECRET_NAMES = (
+    *(".env", ".env.*", "*.env", ".netrc", "_netrc", ".pgpass", ".my.cnf", ".git-credentials", ".pypirc", ".npmrc"),
+    *(
+        "id_rsa",
+        "id_dsa",
+        "id_ecdsa",
+        "id_ed25519",
+        "*.pem",
+        "*.key",
+        "*.p12",
+        "*.pfx",
+        "*.jks",
+        "*.keystore",
+        "*.kdbx",
+    ),
+    *(
+        "credentials",
+        "credentials.*",
+        "*credentials.json",
+        "secrets.*",
+        "secret.*",
+        ".secrets",
+        "service-account*.json",
+    ),
+    *(".htpasswd", ".vault-token", "wallet.dat", "shadow", "gshadow", "shadow-", "master.passwd", "*.ovpn"),
+    *(".bash_history", ".zsh_history", ".python_history", ".mysql_history", ".psql_history", "logins.json", "key4.db"),
+    *("Login Data", "Cookies", "cookies.sqlite", "kubeconfig", "*.tfstate", "*.tfvars", "token", "tokens.json"),
+    *("id_rsa.*", "*_rsa", "*_ed25519", ".dockercfg", "terraform.tfstate*", "auth.json", "sa.json"),
+)
+NOT_SECRET = (
+    *("*.pub", "*.example", "*.sample", "*.template", "*.dist", ".env.test", "*.py", "*.js", "*.ts", "*.go", "*.rs"),
+    *("*.md", "*.html", "*.css", "*.java", "*.rb", "*.sh", "*.tf", "cacert.pem", "*.crt", "public*.pem", "public*.key"),
+)
+SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".azure", ".docker", ".password-store", "keyrings", "Keychains")
+SECRET_PLACES = ("gcloud", "gh", "rclone", "op", "heroku", "doctl", "hub")  # below .config
+PUBLIC_NAMES = ("known_hosts", "known_hosts.old", "authorized_keys", "*.pub", "config")
+SECRET_SYSTEM = re.compile(
+    r"^/(?:etc/(?:shadow|gshadow|sudoers|ssh/.*_key|ssl/private)|proc/[^/]+/environ|run/secrets)"
+)
+
+
+START_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".zshenv", ".bash_login", ".bash_logout")
+START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin")
+START_FOLDERS = (
+    "/etc/cron",
+    "/etc/init.d",
+    "/etc/systemd",
+    "/etc/profile.d",
+    "/etc/rc",
+    "/var/spool/cron",
+    "/etc/xdg/autostart",
+)
+START_FOLDERS += (
+    "/Library/LaunchAgents",
+    "/Library/LaunchDaemons",
+    "/.config/systemd",
+    "/.config/autostart",
+    "/etc/ld.so",
+)
+RIGHTS_FILES = (
+    "/etc/sudoers",
+    "/etc/passwd",
+    "/etc/shadow",
+    "/etc/group",
+    "/etc/pam.d",
+    "/root/.ssh",
+    "/.ssh/authorized_keys",
+)
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """Where a call is made: `cwd` is empty where nobody said, `project` where there is none."""
+
+    cwd: str = ""
+    project: str = ""
+    home: str = "/root"
+    store: str = ""
+    port: int = 0  # of the gate's service
+
+    @classmethod
+    def of(cls, cwd: str, home: str, store: str = "", port: int = 0) -> Surroundings:
+        """Looks for the project: the nearest folder above cwd that holds `.git`, else cwd itself."""
+        cwd = posixpath.normpath(cwd) if cwd.startswith("/") else ""
+        cwd = "/" + cwd.lstrip("/") if cwd else ""
+        home = posixpath.normpath(home)
+        if not cwd or cwd == "/" or is_home(cwd, home):
+            return cls(cwd, "", home, store, port)
+        return cls(cwd, _project(cwd, home), home, store, port)
+
+
+def is_home(path: str, home: str) -> bool:
+    """Whether a folder is somebody's whole home."""
+    return path in (home, "/root") or posixpath.dirname(path) in HOMES
+
+
+def _project(cwd: str, home: str) -> str:
+    folder = Path(cwd)
+    for candidate in (folder, *folder.parents):
+        if str(candidate) == "/" or is_home(str(candidate), home):
+            break
+        try:
+            if (candidate / ".git").exists():
+                return str(candidate)
+        except OSError:
+            break
+    return cwd
+
+
+def resolve(text: str, cwd: str, home: str) -> str | None:
+    """An absolute path without `.`, `..` and `//`; None where it depends on what nobody knows."""
+    if UNKNOWN in text:
+        return None
+    if text.startswith(TILDE):
+        user, slash, rest = text[1:].partition("/")
+        if user in ("+", "-"):
+            return None
+        base = home if not user else "/root" if user == "root" else f"{posixpath.dirname(home) or '/home'}/{user}"
+        text = f"{base}{slash}{rest}"
+    if not text.startswith("/"):
+        if not cwd:
+            return None
+        text = f"{cwd}/{text}"
+    return "/" + posixpath.normpath(text).lstrip("/")
+
+
+def climbs(text: str) -> bool:
+    """Whether a relative path leaves the folder that it starts in."""
+    return text.startswith(("/", TILDE)) or posixpath.normpath(text).startswith("..")
+
+
+def place(
+    text: str, effect: Effect, around: Surroundings, cwd: str | None = None, *, folder: bool = False
+) -> tuple[Target, Scope] | None:
+    """What a path names and its scope for an effect; None for what is no target, such as /dev/null."""
+    cwd = around.cwd if cwd is None else cwd
+    folder = folder or text.endswith(("/", "/.", "/..")) or text in (".", "..", TILDE)
+    stem, pattern = _split_glob(text)
+    path = resolve(stem, cwd, around.home)
+    if path is None:
+        return _without_cwd(text, effect, around, folder)
+    if path in NOWHERE or path.startswith("/dev/fd/") or (path in SOURCES and effect == "read"):
+        return None
+    if path.startswith(("/dev/tcp/", "/dev/udp/")):
+        host = path.split("/")[3]
+        return Target("host", host), "local" if is_loopback(host) else "remote"
+    if pattern:
+        return _place_glob(path, pattern, effect, around)
+    return Target("path", path, folder), scope(path, effect, around, folder=folder)
+
+
+def _without_cwd(text: str, effect: Effect, around: Surroundings, folder: bool) -> tuple[Target, Scope]:
+    """A path that depends on a variable, or a relative one without a folder to start from."""
+    if UNKNOWN in text or text.startswith(TILDE):
+        return Target("path", text.replace(UNKNOWN, "?"), folder), "unknown"
+    plain = posixpath.normpath(unglobbed(text))
+    if secret(plain):
+        return Target("path", plain, folder), "secret"
+    if own_part(plain):
+        return Target("path", plain, folder), "own"
+    stays = not climbs(plain) and effect in ("read", "write")
+    return Target("path", plain, folder), "project" if stays else "outside"
+
+
+def _split_glob(text: str) -> tuple[str, str]:
+    """What stands before the first part with a pattern, and the rest."""
+    if not any(mark in text for mark in GLOBS):
+        return text, ""
+    parts = text.split("/")
+    first = next(i for i, part in enumerate(parts) if any(mark in part for mark in GLOBS))
+    stem = "/".join(parts[:first]) or ("/" if text.startswith("/") else ".")
+    return stem, "/".join(parts[first:])
+
+
+def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -> tuple[Target, Scope]:
+    """The scope of what a pattern could match."""
+    first, _, deeper = pattern.partition("/")
+    shape = unglobbed(first)
+    whole = f"{path.rstrip('/')}/{unglobbed(pattern)}"
+    if ".." in deeper.split("/"):
+        return Target("path", whole, True), "unknown"
+    if not shape.strip("*?") or shape.startswith(("[", ".*", ".?", ".[")):  # nearly everything in the folder
+        hidden = shape.startswith((".", "["))
+        found = scope(path, effect, around, folder=True, contents=not hidden)
+        return Target("path", path, True), found
+    names = [*AGENTS_HERE, *SECRET_EXAMPLES] if effect != "read" or not shape.startswith("*.") else SECRET_EXAMPLES
+    for name in names:
+        if fnmatchcase(name, shape) and not shape.startswith("*."):
+            matched = scope(f"{path}/{name}", effect, around, folder=True)
+            if matched in ("own", "secret"):
+                return Target("path", whole), matched
+    found = scope(f"{path.rstrip('/')}/{shape}", effect, around, folder=bool(deeper))
+    return Target("path", whole), found
+
+
+AGENTS_HERE = (".claude", ".gemini", ".cursor", ".mcp.json", ".git")
+SECRET_EXAMPLES = (".env", ".netrc", "id_rsa", "id_ed25519", "credentials", ".ssh", ".aws", ".gnupg", "secrets.json")
+
+
+def unglobbed(text: str) -> str:
+    """With the marks of unquoted characters as the characters that they were."""
+    return text.replace(STAR, "*").replace(ANY, "?").replace(RANGE, "[").replace(TILDE, "~")
+
+
+def scope(path: str, effect: Effect, around: Surroundings, *, folder: bool = False, contents: bool = False) -> Scope:
+    """The first scope that applies to an absolute path. `contents`: what is in the folder, but no hidden files."""
+    if owned(path, effect, around, folder and not contents):
+        return "own"
+    if secret(path):
+        return "secret"
+    if _is_root(path, around):
+        return "root"
+    if any(path == temp or path.startswith(f"{temp}/") for temp in TEMPORARY):
+        return "project" if around.project and _within(path, around.project) else "temp"
+    if path == "/dev" or path.startswith("/dev/"):
+        return "device"
+    if around.project and _within(path, around.project):
+        return _in_project(path, effect, around)
+    if path.split("/")[1] in SYSTEM:
+        return "system"
+    if not around.project and around.cwd and effect in ("read", "write") and _within(path, around.cwd):
+        return "project" if around.cwd != "/" else "outside"
+    return "home" if _within(path, around.home) else "outside"
+
+
+def _in_project(path: str, effect: Effect, around: Surroundings) -> Scope:
+    """The project folder as a whole, and its `.git`, are not to be removed, moved or given to others."""
+    git = f"{around.project}/.git"
+    if effect in ("delete", "change_rights") and (path == around.project or _within(path, git)):
+        return "outside"
+    return "project"
+
+
+def owned(path: str, effect: Effect, around: Surroundings, folder: bool = False) -> bool:
+    """Whether this is the gate's own, or an agent's settings; for what removes or moves a folder, whether they lie in
+    it."""
+    if around.store and _within(path, around.store):
+        return True
+    if own_part(path):
+        return True
+    if effect not in ("delete", "change_rights") or not folder:
+        return False
+    holders = [around.store, around.project, f"{around.project}/.git" if around.project else "", around.home]
+    return any(holder and _within(holder, path) for holder in holders) and not _is_root(path, around)
+
+
+def own_part(path: str) -> bool:
+    """Whether a path leads through an agent's settings or a repository's hooks."""
+    padded = f"/{path.strip('/')}/"
+    return any(f"/{name}/" in padded for name in AGENTS)
+
+
+def secret(path: str) -> bool:
+    """Whether a file of that name is known to hold secrets."""
+    *folders, name = path.strip("/").split("/")
+    if any(fnmatchcase(name, pattern) for pattern in NOT_SECRET):
+        return False
+    if any(folder in SECRET_FOLDERS for folder in folders):
+        return not any(fnmatchcase(name, pattern) for pattern in PUBLIC_NAMES) or ".kube" in folders
+    if name in SECRET_FOLDERS and name.startswith(".") and name not in (".docker",):
+        return True
+    if ".config" in folders and folders[-1] in SECRET_PLACES:
+        return True
+    return any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) or bool(SECRET_SYSTEM.match(path))
+
+
+def _is_root(path: str, around: Surroundings) -> bool:
+    """Everything: the root, a whole home or all of them, a whole mount."""
+    whole = path in ("/", *HOMES, *MOUNTS) or posixpath.dirname(path) in MOUNTS
+    return whole or (is_home(path, around.home) and path != around.project)
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def within(path: str, folder: str) -> bool:
+    """Whether a resolved path is a folder or lies below it."""
+    return _within(path, folder)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine."""
+    host = host.lower().strip("[]")
+    return (
+        host in ("localhost", "::1", "0.0.0.0", "host.docker.internal")
+        or host.startswith("127.")
+        or host.endswith(".localhost")
+    )
+
+
+def turned(path: str, effect: Effect) -> Effect:
+    """Writing some files is more than writing: they run again later, or give rights."""
+    if effect != "write":
+        return effect
+    if any(path.startswith(name) or (name.startswith("/.") and name in path) for name in RIGHTS_FILES):
+        return "escalate"
+    if path.rsplit("/", 1)[-1] in START_FILES or any(folder in path for folder in START_FOLDERS):
+        return "persist"
+    return effect
+
+
+def looks_like_path(text: str) -> bool:
+    """Whether a word can only be meant as a path."""
+    return text.startswith((".", TILDE)) or "/" in text or any(mark in text for mark in GLOBS)
+
+
+def alternatives(texts: tuple[str, ...], cwds: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Each text from each folder that it may be meant from."""
+    for text in texts:
+        for cwd in cwds if not text.startswith(("/", TILDE)) else cwds[:1]:
+            yield text, cwd

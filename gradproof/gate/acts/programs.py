@@ -1,0 +1,821 @@
+"""Programs: from the words of one command to what it does, by what effects.toml knows.
+
+A few programs take other commands, code or a language of their own as arguments; READERS has a function for each.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradproof.gate.acts.act import NOTHING, Act, Effect, Scope, Target
+from gradproof.gate.acts.knowledge import Deed, Part, knowledge
+from gradproof.gate.acts.paths import (
+    TILDE,
+    UNKNOWN,
+    alternatives,
+    is_loopback,
+    looks_like_path,
+    place,
+    resolve,
+    turned,
+    unglobbed,
+    within,
+)
+from gradproof.gate.acts.shell import NO_INPUT, Output, Reading, State, Word, below
+
+MOST_WORDS = 256
+BIN = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/", "/opt/homebrew/bin/")
+ASKS_ITSELF = {"--version", "--help", "-V", "-h", "version", "help", "--usage", "-help"}
+HARMLESS_TEXT = {"date", "whoami", "nproc", "uname", "arch", "tput", "wc", "seq", "hostname", "stat", "du", "getconf"}
+SHARED = (
+    "main",
+    "master",
+    "develop",
+    "development",
+    "trunk",
+    "production",
+    "prod",
+    "staging",
+    "stable",
+    "release",
+    "HEAD",
+)
+FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
+Reader = Callable[["Command"], "Output | None"]
+READERS: dict[str, Reader] = {}
+BUILTINS: dict[str, Reader] = {}
+
+
+def reader(name: str) -> Callable[[Reader], Reader]:
+    """Makes a function the reader of that name in effects.toml."""
+
+    def keep(function: Reader) -> Reader:
+        READERS[name] = function
+        return function
+
+    return keep
+
+
+def builtin(*names: str) -> Callable[[Reader], Reader]:
+    def keep(function: Reader) -> Reader:
+        BUILTINS.update(dict.fromkeys(names, function))
+        return function
+
+    return keep
+
+
+@dataclass
+class Command:
+    """One command as it is run: the program, its words, what it is fed with."""
+
+    reading: Reading
+    program: str
+    words: list[Word]
+    state: State
+    stdin: Output = NO_INPUT
+    walk: Any = None
+    deed: Deed = Deed()
+    verb: str = ""
+
+    @property
+    def texts(self) -> list[str]:
+        return [word.text for word in self.words]
+
+    def act(
+        self, effect: Effect, scope: Scope, target: Target = NOTHING, *, marks: Sequence[str] = (), why: str = ""
+    ) -> Act:
+        """Adds an act; where the command runs elsewhere, its scope is there."""
+        if self.state.elsewhere is not None and scope not in ("unknown", "remote"):
+            scope, host = self.state.elsewhere
+            target = Target("host", host, target.folder, target.amount, str(target) if target.name else "")
+        done = Act(effect, self.program, scope, self.verb, target, self.state.via, frozenset(marks), why)
+        self.reading.acts.append(done)
+        return done
+
+    def unknown(self, why: str) -> None:
+        self.reading.unknown(self.program, why, self.state)
+
+    def touch(self, effect: Effect, word: Word, *, folder: bool = False, marks: Sequence[str] = ()) -> list[Act]:
+        """An act on a path."""
+        return touch(self.reading, effect, self.program, word, self.state, verb=self.verb, folder=folder, marks=marks)
+
+    def shell(self, text: str, state: State | None = None, stdin: Output = NO_INPUT) -> Output:
+        return self.reading.shell(text, state or self.state, stdin)
+
+    def again(self, words: Sequence[Word], state: State | None = None, stdin: Output | None = None) -> Output:
+        """Runs other words as a command: what a wrapper wraps."""
+        if not words:
+            return Output()
+        return run(self.reading, list(words), state or self.state, self.stdin if stdin is None else stdin, self.walk)
+
+    def beside(self, **changes: Any) -> State:
+        """A state of its own, with changes."""
+        return replace(self.state.copy(), **changes)
+
+
+@dataclass
+class Parsed:
+    """Words sorted into options, with their values, and the rest."""
+
+    options: list[tuple[str, Word | None]]
+    positional: list[Word]
+
+    def has(self, *names: str) -> bool:
+        return any(name in names for name, _ in self.options)
+
+    def value(self, *names: str) -> Word | None:
+        return next((value for name, value in self.options if name in names and value is not None), None)
+
+    def values(self, *names: str) -> list[Word]:
+        return [value for name, value in self.options if name in names and value is not None]
+
+
+def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
+    """Options as getopt reads them. With `stop`, the first word that is no option ends them."""
+    options: list[tuple[str, Word | None]] = []
+    positional: list[Word] = []
+    i = 0
+    while i < len(words):
+        word, text = words[i], words[i].text
+        i += 1
+        if text == "--":
+            positional += words[i:]
+            break
+        if not text.startswith(("-", "+")) or text in ("-", "+") or text[1:].isdigit() and text[0] == "-":
+            positional.append(word)
+            if stop:
+                positional += words[i:]
+                break
+        elif text.startswith("--") or deed.takes_value(text) or text.partition("=")[0] in deed.flags:
+            name, equals, _ = text.partition("=")
+            value = Word(tuple(t.partition("=")[2] for t in word.texts), word.fetched, word.secret) if equals else None
+            if value is None and deed.takes_value(name) and i < len(words):
+                value, i = words[i], i + 1
+            options.append((name, value))
+        elif text.startswith("-"):
+            i = _letters(words, i, word, deed, options)
+        else:
+            positional.append(word)
+    return Parsed(options, positional)
+
+
+def _letters(words: Sequence[Word], i: int, word: Word, deed: Deed, options: list[tuple[str, Word | None]]) -> int:
+    """`-rf`, `-n5`, `-ofile`."""
+    text = word.text
+    for at in range(1, len(text)):
+        name = f"-{text[at]}"
+        if deed.takes_value(name):
+            glued = text[at + 1 :]
+            if glued:
+                options.append((name, Word((_marked(word, at + 1),), word.fetched, word.secret)))
+            elif i < len(words):
+                options.append((name, words[i]))
+                i += 1
+            else:
+                options.append((name, None))
+            return i
+        options.append((name, None))
+    if len(text) > 2:
+        options.append((text, None))  # as one long option behind a single dash, too
+    return i
+
+
+def _marked(word: Word, start: int) -> str:
+    return word.texts[0][start:] if len(word.texts) == 1 else UNKNOWN
+
+
+# running
+
+
+def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: Any) -> Output:
+    """Reads one command; returns what it prints, as far as that is known."""
+    name = words[0]
+    if len(words) > MOST_WORDS:
+        reading.unknown(unglobbed(name.texts[0]), f"more than {MOST_WORDS} arguments", state)
+        words = words[:MOST_WORDS]
+    if len(name.texts) > 1 and len(name.texts) <= 8:
+        for text in name.texts:
+            run(reading, [Word((text,)), *words[1:]], state, stdin, walk)
+        return Output()
+    if not name.known:
+        return _nameless(reading, words, state, stdin)
+    text = name.text
+    if not text:
+        return Output()
+    before = len(reading.acts)
+    command = Command(reading, text, words[1:], state, stdin, walk)
+    printed = _run(command, text)
+    acts = reading.acts[before:]
+    if printed is None:
+        return Output.of(acts, stdin)
+    return printed
+
+
+def _nameless(reading: Reading, words: list[Word], state: State, stdin: Output) -> Output:
+    """A program whose name is made while the call runs."""
+    if words[0].fetched:
+        reading.acts.append(_fetched("sh", words[0].fetched, state))
+    reading.unknown("sh", "a program whose name is not known", state)
+    for word in words[1:]:
+        if looks_like_path(word.texts[0]):
+            touch(reading, "execute", "sh", word, state)
+    return Output()
+
+
+def _fetched(program: str, host: str, state: State) -> Act:
+    return Act("fetch_and_run", program, "remote", target=Target("host", host), via=state.via)
+
+
+def _run(command: Command, text: str) -> Output | None:
+    state, reading = command.state, command.reading
+    if text in state.functions and command.walk is not None:
+        for walk, body in state.functions[text]:
+            walk.call(body, state, command.words, command.stdin)
+        return None
+    if text in state.aliases:
+        rest = " ".join(shlex.quote(word.text.replace(UNKNOWN, "$_")) for word in command.words)
+        aliased = state.aliases[text]
+        inner = state.copy()
+        inner.aliases.pop(text, None)
+        return command.shell(f"{aliased} {rest}", inner, command.stdin)
+    if text in BUILTINS:
+        return BUILTINS[text](command)
+    name = _program(command, text)
+    if name is None:
+        return None
+    known = knowledge()
+    command.program = name
+    if name in known.wrappers:
+        return READERS["wrapper"](command)
+    if name in known.interpreters:
+        return READERS["interpreter"](command)
+    deed = known.programs.get(name)
+    if deed is None:
+        return _strange(command)
+    return perform(command, deed)
+
+
+def _program(command: Command, text: str) -> str | None:
+    """The name by which a program is known; None where it was a file, and that is read."""
+    if "/" not in text:
+        return text.removesuffix(".exe")
+    base = text.rsplit("/", 1)[-1]
+    known = knowledge()
+    is_known = base in known.programs or base in known.wrappers or base in known.interpreters
+    if is_known and (text.startswith(BIN) or "/bin/" in f"/{text}" or "/.bin/" in text or "/Scripts/" in text):
+        return base
+    execute_file(command, Word((TILDE + text[1:] if text.startswith("~") else text,)), command.words)
+    return None
+
+
+def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> None:
+    """A script or a program by its path: what was written to it in this call is read, what was fetched is named."""
+    state = command.state
+    for path in resolved(command.reading, file, state):
+        if path in state.fetched:
+            command.reading.acts.append(_fetched(command.program, state.fetched[path], state))
+        elif path in state.written:
+            inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
+            READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
+    acts = command.touch("execute", file)
+    if not acts:
+        command.act("execute", "unknown", why="a program without a name")
+    for word in arguments:
+        _argument(command, word, "execute")
+
+
+def replace_words(command: Command, words: list[Word], state: State, program: str) -> Command:
+    return Command(command.reading, program, words, state, command.stdin, command.walk)
+
+
+def _strange(command: Command) -> Output | None:
+    """A program that nobody knows: it runs, with the scope of its arguments."""
+    if _asks_itself(command):
+        return None
+    scope: Scope = "project" if command.reading.around.project else "local"
+    command.act("execute", scope)
+    for word in command.words:
+        _argument(command, word, "execute")
+    return None
+
+
+def _argument(command: Command, word: Word, effect: Effect) -> None:
+    """A word of a program that is not known: a path, a URL or a host lends it its scope."""
+    text = word.text
+    value = text.partition("=")[2] if text.startswith("-") else text
+    if not word.known:
+        command.act(effect, "unknown", why="an argument that is made while the call runs")
+    elif "://" in value:
+        target, scope = of_url(value)
+        command.act(effect, scope, target)
+    elif looks_like_path(word.texts[0]) and not text.startswith("-") and " " not in text:
+        command.touch(effect, word)
+    elif value.startswith(("/", "~", "../")) and " " not in value:
+        command.touch(effect, Word((TILDE + value[1:] if value.startswith("~") else value,)))
+
+
+def _asks_itself(command: Command) -> bool:
+    """`--version`, `--help`: a program that only tells about itself."""
+    texts = command.texts
+    if texts and len(texts) <= 2 and texts[-1] in ASKS_ITSELF:
+        command.act("read", "local")
+        return True
+    return False
+
+
+def perform(command: Command, deed: Deed) -> Output | None:
+    """What the knowledge says that this command does."""
+    command.deed = deed
+    if _asks_itself(command):
+        return None
+    if deed.reader:
+        return READERS[deed.reader](command)
+    if deed.verbs:
+        return _verb(command, deed)
+    return apply(command, deed, parse(command.words, deed))
+
+
+def _verb(command: Command, deed: Deed) -> Output | None:
+    """The verb is the first word that is no option, or the first two."""
+    parsed = parse(command.words, deed, stop=True)
+    words = parsed.positional
+    texts = [word.text for word in words[:3]]
+    for size in (3, 2, 1):
+        verb = " ".join(texts[:size])
+        if len(texts) >= size and verb in deed.verbs:
+            command.verb, command.words = verb, words[size:]
+            break
+    else:
+        size, verb = min(1, len(texts)), "*" if texts else ""
+        command.verb, command.words = " ".join(texts[:1]).replace(UNKNOWN, "?"), words[size:]
+    inner = deed.verbs.get(verb)
+    if inner is None:
+        if not texts:
+            command.act("read", "local")
+            return None
+        inner = deed.verbs.get("*", Deed(effect="execute", scope="project", args=(Part("execute", "path", True),)))
+    _options(command, deed, parsed)
+    command.deed = inner
+    if _asks_itself(command):
+        return None
+    if inner.reader:
+        return READERS[inner.reader](command)
+    return apply(command, inner, parse(command.words, inner))
+
+
+def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
+    """Effects of the words by their places, of the options, and of the whole."""
+    effect_of = next((deed.flags[name] for name, _ in parsed.options if name in deed.flags), None)
+    folder = any(name in deed.folder for name, _ in parsed.options)
+    marks = marked(deed, parsed)
+    _options(command, deed, parsed)
+    for part, word in assigned_parts(deed.args, parsed.positional):
+        _part(command, part, word, effect_of, folder, marks)
+    if deed.effect is not None:
+        effect = effect_of or deed.effect
+        scope = deed.scope or "project"
+        if scope == "project":
+            here(command, effect, marks)
+        else:
+            command.act(effect, scope, Target("none", deed.target), marks=marks)
+    return printed(command, parsed)
+
+
+def marked(deed: Deed, parsed: Parsed) -> list[str]:
+    return [f"flag:{name.lstrip('-')}" for name, _ in parsed.options if name in deed.marks]
+
+
+def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
+    """An act on the folder that the command runs in."""
+    for cwd in command.state.cwds:
+        if not cwd:
+            stays: Scope = "project" if effect in ("read", "write") else "outside"
+            command.act(effect, stays, Target("path", "."), marks=marks)
+            continue
+        if UNKNOWN in cwd:
+            command.act(effect, "unknown", Target("path", "?"), marks=marks)
+            continue
+        around = command.reading.around
+        inside = around.project and within(cwd, around.project)
+        located = place(cwd, effect if not inside else "write", around, cwd)
+        if located is not None:
+            command.act(effect, "project" if inside else located[1], located[0], marks=marks)
+
+
+def _options(command: Command, deed: Deed, parsed: Parsed) -> None:
+    for name, value in parsed.options:
+        if value is None:
+            continue
+        part = deed.options.get(name)
+        if part is not None:
+            _part(command, part, value, None, False, ())
+        elif name.startswith("--out") and name not in deed.values and looks_like_path(value.texts[0]):
+            command.touch("write", value)
+
+
+def assigned_parts(parts: Sequence[Part], words: Sequence[Word]) -> Iterator[tuple[Part, Word]]:
+    """Which word is what: a part with * takes what the parts behind it leave."""
+    parts = list(parts)
+    for at, part in enumerate(parts):
+        if part.many:
+            behind = len(parts) - at - 1
+            end = max(at, len(words) - behind)
+            yield from ((part, word) for word in words[at:end])
+            yield from zip(parts[at + 1 :], words[end:], strict=False)
+            return
+        if at >= len(words):
+            return
+        yield part, words[at]
+
+
+def _part(
+    command: Command, part: Part, word: Word, effect_of: Effect | None, folder: bool, marks: Sequence[str]
+) -> None:
+    if part.kind == "command":
+        command.again(command.words[command.words.index(word) :] if word in command.words else [word])
+        return
+    if part.kind == "code":
+        READERS["code"](replace_words(command, [word], command.state, "sh"))
+        return
+    if part.effect is None:
+        return
+    effect = effect_of if effect_of is not None and part.effect in ("read", "write") else part.effect
+    locate(command, effect, part.kind, word, folder, marks)
+
+
+def locate(
+    command: Command, effect: Effect, kind: str, word: Word, folder: bool = False, marks: Sequence[str] = ()
+) -> None:
+    """An act on what a word of some kind names."""
+    if kind in ("path", "folder"):
+        command.touch(effect, word, folder=folder or kind == "folder", marks=marks)
+        return
+    for text in word.texts:
+        text = unglobbed(text)
+        if UNKNOWN in text and kind not in ("package", "name", "process"):
+            command.act(effect, "unknown", Target("none", text.replace(UNKNOWN, "?")), marks=marks)
+        elif kind == "url":
+            target, scope = of_url(text)
+            command.act(effect, scope, target, marks=marks)
+        elif kind in ("host", "hostpath"):
+            of_host(command, effect, text, kind, marks)
+        elif kind == "process":
+            everything = text in ("-1", "0", ".", ".*", "*", "1")
+            command.act(effect, "root" if everything else "local", Target("process", text), marks=marks)
+        elif kind == "device":
+            command.act(effect, "device", Target("path", text), marks=marks)
+        elif kind == "resource":
+            command.act(effect, "remote", Target("resource", text), marks=marks)
+        elif kind in ("service", "user"):
+            command.act(effect, "system", Target("resource", text), marks=marks)
+        elif kind == "package":
+            command.act(effect, "system", Target("package", text.replace(UNKNOWN, "?")), marks=marks)
+        elif kind == "container":
+            command.act(effect, "local", Target("resource", text), marks=marks)
+        elif kind == "database":
+            target, scope = of_url(text) if "://" in text else (Target("table", text), "local")
+            command.act(effect, scope, target, marks=marks)
+        else:
+            command.act(effect, "local", Target("none", text), marks=marks)
+
+
+def touch(
+    reading: Reading,
+    effect: Effect,
+    program: str,
+    word: Word,
+    state: State,
+    *,
+    verb: str = "",
+    folder: bool = False,
+    marks: Sequence[str] = (),
+) -> list[Act]:
+    """An act on a path, once for each path that it may be."""
+    done: list[Act] = []
+    for text, cwd in alternatives(word.texts, state.cwds):
+        if state.elsewhere is not None:
+            scope, host = state.elsewhere
+            if "/dev/null" in text:
+                continue
+            target = Target("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
+        elif text == "-" or text.startswith("/dev/fd/"):
+            continue
+        else:
+            located = place(text, effect, reading.around, UNKNOWN if UNKNOWN in cwd else cwd, folder=folder)
+            if located is None:
+                continue
+            target, scope = located
+            if UNKNOWN in target.name:
+                target, scope = Target("path", "?", folder), "unknown"
+        done_there = turned(target.name, effect) if target.kind == "path" else effect
+        act = Act(done_there, program, scope, verb, target, state.via, frozenset(marks))
+        if act not in done:
+            done.append(act)
+    if word.fetched and effect == "execute":
+        done.append(_fetched(program, word.fetched, state))
+    reading.acts += done
+    return done
+
+
+def resolved(reading: Reading, word: Word, state: State) -> list[str]:
+    """The paths that a word may name, as far as they are known."""
+    if state.elsewhere is not None:
+        return []
+    paths = (resolve(text, cwd, reading.around.home) for text, cwd in alternatives(word.texts, state.cwds))
+    return [path for path in paths if path is not None]
+
+
+def of_url(text: str) -> tuple[Target, Scope]:
+    """Host and scope of a URL, a connection string or `host:port`."""
+    rest = text.split("://", 1)[1] if "://" in text else text
+    if text.startswith("file://"):
+        return Target("path", rest), "unknown"
+    authority = rest.split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
+    host = authority.rsplit("@", 1)[-1]
+    port = ""
+    if host.startswith("["):
+        host = host[1:].split("]", 1)[0]
+    else:
+        host, _, port = host.partition(":")
+    if not host or UNKNOWN in host or "$" in host:
+        return Target("host", host.replace(UNKNOWN, "?")), "unknown"
+    within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
+    return Target("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
+
+
+def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Sequence[str] = ()) -> None:
+    """`user@host`, `host:path`; without a colon, `hostpath` is a path here."""
+    if kind == "hostpath" and "://" not in text:
+        host, colon, inner = text.partition(":")
+        if not colon or "/" in host:
+            command.touch("read" if effect == "read" else "write", Word((text,)), folder=False, marks=marks)
+            return
+        host = host.rsplit("@", 1)[-1]
+        scope: Scope = "local" if is_loopback(host) else "remote"
+        command.act(effect, scope, Target("host", host.lower(), within=inner), marks=marks)
+        return
+    target, scope = of_url(text)
+    command.act(effect, scope, target, marks=marks)
+
+
+def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -> None:
+    """Some variables are more than data: they name what other programs will load or run."""
+    kind = knowledge().variables.get(name)
+    if kind is None or not words:
+        return
+    command = Command(reading, name, [], state)
+    word = words[0]
+    if kind == "command":
+        inner = state.copy()
+        inner.via = state.via | {"interpreter"}
+        here(command, "execute", ("flag:variable",))
+        reading.shell(word.text, inner)
+        return
+    for text in word.texts:
+        for piece in unglobbed(text).split(":"):
+            if not piece or piece == UNKNOWN and name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+                continue
+            marked_piece = TILDE + piece[1:] if piece.startswith("~") else piece
+            touch(reading, "execute", name, Word((marked_piece,)), state, marks=("flag:variable",))
+
+
+# what is printed
+
+
+def printed(command: Command, parsed: Parsed) -> Output | None:
+    """The text that a command prints, for the few whose text is known."""
+    name, words, stdin = command.program, parsed.positional, command.stdin
+    if name == "cat" and (not words or [word.text for word in words] == ["-"]):
+        return stdin
+    if name == "tee":
+        for word in words:
+            for path in resolved(command.reading, word, command.state):
+                if stdin.fetched:
+                    command.state.fetched[path] = stdin.fetched
+                elif stdin.text is not None:
+                    command.state.written[path] = stdin.text
+        return stdin
+    if name == "base64" and parsed.has("-d", "--decode", "-D") and stdin.text is not None and not words:
+        return replace(stdin, text=_decoded(stdin.text))
+    if name == "mktemp":
+        return Output("/tmp/tmp.0000", piped=True)
+    if name in ("basename", "dirname", "realpath", "readlink") and words and words[-1].known:
+        return Output(_path_text(command, name, words[0].text), piped=True)
+    if name in HARMLESS_TEXT and all(word.known and not set("./~") & set(word.text) for word in words):
+        return Output("0", piped=True)
+    if name in FILTERS and stdin.names and not parsed.has("-o", "-c", "--only-matching", "--bytes"):
+        return stdin
+    if name == "ls" and not parsed.has("-l"):
+        return Output(names=tuple(unglobbed(word.texts[0]) for word in words) or (".",), piped=True)
+    if name in ("which",) and len(words) == 1 and words[0].known:
+        return Output(words[0].text, piped=True)
+    return None
+
+
+def _decoded(text: str) -> str | None:
+    try:
+        return base64.b64decode("".join(text.split()), validate=False).decode("utf-8", "replace")
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _path_text(command: Command, name: str, text: str) -> str | None:
+    if name == "basename":
+        base = text.rstrip("/").rsplit("/", 1)[-1]
+        return None if base in (".", "..", "") else base
+    if name == "dirname":
+        return text.rstrip("/").rsplit("/", 1)[0] if "/" in text.rstrip("/") else "."
+    paths = resolved(command.reading, Word((text,)), command.state)
+    return paths[0] if len(paths) == 1 else None
+
+
+# builtins
+
+
+@builtin("cd", "pushd", "chdir")
+def _cd(command: Command) -> Output:
+    words = [word for word in command.words if not word.text.startswith("-") or word.text == "-"]
+    state, around = command.state, command.reading.around
+    if state.elsewhere is not None:
+        return Output("")
+    if not words:
+        state.cwds = (around.home,)
+        return Output("")
+    found = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
+    if words[0].text == "-" or any(path is None for path in found):
+        state.cwds = (UNKNOWN,)
+    else:
+        state.cwds = tuple(dict.fromkeys(path for path in found if path is not None))[:4]
+    return Output("")
+
+
+@builtin("popd")
+def _popd(command: Command) -> Output:
+    command.state.cwds = (UNKNOWN,)
+    return Output("")
+
+
+@builtin("echo")
+def _echo(command: Command) -> Output:
+    words = command.words
+    escapes = False
+    while words and words[0].text in ("-n", "-e", "-E", "-ne", "-en"):
+        escapes = escapes or "e" in words[0].text
+        words = words[1:]
+    text = " ".join(unglobbed(word.texts[0]) if len(word.texts) == 1 else UNKNOWN for word in words)
+    if escapes:
+        text = _escaped(text)
+    return _told(command, words, text + "\n")
+
+
+@builtin("printf")
+def _printf(command: Command) -> Output:
+    words = command.words
+    if words and words[0].text == "-v":
+        if len(words) > 1:
+            command.state.variables[words[1].text] = [Word((UNKNOWN,))]
+        return Output("")
+    if not words:
+        return Output("")
+    shape, *rest = [word.text for word in words]
+    text = _escaped(shape)
+    if "%" in text:
+        pieces = iter(rest)
+        filled: list[str] = []
+        while True:
+            filled.append(_filled(text, pieces))
+            if len(filled) > 64 or not rest or (rest := list(pieces)) == []:
+                break
+            pieces = iter(rest)
+        text = "".join(filled)
+    return _told(command, words, text)
+
+
+def _filled(shape: str, pieces: Iterator[str]) -> str:
+    import re
+
+    def put(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        piece = next(pieces, "")
+        return _escaped(piece) if match[0].endswith("b") else piece
+
+    return re.sub(r"%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])", put, shape)
+
+
+def _escaped(text: str) -> str:
+    from gradproof.gate.acts.shell import ANSI, _ansi
+
+    return ANSI.sub(_ansi, text)
+
+
+def _told(command: Command, words: Sequence[Word], text: str) -> Output:
+    fetched = next((word.fetched for word in words if word.fetched), "")
+    secret = any(word.secret for word in words)
+    return Output(text, fetched, secret, True)
+
+
+@builtin("pwd")
+def _pwd(command: Command) -> Output:
+    cwds = command.state.cwds
+    one = len(cwds) == 1 and cwds[0] and command.state.elsewhere is None
+    return Output(cwds[0] if one else None, piped=True)
+
+
+@builtin("eval")
+def _eval(command: Command) -> Output:
+    for word in command.words:
+        if word.fetched:
+            command.reading.acts.append(_fetched("eval", word.fetched, command.state))
+    text = " ".join(word.text for word in command.words)
+    if UNKNOWN in text and len(command.words) == 1 and command.words[0].texts == (UNKNOWN,):
+        command.program = "eval"
+        command.unknown("a command that is made while it runs")
+        return Output()
+    return command.shell(text, command.state, command.stdin)
+
+
+@builtin("source", ".")
+def _source(command: Command) -> Output:
+    if not command.words:
+        return Output()
+    file = command.words[0]
+    if file.inner is not None or file.texts[0].startswith("/dev/fd/"):
+        feed = Output(file.inner, file.fetched, file.secret, True)
+        READERS["fed"](replace(command, program="source", stdin=feed, words=[]))
+        return Output()
+    if file.texts[0] == "/dev/stdin":
+        READERS["fed"](replace(command, program="source", words=[]))
+        return Output()
+    command.program = "source"
+    execute_file(command, file, command.words[1:])
+    return Output()
+
+
+@builtin("set", "shopt")
+def _set(command: Command) -> Output:
+    texts = command.texts
+    if any(text.startswith("-") and "e" in text and not text.startswith("--") for text in texts) or "errexit" in texts:
+        command.state.strict = True
+    if "--" in texts:
+        command.state.parameters = tuple(command.words[texts.index("--") + 1 :])
+    return Output("")
+
+
+@builtin("alias")
+def _alias(command: Command) -> Output:
+    for word in command.words:
+        name, equals, value = word.text.partition("=")
+        if equals:
+            command.state.aliases[name] = value
+    return Output("")
+
+
+@builtin("read", "mapfile", "readarray", "getopts", "let", "select")
+def _read(command: Command) -> Output:
+    for word in command.words:
+        if word.known and word.text.isidentifier():
+            source = command.stdin
+            texts = below(source.names) or (UNKNOWN,)
+            command.state.variables[word.text] = [Word(texts, source.fetched, source.secret)]
+    return Output("")
+
+
+@builtin("trap")
+def _trap(command: Command) -> Output:
+    words = [word for word in command.words if not word.text.startswith("-")]
+    if words and words[0].text:
+        command.shell(words[0].text, command.beside())
+    return Output("")
+
+
+@builtin(
+    *("true", "false", ":", "test", "[", "exit", "return", "break", "continue", "shift", "wait", "jobs", "fg", "bg"),
+    *(
+        "type",
+        "hash",
+        "umask",
+        "ulimit",
+        "times",
+        "disown",
+        "local",
+        "declare",
+        "typeset",
+        "readonly",
+        "unalias",
+        "help",
+    ),
+    *("export", "unset", "dirs", "history", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
+)
+def _nothing(command: Command) -> Output:
+    return Output("")
+
+
+def load() -> None:
+    """Brings in the readers of the other files."""
+    from gradproof.gate.acts import containers, databases, git, interpreters, requests, system, wrappers  # noqa: F401

@@ -1,0 +1,228 @@
+"""Python code, read by its syntax tree: the calls that touch files, programs or the network, and what they are given."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from gradproof.gate.acts.act import Effect
+from gradproof.gate.acts.paths import TILDE, UNKNOWN
+from gradproof.gate.acts.programs import Command, here, locate, run
+from gradproof.gate.acts.shell import Word
+
+MOST_CODE = 64 * 2**10
+FIRST: dict[str, tuple[Effect, bool]] = {  # function → effect on its first argument, and whether that is a folder
+    **dict.fromkeys(("os.remove", "os.unlink", "os.rmdir", "os.removedirs"), ("delete", False)),
+    **dict.fromkeys(("shutil.rmtree",), ("delete", True)),
+    **dict.fromkeys(("os.listdir", "os.scandir", "os.walk", "glob.glob", "os.stat", "os.readlink"), ("read", False)),
+    **dict.fromkeys(("os.mkdir", "os.makedirs", "os.truncate", "os.utime", "os.mknod"), ("write", False)),
+    **dict.fromkeys(("os.chmod", "os.chown", "os.lchown", "shutil.chown"), ("change_rights", False)),
+    **dict.fromkeys(("runpy.run_path", "exec_file"), ("execute", False)),
+}
+BOTH: dict[str, tuple[Effect, Effect]] = {
+    **dict.fromkeys(("os.rename", "os.replace", "os.renames", "shutil.move"), ("delete", "write")),
+    **dict.fromkeys(("shutil.copy", "shutil.copy2", "shutil.copyfile", "shutil.copytree"), ("read", "write")),
+    **dict.fromkeys(("os.symlink", "os.link"), ("write", "write")),
+}
+METHODS: dict[str, tuple[Effect, bool]] = {  # of a Path
+    **dict.fromkeys(("unlink", "rmdir"), ("delete", False)),
+    **dict.fromkeys(("write_text", "write_bytes", "touch", "mkdir", "symlink_to", "hardlink_to"), ("write", False)),
+    **dict.fromkeys(("read_text", "read_bytes", "iterdir", "glob", "rglob"), ("read", False)),
+    **dict.fromkeys(("chmod", "lchmod"), ("change_rights", False)),
+    **dict.fromkeys(("rename", "replace"), ("delete", False)),
+}
+SHELLS = ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput")
+PROCESSES = (
+    *("subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output", "subprocess.Popen"),
+    *("os.execv", "os.execvp", "os.execve", "os.spawnv", "os.posix_spawn", "pty.spawn", "os.execl", "os.execlp"),
+)
+GETS = ("urllib.request.urlopen", "urlopen", "urllib.request.urlretrieve")
+CLIENTS = ("requests", "httpx", "session", "client", "aiohttp")
+SENDS = ("post", "put", "patch", "request")
+OPAQUE = (
+    *(
+        "eval",
+        "exec",
+        "compile",
+        "__import__",
+        "importlib.import_module",
+        "ctypes.CDLL",
+        "pickle.loads",
+        "marshal.loads",
+    ),
+    *("getattr", "setattr", "globals", "vars", "socket.socket", "socket.create_connection", "smtplib.SMTP", "os.fork"),
+    *(
+        "ftplib.FTP",
+        "telnetlib.Telnet",
+        "paramiko.SSHClient",
+        "base64.b64decode",
+        "codecs.decode",
+        "types.FunctionType",
+    ),
+    *("builtins.eval", "builtins.exec", "code.interact", "runpy.run_module", "os.kill", "os.killpg", "os.setuid"),
+)
+
+
+def read_python(command: Command, text: str) -> None:
+    """Adds the acts of a piece of code; `unknown` where it cannot be parsed, or makes its calls while it runs."""
+    if UNKNOWN in text or len(text) > MOST_CODE:
+        command.unknown("code that is made while it runs" if UNKNOWN in text else "more code than is read")
+    try:
+        tree = ast.parse(text.replace(UNKNOWN, "_"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        command.unknown("Python that cannot be parsed")
+        return
+    before = len(command.reading.acts)
+    try:
+        _Code(command).visit(tree)
+    except RecursionError:
+        command.unknown("Python that is nested too deeply")
+    if len(command.reading.acts) == before:
+        here(command, "execute")
+
+
+class _Code(ast.NodeVisitor):
+    def __init__(self, command: Command):
+        self.command = command
+        self.names: dict[str, str] = {}  # what a name was imported as
+        self.values: dict[str, str] = {}  # texts and paths that were assigned
+
+    def visit_Import(self, node: ast.Import) -> None:
+        for alias in node.names:
+            self.names[alias.asname or alias.name.split(".")[0]] = (
+                alias.name if alias.asname else alias.name.split(".")[0]
+            )
+
+    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        for alias in node.names:
+            self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self.generic_visit(node)
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                self.values[target.id] = UNKNOWN if target.id in self.values else self.text(node.value)
+
+    def visit_For(self, node: ast.For) -> None:
+        if isinstance(node.target, ast.Name):
+            self.values[node.target.id] = UNKNOWN
+        self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        self.generic_visit(node)
+        name = self.name(node.func)
+        if name is None:
+            if not isinstance(node.func, ast.Attribute):
+                self.command.unknown("a function that is made while the code runs")
+            return
+        self._call(name, node)
+
+    def _call(self, name: str, node: ast.Call) -> None:
+        command, args = self.command, node.args
+        method = name.rsplit(".", 1)[-1]
+        if name in FIRST and args:
+            effect, folder = FIRST[name]
+            command.touch(effect, self.word(args[0]), folder=folder)
+        elif name in BOTH and len(args) > 1:
+            for effect, argument in zip(BOTH[name], args, strict=False):
+                command.touch(effect, self.word(argument), folder=True)
+        elif name in ("open", "io.open", "builtins.open") and args:
+            mode = (
+                self.text(args[1])
+                if len(args) > 1
+                else next((self.text(k.value) for k in node.keywords if k.arg == "mode"), "r")
+            )
+            command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", self.word(args[0]))
+        elif name in SHELLS and args:
+            self._shell(self.text(args[0]))
+        elif name in PROCESSES and args:
+            self._process(args, node)
+        elif name in GETS and args:
+            has_data = len(args) > 1 or any(keyword.arg == "data" for keyword in node.keywords)
+            locate(command, "send" if has_data else "read", "url", self.word(args[0]))
+        elif name.split(".")[0] in CLIENTS and method in (*SENDS, "get", "head", "delete") and args:
+            effect: Effect = "send" if method in SENDS else "delete" if method == "delete" else "read"
+            locate(command, effect, "url", self.word(args[-1] if method == "request" else args[0]))
+        elif name in OPAQUE or (name.startswith("ctypes.") or name.startswith("socket.")):
+            literal = name == "getattr" and len(args) > 1 and isinstance(args[1], ast.Constant)
+            if not literal and not name.endswith("b64decode"):
+                command.unknown(f"{name}, which may do anything")
+        elif method in METHODS and isinstance(node.func, ast.Attribute):
+            base = self.text(node.func.value)
+            if base:
+                effect, folder = METHODS[method]
+                command.touch(effect, Word((base,)), folder=folder)
+
+    def _shell(self, text: str) -> None:
+        if text == UNKNOWN:
+            self.command.unknown("a command that is made while it runs")
+        else:
+            self.command.shell(text, self.command.beside())
+
+    def _process(self, args: list[ast.expr], node: ast.Call) -> None:
+        first = args[0]
+        if isinstance(first, ast.List | ast.Tuple):
+            words = [self.word(element) for element in first.elts]
+            if words:
+                run(self.command.reading, words, self.command.beside(), self.command.stdin, None)
+            return
+        text = self.text(first)
+        if UNKNOWN in text:
+            self.command.unknown("a command that is made while it runs")
+        else:
+            self._shell(text)
+
+    def name(self, node: ast.expr) -> str | None:
+        """`os.path.join` of a function, by what was imported; None where it is no plain name."""
+        if isinstance(node, ast.Name):
+            return self.names.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            base = self.name(node.value) if isinstance(node.value, ast.Name | ast.Attribute) else "?"
+            return f"{base}.{node.attr}"
+        return None
+
+    def word(self, node: ast.expr) -> Word:
+        return Word((self.text(node) or UNKNOWN,))
+
+    def text(self, node: ast.expr) -> str:
+        """A text or a path, as far as the code says it."""
+        if isinstance(node, ast.Constant):
+            return node.value if isinstance(node.value, str) else ""
+        if isinstance(node, ast.Name):
+            return self.values.get(node.id, UNKNOWN)
+        if isinstance(node, ast.JoinedStr):
+            return "".join(self.text(value) if isinstance(value, ast.Constant) else UNKNOWN for value in node.values)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return self.text(node.left) + self.text(node.right)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+            return f"{self.text(node.left)}/{self.text(node.right)}"
+        if isinstance(node, ast.Call):
+            return self._made(node)
+        if isinstance(node, ast.Attribute) and node.attr in ("parent", "name", "stem"):
+            return UNKNOWN
+        return UNKNOWN
+
+    def _made(self, node: ast.Call) -> str:
+        name = self.name(node.func) or ""
+        parts = [self.text(argument) for argument in node.args]
+        if name.endswith("expanduser"):
+            text = (
+                parts[0] if parts else self.text(node.func.value) if isinstance(node.func, ast.Attribute) else UNKNOWN
+            )
+            return TILDE + text[1:] if text.startswith("~") else text
+        makers: dict[str, Callable[[], str]] = {
+            "Path": lambda: "/".join(parts) or ".",
+            "PurePath": lambda: "/".join(parts),
+            "join": lambda: "/".join(parts) if name.endswith("path.join") else UNKNOWN,
+            "home": lambda: TILDE,
+            "getcwd": lambda: ".",
+            "cwd": lambda: ".",
+            "abspath": lambda: parts[0] if parts else UNKNOWN,
+            "realpath": lambda: parts[0] if parts else UNKNOWN,
+            "mkdtemp": lambda: "/tmp/tmp0",
+            "mkstemp": lambda: "/tmp/tmp0",
+            "gettempdir": lambda: "/tmp",
+            "str": lambda: parts[0] if parts else "",
+        }
+        maker = makers.get(name.rsplit(".", 1)[-1])
+        return maker() if maker else UNKNOWN

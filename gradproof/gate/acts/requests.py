@@ -1,0 +1,245 @@
+"""HTTP: what a request does by its method and its host, from curl, wget and tools that take a URL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.knowledge import Deed
+from gradproof.gate.acts.paths import TILDE, UNKNOWN, is_loopback, secret
+from gradproof.gate.acts.programs import Command, of_url, parse, reader, resolved
+from gradproof.gate.acts.shell import Output, Word
+
+METHODS: dict[str, Effect] = {
+    **dict.fromkeys(("GET", "HEAD", "OPTIONS", "TRACE"), "read"),
+    "POST": "send",
+    **dict.fromkeys(("PUT", "PATCH"), "write"),
+    "DELETE": "delete",
+}
+DATA = (
+    "-d",
+    "--data",
+    "--data-raw",
+    "--data-binary",
+    "--data-urlencode",
+    "--data-ascii",
+    "-F",
+    "--form",
+    "--json",
+    "-T",
+)
+DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
+
+
+@reader("curl")
+def curl(command: Command) -> Output | None:
+    """Method, host, payload, and where the answer goes."""
+    parsed = parse(command.words, command.deed)
+    method = parsed.value("-X", "--request", "--method")
+    payload = [word for name in DATA for word in parsed.values(name)]
+    verb = method.text.upper() if method is not None else "POST" if payload else "GET"
+    if parsed.has("-T", "--upload-file") and method is None:
+        verb = "PUT"
+    if parsed.has("-I", "--head"):
+        verb = "HEAD"
+    urls = parsed.positional + parsed.values("--url")
+    if parsed.value("-K", "--config"):
+        command.unknown("options that are read from a file")
+    for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
+        for word in parsed.values(name):
+            command.act("send", "unknown" if UNKNOWN in word.text else "remote", Target("host", word.text))
+    hidden = any(_is_secret(command, word) for word in payload)
+    hidden = hidden or any(
+        _mentions_secret(word) for name in ("-H", "--header", "-b", "--cookie") for word in parsed.values(name)
+    )
+    before = len(command.reading.acts)
+    for url in urls:
+        request(command, verb, url, payload=bool(payload), secret_payload=hidden)
+    for name in ("-o", "--output", "-O", "--output-document", "-D", "--dump-header", "-c", "--cookie-jar"):
+        for word in parsed.values(name):
+            _saved(command, word, urls)
+    if (
+        parsed.has("-O", "--remote-name", "--remote-name-all")
+        and command.program == "curl"
+        or (command.program == "wget" and not parsed.values("-O", "--output-document") and verb == "GET")
+    ):
+        _saved_here(command, urls)
+    if folder := parsed.value("-P", "--directory-prefix", "--output-dir"):
+        command.touch("write", folder)
+    if command.program == "wget" and not parsed.values("-O", "--output-document"):
+        return Output("")
+    if parsed.value("-o", "--output") is not None or parsed.has("-O"):
+        stdout = {"-", "/dev/stdout"} & {
+            word.text for word in parsed.values("-o", "--output", "-O", "--output-document")
+        }
+        if not stdout:
+            return Output("")
+    acts = command.reading.acts[before:]
+    remote = [act for act in acts if act.scope in ("remote", "unknown") and act.target.kind == "host"]
+    return Output(None, str(remote[0].target) if remote else "", hidden, True)
+
+
+def _is_secret(command: Command, word: Word) -> bool:
+    """`@file` and `name=@file` send a file; a substitution may send one, too."""
+    if word.secret or (command.stdin.secret and word.text.endswith("@-")):
+        return True
+    for text in word.texts:
+        for mark in ("@", "=@", "=<"):
+            if mark in text and (mark != "@" or text.startswith("@")):
+                name = text.split(mark, 1)[1].split(";")[0]
+                if _secret_file(command, name):
+                    return True
+    return command.program in ("curl", "wget") and any(
+        _secret_file(command, text) for text in word.texts if text.startswith(("/", "~", "."))
+    )
+
+
+def _secret_file(command: Command, name: str) -> bool:
+    if not name or name == "-":
+        return False
+    marked = TILDE + name[1:] if name.startswith("~") else name
+    paths = resolved(command.reading, Word((marked,)), command.state) or [name]
+    return any(secret(path) for path in paths)
+
+
+def _mentions_secret(word: Word) -> bool:
+    """A header may carry one's own token to its service; it is a payload only where a file was read for it."""
+    return word.secret
+
+
+def request(command: Command, method: str, url: Word, *, payload: bool = False, secret_payload: bool = False) -> None:
+    """One request. A URL that holds a substitution may carry anything away."""
+    for text in url.texts:
+        text = text if "://" in text or text.startswith("/") else f"http://{text}"
+        target, scope = of_url(text)
+        effect = METHODS.get(method, "send")
+        if effect == "read" and (payload or UNKNOWN in text or url.substituted):
+            effect = "send"
+        if text.startswith("file://"):
+            command.touch("read", Word((text.removeprefix("file://"),)))
+            continue
+        port = command.reading.around.port
+        if port and is_loopback(target.name) and f":{port}" in text:
+            scope = "own"
+        marks = ["payload:secret"] if secret_payload or url.secret else []
+        if effect in ("write", "delete") and marks:
+            effect = "send"
+        command.verb = method
+        command.act(effect, scope, target, marks=marks)
+
+
+def _saved(command: Command, word: Word, urls: Sequence[Word]) -> None:
+    if word.text in ("-", "/dev/stdout"):
+        return
+    command.touch("write", word)
+    host = next((of_url(url.texts[0])[0].name for url in urls), "")
+    for path in resolved(command.reading, word, command.state):
+        command.state.fetched[path] = host
+
+
+def _saved_here(command: Command, urls: Sequence[Word]) -> None:
+    for url in urls:
+        for text in url.texts:
+            name = text.split("?", 1)[0].rstrip("/").rsplit("/", 1)[-1]
+            if name and UNKNOWN not in name:
+                _saved(command, Word((name,)), [url])
+
+
+@reader("httpie")
+def httpie(command: Command) -> Output | None:
+    """`http POST host/path a=b`."""
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-a", "--auth", "-o", "--output", "-A", "--session", "--timeout"}))
+    )
+    words = parsed.positional
+    method = "GET"
+    if words and words[0].text.isupper() and words[0].text in METHODS:
+        method, words = words[0].text, words[1:]
+    if not words:
+        return None
+    items = [word.text for word in words[1:] if "==" not in word.text and "=" in word.text or "@" in word.text]
+    if items and method == "GET":
+        method = "POST"
+    files = [item.partition("@")[2] for item in items if "@" in item]
+    hidden = any(_secret_file(command, name) for name in files) or command.stdin.secret
+    request(command, method, words[0], payload=bool(items), secret_payload=hidden)
+    if output := parsed.value("-o", "--output"):
+        _saved(command, output, words[:1])
+    return None
+
+
+@reader("copy")
+def copy(command: Command) -> Output | None:
+    """scp, rsync, rclone: between here and a host, by where the colon is."""
+    parsed = parse(command.words, command.deed)
+    if len(parsed.positional) < 2:
+        for word in parsed.positional:
+            command.touch("read", word)
+        return None
+    for runs in parsed.values("-e", "--rsh", "--rsync-path", "-S"):
+        command.shell(runs.text, command.beside())
+    *sources, destination = parsed.positional
+    to_host = _host(destination.texts[0])
+    hidden = False
+    for source in sources:
+        if host := _host(source.texts[0]):
+            command.act("read", _reach(host), Target("host", host, within=source.text.partition(":")[2]))
+        else:
+            acts = command.touch("read", source, folder=True)
+            hidden = hidden or any(act.scope == "secret" for act in acts)
+    moved = parsed.has("--remove-source-files") or command.verb in ("move",)
+    if moved:
+        for source in sources:
+            if not _host(source.texts[0]):
+                command.touch("delete", source)
+    marks = ["payload:secret"] if hidden else []
+    deletes = (
+        parsed.has("--delete", "--delete-after", "--delete-before", "--del", "--delete-excluded")
+        or command.verb == "sync"
+    )
+    if to_host:
+        within = destination.text.partition(":")[2]
+        scope: Scope = "unknown" if UNKNOWN in to_host else _reach(to_host)
+        command.act("send", scope, Target("host", to_host.replace(UNKNOWN, "?"), within=within), marks=marks)
+        if deletes:
+            command.act("delete", scope, Target("host", to_host, True, within=within), marks=("flag:delete",))
+    else:
+        command.touch("write", destination)
+        if deletes:
+            command.touch("delete", destination, folder=True, marks=("flag:delete",))
+    return None
+
+
+def _host(text: str) -> str:
+    """The host of `user@host:path`, `rsync://host/…`; empty for a path."""
+    if "://" in text:
+        return of_url(text)[0].name
+    host, colon, _ = text.partition(":")
+    if not colon or "/" in host or not host:
+        return ""
+    return host.rsplit("@", 1)[-1].lower()
+
+
+def _reach(host: str) -> Scope:
+    return "local" if is_loopback(host) else "remote"
+
+
+@reader("netcat")
+def netcat(command: Command) -> Output | None:
+    """A raw connection: sends what it is fed with, or listens."""
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-p", "-w", "-s", "-e", "-c", "--exec", "--sh-exec", "-q", "-i"}))
+    )
+    for code in parsed.values("-e", "-c", "--exec", "--sh-exec"):
+        command.act("fetch_and_run", "remote", Target("host", parsed.positional[0].text if parsed.positional else "?"))
+        command.shell(code.text, command.beside(via=command.state.via | {"elsewhere"}))
+    marks = ["payload:secret"] if command.stdin.secret else []
+    host = next((word.text for word in parsed.positional), "")
+    if parsed.has("-z"):
+        command.act("read", "local" if is_loopback(host) else "remote", Target("host", host))
+    elif parsed.has("-l", "--listen") or not host:
+        command.act("send", "local", Target("host", "localhost"), marks=marks)
+    else:
+        scope: Scope = "unknown" if UNKNOWN in host else _reach(host)
+        command.act("send", scope, Target("host", host.replace(UNKNOWN, "?")), marks=marks)
+    return Output(None, host, False, True)

@@ -1,0 +1,204 @@
+"""SQL, parsed by sqlglot: what is read, changed and dropped, and in which table.
+
+Whatever sqlglot does not take apart (DO, CALL, EXEC, another dialect, nesting too deep) is `unknown`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gradproof.gate import MISSING_EXTRA
+from gradproof.gate.acts.act import Effect
+from gradproof.gate.acts.paths import UNKNOWN
+
+MOST_SQL = 4 * 2**10
+MOST_NESTING = 48
+DIALECTS = {"psql": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite3": "sqlite", "bq": "bigquery"}
+READS = (
+    "Select",
+    "Union",
+    "Except",
+    "Intersect",
+    "Show",
+    "Describe",
+    "Use",
+    "Set",
+    "Transaction",
+    "Commit",
+    "Rollback",
+)
+READS += ("Pragma", "Values", "Table", "Subquery", "With", "Analyze", "Semicolon")
+PLAIN = re.compile(
+    r"(?is)^\s*(?:explain(?:\s+analyze)?\s+)?(?:show|describe|desc|begin|commit|rollback|end|vacuum|use|set|pragma|\\[dlcxtqi?][\w+]*)\b"
+)
+TOUCHES = re.compile(
+    r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|dblink)\b"
+)
+COPY = re.compile(r"(?is)\bcopy\b.*\b(?:to|from)\s+program\b")
+
+
+class SqlAct(NamedTuple):
+    """One statement: its effect, its verb and its table; `why` for what could not be read."""
+
+    effect: Effect
+    verb: str
+    table: str = ""
+    why: str = ""
+
+
+def read_sql(text: str, dialect: str = "") -> list[SqlAct]:
+    """What the statements of a text do; an empty text does nothing."""
+    if not text.strip():
+        return []
+    acts: list[SqlAct] = []
+    if UNKNOWN in text:
+        acts.append(SqlAct("unknown", "", why="SQL that is made while it runs"))
+    if len(text) > MOST_SQL:
+        acts.append(SqlAct("unknown", "", why="more SQL than is read"))
+        text = text[:MOST_SQL].rpartition(";")[0] or text[:MOST_SQL]
+    if _depth(text) > MOST_NESTING:
+        return [*acts, SqlAct("unknown", "", why="SQL that is nested too deeply")]
+    if COPY.search(text) or TOUCHES.search(text):
+        acts.append(SqlAct("unknown", "", why="SQL that reaches files or programs"))
+    return [*acts, *_statements(text.replace(UNKNOWN, "x"), dialect)]
+
+
+def _depth(text: str) -> int:
+    depth = most = 0
+    for mark in re.findall(r"[()\[\]]|\bcase\b|\bend\b|\bnot\b", text, re.IGNORECASE):
+        depth += 1 if mark in "([" or mark.lower() in ("case", "not") else -1
+        most = max(most, depth)
+    return most
+
+
+def _statements(text: str, dialect: str) -> Iterator[SqlAct]:
+    try:
+        import sqlglot
+        from sqlglot.errors import SqlglotError
+    except ImportError:
+        raise ValueError(MISSING_EXTRA) from None
+    import logging
+
+    logging.getLogger("sqlglot").setLevel(logging.CRITICAL)
+    try:
+        parsed = sqlglot.parse(text, dialect=dialect or None)
+    except (SqlglotError, RecursionError, ValueError, IndexError, TypeError, AttributeError, KeyError):
+        yield SqlAct("unknown", "", why="SQL that cannot be parsed")
+        return
+    for statement in parsed:
+        if statement is not None:
+            try:
+                yield from _statement(statement)
+            except RecursionError:
+                yield SqlAct("unknown", "", why="SQL that is nested too deeply")
+
+
+def _statement(node: Any) -> Iterator[SqlAct]:
+    from sqlglot import exp
+
+    kind = type(node).__name__
+    if isinstance(node, exp.Command):
+        verb = str(node.this).upper()
+        if verb in ("SHOW", "EXPLAIN", "VACUUM", "ANALYZE", "DESCRIBE", "BEGIN", "END", "LISTEN", "CHECKPOINT"):
+            yield SqlAct(
+                "unknown" if verb == "EXPLAIN" and "analyze" in str(node.expression).lower() else "read", verb.lower()
+            )
+        elif verb in ("GRANT", "REVOKE"):
+            yield SqlAct("change_rights", verb.lower())
+        else:
+            yield SqlAct("unknown", verb.lower(), why=f"SQL's {verb}, which may do anything")
+        return
+    yield from _inner(node)
+    table = _table(node)
+    if isinstance(node, exp.Drop | exp.TruncateTable):
+        yield SqlAct(
+            "delete",
+            "truncate"
+            if isinstance(node, exp.TruncateTable)
+            else f"drop {str(node.args.get('kind') or '').lower()}".strip(),
+            table,
+        )
+    elif isinstance(node, exp.Delete):
+        yield SqlAct("delete", "delete" if node.args.get("where") and not _always(node) else "delete all", table)
+    elif isinstance(node, exp.Update):
+        limited = node.args.get("where") and not _always(node)
+        yield SqlAct("write" if limited else "delete", "update" if limited else "update all", table)
+    elif isinstance(node, exp.Insert):
+        yield SqlAct("write", "insert", table)
+    elif isinstance(node, exp.Merge):
+        yield SqlAct("write", "merge", table)
+    elif isinstance(node, exp.Create):
+        kind_of = str(node.args.get("kind") or "").upper()
+        if kind_of in ("FUNCTION", "PROCEDURE", "TRIGGER", "EVENT"):
+            yield SqlAct("persist", f"create {kind_of.lower()}", table)
+        elif node.args.get("replace") or kind_of in ("USER", "ROLE"):
+            yield SqlAct(
+                "change_rights" if kind_of in ("USER", "ROLE") else "write", f"create {kind_of.lower()}", table
+            )
+        else:
+            yield SqlAct("write", f"create {kind_of.lower()}".strip(), table)
+    elif isinstance(node, exp.Alter):
+        drops = any(isinstance(action, exp.Drop) for action in node.args.get("actions") or [])
+        yield SqlAct("delete" if drops else "write", "alter", table)
+    elif isinstance(node, exp.Grant) or kind == "Revoke":
+        yield SqlAct("change_rights", "grant" if isinstance(node, exp.Grant) else "revoke", table)
+    elif isinstance(node, exp.Copy):
+        yield SqlAct("unknown", "copy", table, "SQL that reaches files or programs")
+    elif kind == "Kill":
+        yield SqlAct("stop", "kill")
+    elif kind in READS:
+        yield from (
+            [SqlAct("write", "select into", _table(node))] if node.find(exp.Into) else [SqlAct("read", "select", table)]
+        )
+    elif kind in ("Attach", "Detach"):
+        yield SqlAct("unknown", kind.lower(), why="SQL that reaches files or programs")
+    else:
+        yield SqlAct("unknown", kind.lower(), why=f"SQL's {kind}, which is not known")
+
+
+def _inner(node: Any) -> Iterator[SqlAct]:
+    """Changes inside a WITH, which a select may hide."""
+    from sqlglot import exp
+
+    for changed in node.find_all(exp.Delete, exp.Update, exp.Insert):
+        if changed is not node:
+            yield from (act for act in _statement_alone(changed))
+
+
+def _statement_alone(node: Any) -> Iterator[SqlAct]:
+    from sqlglot import exp
+
+    table = _table(node)
+    if isinstance(node, exp.Insert):
+        yield SqlAct("write", "insert", table)
+    else:
+        limited = node.args.get("where") and not _always(node)
+        delete = isinstance(node, exp.Delete)
+        name = ("delete" if delete else "update") + ("" if limited else " all")
+        yield SqlAct("delete" if delete or not limited else "write", name, table)
+
+
+def _always(node: Any) -> bool:
+    """`WHERE 1 = 1`, `WHERE true`: no restriction."""
+    from sqlglot import exp
+
+    where = node.args["where"].this
+    if isinstance(where, exp.Boolean | exp.Literal):
+        return True
+    if any(isinstance(part, exp.Column) for part in where.walk()):
+        either = isinstance(where, exp.Or) and any(
+            not any(isinstance(part, exp.Column) for part in side.walk()) for side in (where.left, where.right)
+        )
+        same = isinstance(where, exp.EQ | exp.GTE | exp.LTE) and where.left == where.right
+        present = isinstance(where, exp.Not) and isinstance(where.this, exp.Is)
+        return either or same or present
+    return True
+
+
+def _table(node: Any) -> str:
+    from sqlglot import exp
+
+    table = node.find(exp.Table)
+    return table.sql().split(" ")[0].strip('"`').lower() if table is not None else ""

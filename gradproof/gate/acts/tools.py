@@ -1,0 +1,488 @@
+"""Tool calls: the shapes that people have them in, and what each kind of tool does, as acts.
+
+Shell commands are read as shell, whatever the tool is called; file tools by their path, SQL and HTTP by what they are given,
+any other tool by the verb in its name and by the names of its arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gradproof.gate.acts import programs
+from gradproof.gate.acts.act import Act, Effect, Scope, Target
+from gradproof.gate.acts.databases import statements
+from gradproof.gate.acts.knowledge import knowledge
+from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
+from gradproof.gate.acts.programs import Command, of_url, run
+from gradproof.gate.acts.requests import METHODS, request
+from gradproof.gate.acts.shell import Reading, State, Word
+
+SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
+SHELL_NAMES |= {
+    "run_shell_command",
+    "run_terminal_cmd",
+    "run_in_terminal",
+    "execute_bash",
+    "local_shell",
+    "command",
+    "zsh",
+}
+SHELL_ARGUMENTS = ("command", "cmd", "script", "commands", "shell_command", "bash_command", "commandline", "cmdline")
+PATH_ARGUMENTS = re.compile(
+    r"(?i)^(?:file|path|file_?path|dir|directory|folder|filename|notebook_path|root|target_file|absolute_path|relative_workspace_path|paths|files|.*_path|.*_dir|.*_file|source|destination|src|dst|old_path|new_path)$"
+)
+URL_ARGUMENTS = re.compile(r"(?i)^(?:url|uri|endpoint|link|href|webhook|webhook_url|base_url|.*_url)$")
+TO_ARGUMENTS = re.compile(
+    r"(?i)^(?:to|recipient|recipients|cc|bcc|email|emails|channel|channel_id|user|users|user_id|phone|address|attendees|assignee|beneficiary|destination_account|account|account_id|iban|to_account|payee|chat_id|room)$"
+)
+AMOUNT_ARGUMENTS = re.compile(
+    r"(?i)^(?:amount|amount_cents|total|price|value|sum|quantity|amount_usd|cents|payment_amount)$"
+)
+SQL_ARGUMENTS = re.compile(r"(?i)^(?:sql|query|statement|statements|sql_query|sqlquery)$")
+SQL_TOOLS = re.compile(
+    r"(?i)sql|postgres|mysql|sqlite|database|(?:^|_)db(?:_|$)|bigquery|snowflake|redshift|clickhouse|duckdb|supabase"
+)
+FILE_TOOLS: dict[str, Effect] = {
+    **dict.fromkeys(
+        ("read", "view", "cat", "open_file", "notebookread", "read_file", "read_text_file", "ls", "list_directory"),
+        "read",
+    ),
+    **dict.fromkeys(
+        ("grep", "glob", "search_files", "codebase_search", "list_dir", "directory_tree", "file_search", "grep_search"),
+        "read",
+    ),
+    **dict.fromkeys(
+        (
+            "write",
+            "edit",
+            "multiedit",
+            "notebookedit",
+            "create_file",
+            "write_file",
+            "edit_file",
+            "str_replace",
+            "insert",
+        ),
+        "write",
+    ),
+    **dict.fromkeys(
+        ("apply_patch", "create_directory", "str_replace_editor", "str_replace_based_edit_tool", "search_replace"),
+        "write",
+    ),
+    **dict.fromkeys(("delete_file", "remove_file", "delete", "delete_directory"), "delete"),
+}
+WEB_TOOLS: dict[str, Effect] = {
+    **dict.fromkeys(
+        ("webfetch", "web_fetch", "fetch", "websearch", "web_search", "google_web_search", "navigate", "browse"), "read"
+    ),
+    **dict.fromkeys(("browser_navigate", "open_url", "goto", "puppeteer_navigate", "http_get"), "read"),
+}
+INTERNAL = {
+    "todowrite",
+    "todoread",
+    "todo_write",
+    "task",
+    "exitplanmode",
+    "exit_plan_mode",
+    "think",
+    "sequentialthinking",
+    "askuserquestion",
+}
+INTERNAL |= {
+    "bashoutput",
+    "enterplanmode",
+    "skill",
+    "listmcpresources",
+    "readmcpresource",
+    "slashcommand",
+    "save_memory",
+}
+STOPS = {"killshell", "killbash", "kill_shell"}
+LOCAL_SERVERS = (
+    "filesystem",
+    "memory",
+    "time",
+    "sequential-thinking",
+    "sequentialthinking",
+    "git",
+    "ide",
+    "everything",
+)
+MONEY = re.compile(
+    r"(?i)(?:^|_|\b)(?:pay|payment|payments|payout|payouts|charge|charges|transfer|purchase|buy|order|checkout|refund|wire|withdraw|donate|invoice_pay|stripe|paypal|bank|trade|subscribe|remit)(?:_|\b|$)"
+)
+MAIL = re.compile(r"(?i)mail|message|slack|discord|teams|telegram|sms|whatsapp|notify|tweet|invite")
+NAME_PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
+SEVERITY: tuple[Effect, ...] = (
+    "spend",
+    "delete",
+    "change_rights",
+    "publish",
+    "send",
+    "stop",
+    "execute",
+    "install",
+    "write",
+    "read",
+)
+MOST_ARGUMENTS = 256
+
+
+def read_call(
+    tool: str,
+    arguments: Mapping[str, Any],
+    around: Surroundings,
+    annotations: Mapping[str, Any] | None = None,
+) -> list[Act]:
+    """The acts of a call, each once; at least one."""
+    programs.load()
+    reading = Reading(around)
+    count = sum(1 for _ in leaves("", arguments))
+    if count > MOST_ARGUMENTS:
+        reading.unknown(tool, f"more than {MOST_ARGUMENTS} arguments")
+    try:
+        _read(reading, tool, arguments)
+    except RecursionError:
+        reading.unknown(tool, "nested too deeply")
+    acts = list(dict.fromkeys(reading.acts))
+    if not acts:
+        acts = [Act("read", tool if not is_shell(tool, arguments) else "sh", "local")]
+    if annotations and annotations.get("destructiveHint") is True:
+        acts = [_tightened(act) for act in acts]
+    return acts
+
+
+def _tightened(act: Act) -> Act:
+    """A server that calls its tool destructive is believed; one that calls it harmless is not."""
+    return (
+        act.but(effect="delete", scope="unknown" if act.scope in ("local", "project") else act.scope)
+        if act.effect in ("read", "write", "execute")
+        else act
+    )
+
+
+def is_shell(tool: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call holds a shell command."""
+    name = base_name(tool)
+    if name in SHELL_NAMES:
+        return True
+    command = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
+    if command is None:
+        return False
+    if name in ("str_replace_editor", "str_replace_based_edit_tool"):
+        return False
+    return isinstance(command, str | list) and (name not in FILE_TOOLS or "path" not in arguments)
+
+
+def base_name(tool: str) -> str:
+    """`mcp__server__tool` is the tool; names are compared in lower case."""
+    return re.split(r"__|\.|/|:", tool)[-1].lower().replace("-", "_")
+
+
+def server_name(tool: str) -> str:
+    parts = tool.split("__")
+    return parts[1].lower() if len(parts) > 2 and parts[0] == "mcp" else ""
+
+
+def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
+    name = base_name(tool)
+    state = reading.state()
+    if is_shell(tool, arguments):
+        return _shell(reading, tool, arguments, state)
+    command = Command(reading, tool, [], state)
+    if name in INTERNAL:
+        command.act("read", "local")
+        return None
+    if name in STOPS:
+        command.act("stop", "local", Target("process", str(arguments.get("shell_id", ""))))
+        return None
+    if name in FILE_TOOLS and (
+        any(PATH_ARGUMENTS.match(key) for key in arguments) or name in ("grep", "glob", "ls", "apply_patch")
+    ):
+        return _file(command, name, arguments)
+    if _is_sql(tool, arguments):
+        return _sql(command, tool, arguments)
+    if name in WEB_TOOLS or _is_http(name, arguments):
+        return _http(command, name, arguments)
+    return _other(command, tool, arguments)
+
+
+# shell
+
+
+def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: State) -> None:
+    given = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
+    if given is None:
+        given = next((value for value in arguments.values() if isinstance(value, str | list)), None)
+    folder = next(
+        (
+            arguments[key]
+            for key in ("cwd", "workdir", "working_directory", "directory")
+            if isinstance(arguments.get(key), str)
+        ),
+        "",
+    )
+    if folder:
+        inner = Command(reading, "cd", [Word((TILDE + folder[1:] if folder.startswith("~") else folder,))], state)
+        programs.BUILTINS["cd"](inner)
+    if isinstance(given, list) and all(isinstance(word, str) for word in given):
+        _words(reading, given, state)
+    elif isinstance(given, list):
+        for one in given:
+            _shell(reading, tool, {"command": one} if not isinstance(one, Mapping) else one, state)
+    elif isinstance(given, str):
+        args = arguments.get("args")
+        if isinstance(args, list) and all(isinstance(word, str) for word in args) and " " not in given:
+            _words(reading, [given, *args], state)
+        else:
+            reading.shell(given, state)
+    elif given is None:
+        if not arguments:
+            reading.unknown(tool, "a shell without a command")
+        else:
+            reading.unknown(tool, "a command that is no text")
+    else:
+        reading.unknown(tool, "a command that is no text")
+    environment = arguments.get("env")
+    if isinstance(environment, Mapping):
+        for name, value in environment.items():
+            if isinstance(value, str):
+                programs.assigned(reading, str(name), [Word((value,))], state)
+
+
+def _words(reading: Reading, words: Sequence[str], state: State) -> None:
+    """A list: one command as words, or a list of whole commands."""
+    if len(words) > 1 and all(" " in word for word in words) or (len(words) == 1 and " " in words[0]):
+        for text in words:
+            reading.shell(text, state)
+        return
+    if words:
+        run(reading, [Word((word,)) for word in words], state, programs.NO_INPUT, None)
+
+
+# files
+
+
+def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
+    """A tool on files: its effect on each path that it is given."""
+    effect = FILE_TOOLS[name]
+    if name in ("str_replace_editor", "str_replace_based_edit_tool"):
+        effect = "read" if arguments.get("command") == "view" else "write"
+    if name == "insert" and not arguments.get("path"):
+        return _other(command, command.program, arguments)
+    touched = False
+    for key, value in leaves("", arguments):
+        if PATH_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
+            command.touch(effect, path_word(value), folder=name.endswith("directory"))
+            touched = True
+    if name == "apply_patch":
+        text = "\n".join(value for _, value in leaves("", arguments) if isinstance(value, str))
+        for verb, path in re.findall(r"(?m)^\*\*\* (Add|Update|Delete|Move to)(?: File)?: (.+)$", text):
+            command.touch("delete" if verb == "Delete" else "write", path_word(path.strip()))
+            touched = True
+        for path in re.findall(r"(?m)^\+\+\+ (?:b/)?(\S+)", text):
+            command.touch("write", path_word(path))
+            touched = True
+    if (
+        name == "glob"
+        and isinstance(arguments.get("pattern"), str)
+        and arguments["pattern"].startswith(("/", "~", ".."))
+    ):
+        command.touch("read", path_word(re.split(r"[*?\[{]", arguments["pattern"])[0]))
+    if not touched:
+        if effect == "read":
+            programs.here(command, "read")
+        else:
+            command.unknown("a file without a name")
+    return None
+
+
+def path_word(text: str) -> Word:
+    """A path that no shell expands; a leading ~ is meant as a home all the same."""
+    text = text.removeprefix("file://")
+    return Word((TILDE + text[1:] if text.startswith("~") else text,))
+
+
+# SQL and HTTP
+
+
+def _is_sql(tool: str, arguments: Mapping[str, Any]) -> bool:
+    keys = [key for key in arguments if SQL_ARGUMENTS.match(key) and isinstance(arguments[key], str)]
+    if not keys:
+        return False
+    if any(key.lower().startswith("sql") for key in keys) or SQL_TOOLS.search(tool):
+        return True
+    return bool(
+        re.match(
+            r"(?is)\s*(?:select|insert|update|delete|drop|alter|truncate|create|with|grant|call|exec)\s",
+            str(arguments[keys[0]]),
+        )
+    )
+
+
+def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
+    scope: Scope = "remote"
+    database = str(
+        arguments.get("database") or arguments.get("db") or arguments.get("schema") or server_name(tool) or ""
+    )
+    for key in ("host", "hostname", "server", "connection", "connection_string", "dsn", "url", "database_url"):
+        value = arguments.get(key)
+        if isinstance(value, str) and value:
+            target, scope = of_url(value)
+            database = f"{target.name}/{database or target.within}"
+    if (
+        "sqlite" in tool.lower()
+        or "duckdb" in tool.lower()
+        or database in (":memory:",)
+        or "local" in re.split(r"[_\W]", tool.lower())
+    ):
+        scope = "local"
+    for key, value in arguments.items():
+        if SQL_ARGUMENTS.match(key) and isinstance(value, str):
+            before = len(command.reading.acts)
+            statements(command, value, scope, database)
+            if len(command.reading.acts) == before:
+                command.act("read", scope, Target("table", database))
+
+
+def _is_http(name: str, arguments: Mapping[str, Any]) -> bool:
+    has_url = any(URL_ARGUMENTS.match(key) and isinstance(arguments[key], str) for key in arguments)
+    return has_url and (
+        "method" in arguments
+        or bool(re.search(r"http|request|fetch|curl|api|url|web|browse|navigate|download|scrape|crawl", name))
+    )
+
+
+def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
+    method = str(arguments.get("method") or "").upper()
+    body = next((key for key in ("body", "data", "json", "payload", "form", "content") if arguments.get(key)), None)
+    if not method:
+        found = [part for part in NAME_PARTS.findall(name) if part.upper() in METHODS]
+        method = found[0].upper() if found else "POST" if body and name not in WEB_TOOLS else "GET"
+    done = False
+    for key, value in leaves("", arguments):
+        if URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
+            request(command, method, Word((value,)), payload=body is not None)
+            done = True
+    if not done:  # a search
+        command.act("read", "remote", Target("host", name))
+
+
+# any other tool
+
+
+def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
+    """By the verb in its name; what it touches by the names of its arguments."""
+    name, server = base_name(tool), server_name(tool)
+    words = [part.lower() for part in NAME_PARTS.findall(re.split(r"__|\.|/|:", tool)[-1])]
+    effect, verb = named_effect(words)
+    whole = f"{server}_{name}"
+    if MONEY.search(whole) and effect not in ("read", "delete"):
+        effect = "spend"
+    if effect in ("write", "execute", "publish") and MAIL.search(name) and effect != "publish":
+        effect = (
+            "send"
+            if re.search(r"(?i)send|post|reply|forward|notify|invite|create_message|mail|sms|tweet", name)
+            else effect
+        )
+    if effect == "write" and re.search(r"(?i)merge|release|deploy", name):
+        effect = "publish"
+    command.program, command.verb = tool, verb
+    amount = _amount(arguments)
+    if effect == "spend":
+        to = " ".join(_values(arguments, TO_ARGUMENTS))
+        command.act("spend", "remote", Target("recipient", to.lower(), amount=amount))
+        return
+    found = False
+    for key, value in leaves("", arguments):
+        leaf = key.rsplit(".", 1)[-1]
+        if not isinstance(value, str) or not value:
+            continue
+        if leaf in SHELL_ARGUMENTS:
+            command.reading.shell(value, command.state)
+            found = True
+        elif URL_ARGUMENTS.match(leaf) and ("://" in value or "." in value):
+            target, scope = of_url(value)
+            command.act(effect, scope, target)
+            found = True
+        elif PATH_ARGUMENTS.match(leaf) and _is_path(leaf, value, server):
+            command.touch(
+                effect if effect in ("read", "write", "delete", "execute", "change_rights") else "read",
+                path_word(value),
+            )
+            found = found or effect not in ("send", "publish")
+    recipients = _values(arguments, TO_ARGUMENTS)
+    if effect == "send":
+        for to in recipients or [""]:
+            command.act("send", "remote", Target("recipient", to.lower()))
+        return
+    if not found:
+        local = server in LOCAL_SERVERS or is_loopback(str(arguments.get("host", "")))
+        scope: Scope = "local" if local or (effect == "read" and not server) else "remote"
+        if effect == "execute" and verb == "":
+            scope = "unknown" if not server else "remote"
+        named = [
+            str(arguments[key])
+            for key in sorted(arguments)
+            if isinstance(arguments[key], str | int)
+            and re.search(r"(?i)id$|name$|owner|repo|number|key|project|namespace|title|branch", key)
+        ]
+        command.act(effect, scope, Target("resource", "/".join(named)[:200], amount=amount))
+
+
+def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
+    """The worst verb among the first words of a name; a tool without a verb runs."""
+    verbs = knowledge().verbs
+    found = [(verbs[word], word) for word in words if word in verbs]
+    if not found:
+        return "execute", ""
+    leading = [pair for pair in found if pair[1] in words[:1]]
+    if leading and leading[0][0] in ("read",) and not any(pair[0] in ("delete", "spend") for pair in found):
+        return leading[0]
+    return min(found, key=lambda pair: SEVERITY.index(pair[0]) if pair[0] in SEVERITY else 0)
+
+
+def _is_path(key: str, value: str, server: str) -> bool:
+    if server == "filesystem" or key.lower() in (
+        "path",
+        "file_path",
+        "filepath",
+        "filename",
+        "directory",
+        "notebook_path",
+        "target_file",
+    ):
+        return "://" not in value
+    return value.startswith(("/", "~", "./", "../"))
+
+
+def _amount(arguments: Mapping[str, Any]) -> float | None:
+    for key, value in leaves("", arguments):
+        if AMOUNT_ARGUMENTS.match(key.rsplit(".", 1)[-1]):
+            try:
+                return float(str(value).replace(",", "").strip("$€£ "))
+            except ValueError:
+                return None
+    return None
+
+
+def _values(arguments: Mapping[str, Any], pattern: re.Pattern[str]) -> list[str]:
+    return [
+        str(value)
+        for key, value in leaves("", arguments)
+        if pattern.match(key.rsplit(".", 1)[-1]) and value not in ("", None)
+    ]
+
+
+def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The scalars of nested arguments, each with its dotted name."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from leaves(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from leaves(name, inner)
+    else:
+        yield name, value

@@ -1,0 +1,180 @@
+"""Programs that run another: sudo, env, timeout, xargs, ssh, nohup and their like."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gradproof.gate.acts.act import Scope, Target
+from gradproof.gate.acts.knowledge import Deed, knowledge
+from gradproof.gate.acts.paths import UNKNOWN, is_loopback
+from gradproof.gate.acts.programs import Command, parse, reader
+from gradproof.gate.acts.shell import Output, Word, below
+
+
+@reader("wrapper")
+def wrapper(command: Command) -> Output | None:
+    """Skips the wrapper's own options and words, and reads the rest as a command."""
+    own = knowledge().wrappers[command.program]
+    deed = Deed(values=frozenset(own.get("values", "").split()))
+    parsed = parse(command.words, deed, stop=True)
+    state = command.beside()
+    state.cwds, state.variables = command.state.cwds, command.state.variables
+    if own.get("privileged"):
+        state.via = state.via | {"privileged"}
+    words = parsed.positional
+    folder = parsed.value(*own.get("chdir", "").split())
+    if folder is not None:
+        state.cwds = tuple(_folder(text) for text in folder.texts)
+    code = parsed.value(*own.get("code", "").split())
+    if code is not None:
+        return command.shell(code.text, state, command.stdin)
+    if own.get("assigns"):
+        words = _assignments(command, words, state)
+    words = words[own.get("skip", 0) :]
+    if own.get("joined"):
+        return command.shell(" ".join(word.text for word in words), state, command.stdin) if words else None
+    if not words:
+        if own.get("privileged") or own.get("shell"):
+            command.act("execute", "system" if own.get("privileged") else "local")
+        return None
+    return command.again(words, state)
+
+
+def _folder(text: str) -> str:
+    return text if text.startswith("/") else UNKNOWN
+
+
+def _assignments(command: Command, words: list[Word], state) -> list[Word]:
+    """`env A=b C=d program`."""
+    from gradproof.gate.acts.programs import assigned
+
+    while words and "=" in words[0].text and words[0].text.partition("=")[0].isidentifier():
+        name, _, value = words[0].text.partition("=")
+        assigned(command.reading, name, [Word((value,), words[0].fetched, words[0].secret)], state)
+        words = words[1:]
+    return words
+
+
+@reader("xargs")
+def xargs(command: Command) -> Output | None:
+    """The words come from what it is fed with."""
+    deed = replace(
+        command.deed, values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--max-procs"})
+    )
+    parsed = parse(command.words, replace(deed, values=deed.values | {"-I", "-i", "--replace"}), stop=True)
+    words = parsed.positional or [Word(("echo",))]
+    stdin = command.stdin
+    if stdin.text is not None and UNKNOWN not in stdin.text:
+        fed = [Word((piece,), stdin.fetched, stdin.secret) for piece in stdin.text.split()[:64]]
+    else:
+        fed = [Word(below(stdin.names) or (UNKNOWN,), stdin.fetched, stdin.secret)]
+    mark = parsed.value("-I", "-i", "--replace")
+    if mark is not None:
+        texts = tuple(text for word in fed for text in word.texts)[:32] or (UNKNOWN,)
+        words = [_replaced(word, mark.text or "{}", texts) for word in words]
+    else:
+        words = [*words, *fed]
+    return command.again(words, stdin=replace(stdin, text=None))
+
+
+def _replaced(word: Word, mark: str, texts: tuple[str, ...]) -> Word:
+    if not any(mark in text for text in word.texts):
+        return word
+    return replace(word, texts=tuple(text.replace(mark, fed) for text in word.texts for fed in texts))
+
+
+@reader("ssh")
+def ssh(command: Command) -> Output | None:
+    """A command on another machine; without one, a session there."""
+    parsed = parse(command.words, command.deed, stop=True)
+    for option in parsed.values("-o"):
+        if option.text.lower().startswith(("proxycommand", "localcommand", "permitlocalcommand")):
+            command.shell(option.text.partition("=")[2] or option.text.partition(" ")[2], command.beside())
+    if not parsed.positional:
+        return None
+    host, *words = parsed.positional
+    name = host.text.rsplit("@", 1)[-1].removeprefix("ssh://").split(":")[0].lower()
+    scope: Scope = "unknown" if UNKNOWN in name else "local" if is_loopback(name) else "remote"
+    if scope == "unknown":
+        command.act("execute", "unknown", Target("host", name.replace(UNKNOWN, "?")))
+    state = command.beside(
+        via=command.state.via | {"elsewhere"}, elsewhere=(scope, name.replace(UNKNOWN, "?")), cwds=(f"/{UNKNOWN}",)
+    )
+    if command.stdin.secret:
+        command.act("send", scope, Target("host", name), marks=("payload:secret",))
+    if any(flag in ("-L", "-R", "-D", "-N", "-f") for flag, _ in parsed.options) and not words:
+        command.act("send", scope, Target("host", name))
+        return None
+    if not words:
+        feed = command.stdin
+        if feed.text is not None:
+            command.shell(feed.text, state)
+            return None
+        command.act("execute", scope, Target("host", name))
+        return None
+    before = len(command.reading.acts)
+    output = command.shell(" ".join(word.text for word in words), state, command.stdin)
+    if len(command.reading.acts) == before:
+        command.act("read", scope, Target("host", name))
+    return replace(output, text=None, fetched=name if scope == "remote" else "")
+
+
+@reader("find")
+def find(command: Command) -> Output | None:
+    """Start folders, then tests and actions."""
+    texts = command.texts
+    start = next((i for i, text in enumerate(texts) if text.startswith(("-", "(", "!")) and len(text) > 1), len(texts))
+    while start and texts[start - 1] in ("-H", "-L", "-P"):
+        start -= 1
+    roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
+    for word in roots:
+        command.touch("read", word, folder=True)
+    names = [command.words[i + 1].text for i, text in enumerate(texts[:-1]) if text in ("-name", "-iname")]
+    narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
+    i = start
+    while i < len(texts):
+        if texts[i] == "-delete":
+            for word in roots:
+                _matched(command, word, narrow)
+        elif texts[i] in ("-exec", "-execdir", "-ok", "-okdir"):
+            end = next((j for j in range(i + 1, len(texts)) if texts[j] in (";", "+", "\\;")), len(texts))
+            matched = tuple(text for word in roots for text in _below(word, narrow))
+            words = [_replaced(word, "{}", matched) for word in command.words[i + 1 : end]]
+            command.again(words, stdin=Output())
+            i = end
+        elif texts[i] in ("-fprint", "-fprintf", "-fls", "-fprint0") and i + 1 < len(texts):
+            command.touch("write", command.words[i + 1])
+            i += 1
+        i += 1
+    return Output(names=tuple(text for word in roots for text in word.texts), piped=True)
+
+
+def _below(word: Word, narrow: bool) -> list[str]:
+    """What find hands to a command: files below a folder, or everything in it."""
+    from gradproof.gate.acts.paths import STAR
+
+    return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow else ''}" for text in word.texts]
+
+
+def _matched(command: Command, word: Word, narrow: bool) -> None:
+    for text in _below(word, narrow):
+        command.touch("delete", Word((text,)), folder=not narrow)
+
+
+@reader("parallel")
+def parallel(command: Command) -> Output | None:
+    """GNU parallel: a command, `:::`, its arguments."""
+    texts = command.texts
+    end = next((i for i, text in enumerate(texts) if text.startswith(":::")), len(texts))
+    given = command.words[end + 1 :]
+    fed = tuple(text for word in given for text in word.texts)[:32] or below(command.stdin.names) or (UNKNOWN,)
+    words = parse(command.words[:end], Deed(values=frozenset({"-j", "--jobs", "-n", "-N"})), stop=True).positional
+    if not words:
+        return None
+    if len(words) == 1 and " " in words[0].text:
+        for text in fed:
+            inner = words[0].text
+            command.shell(inner.replace("{}", text) if "{}" in inner else f"{inner} {text}", command.beside())
+        return None
+    marked = [_replaced(word, "{}", fed) for word in words]
+    return command.again(marked if marked != words else [*words, Word(fed)])
