@@ -80,7 +80,8 @@ def _privileged(act: Act, outcome: Outcome) -> Outcome:
 
 def _own(act: Act, around: Surroundings) -> Verdict:
     """The floor: the gate's store is nobody's; an agent's settings are not removed, and changed only after asking."""
-    in_store = bool(around.store) and act.target.kind == "path" and within(act.target.name, around.store)
+    path = act.target.name if act.target.kind == "path" else ""
+    in_store = bool(around.store and path) and (within(path, around.store) or within(around.store, path))
     if in_store or "judging" in act.marks or act.target.kind == "host":
         return Verdict("block", f"{told(act)}, the gate's own", True)
     if act.effect in REMOVES:

@@ -142,10 +142,8 @@ def compose(command: Command) -> Output | None:
         inner = parse(rest, RUN, stop=True).positional
         inside(command, inner[0] if inner else Word(), inner[1:])
     elif verb in ("down", "rm"):
-        if {"-v", "--volumes", "--rmi"} & set(texts):
-            command.act("delete", "local", Target("resource", "volumes"), marks=("flag:volumes",))
-        else:
-            command.act("stop", "local", Target("resource", "compose"))
+        volumes = {"-v", "--volumes", "--rmi"} & set(texts)
+        command.act("delete", "local", Target("resource", "compose"), marks=["flag:volumes"] if volumes else [])
     elif verb in ("stop", "kill", "pause"):
         command.act("stop", "local", Target("resource", " ".join(texts)))
     elif verb in ("ps", "logs", "config", "images", "ls", "top", "version", "events", "port"):
@@ -231,7 +229,10 @@ def _resources(command: Command, effect: Effect, scope: Scope, place: str, parse
 
 def _kube_exec(command: Command, parsed: Parsed, scope: Scope, place: str) -> None:
     pod, *words = parsed.positional or [Word()]
-    words = [word for i, word in enumerate(words) if not (i == 0 and word.text == "--")]
+    more = parse(words, KUBE, stop=True)
+    words = more.positional
+    if space := more.value("-n", "--namespace"):
+        place = space.text
     name = f"{place}/{pod.text}".replace(UNKNOWN, "?")
     state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=(scope, name), cwds=(f"/{UNKNOWN}",))
     if not words:

@@ -96,7 +96,6 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
     if not names:
         return
     file, *texts = names
-    writes = False
     given = [text for word in (*texts, *inline) for text in word.texts]
     if command.stdin.text is not None and not given:
         given.append(command.stdin.text)
@@ -108,16 +107,12 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
             if act.effect == "unknown":
                 command.unknown(act.why)
                 continue
-            writes = writes or act.effect != "read"
             command.verb = act.verb
             if act.effect == "read":
                 command.touch("read", file)
             else:
-                acts = command.touch(act.effect if act.effect != "delete" else "write", file)
-                if act.effect == "delete":
-                    for done in acts:
-                        scope: Scope = "local" if done.scope in ("project", "temp") else done.scope
-                        command.act("delete", scope, Target("table", f"{done.target.name}.{act.table}"))
+                for done in command.touch("write", file):
+                    command.act(act.effect, done.scope, Target("table", f"{done.target.name}.{act.table}"))
     if not given:
         command.touch("execute" if not file.text == ":memory:" else "read", file)
 

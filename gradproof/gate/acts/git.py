@@ -180,10 +180,19 @@ def _checkout(command: Command) -> None:
     discards = discards or any(text in (".", "*", "./", ":/") or "/" in text and "." in text for text in texts)
     if command.verb == "restore":
         discards = not (parsed.has("--staged", "-S") and not parsed.has("--worktree", "-W"))
-    if discards:
-        here(command, "rewrite_history")
-    else:
+    if not discards:
         here(command, "write")
+        return
+    marker = texts.index("--") + 1 if "--" in texts else 0
+    paths = [word for word in command.words[marker:] if not word.text.startswith("-")] if marker or command.verb == "restore" else []
+    for word in paths:
+        command.touch("rewrite_history", word, folder=word.text in (".", ":/", "*"))
+    if not paths:
+        here(command, "rewrite_history")
+
+
+def _update_ref(command: Command) -> None:
+    here(command, "rewrite_history" if "-d" in command.texts or "--delete" in command.texts else "write")
 
 
 def _reset(command: Command) -> None:
@@ -221,7 +230,7 @@ def _clean(command: Command) -> None:
         command.touch("delete", word, folder=True)
     if not paths:
         for cwd in command.state.cwds:
-            command.act("delete", "outside", Target("path", cwd, True))
+            command.act("delete", "outside", Target("path", cwd))  # files that git tracks stay
 
 
 def _stash(command: Command) -> None:
@@ -395,4 +404,5 @@ VERBS = {
     "worktree": _worktree,
     "tag": _tag,
     "commit": _commit,
+    "update-ref": _update_ref,
 }

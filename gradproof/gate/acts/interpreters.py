@@ -57,6 +57,8 @@ def _shell(command: Command) -> Output | None:
             _fetch_and_run(command, code.fetched)
         if command.program in ("fish", "csh", "tcsh", "nu", "xonsh"):
             command.unknown("the syntax of another shell")
+        if code.substituted:
+            command.unknown("a command that is made while it runs")
         if code.texts == (UNKNOWN,):
             command.unknown("a command that is made while it runs")
             return None
@@ -85,6 +87,8 @@ def fed(command: Command) -> Output | None:
     if feed.fetched:
         _fetch_and_run(command, feed.fetched)
         return None
+    if feed.substituted:
+        command.unknown("commands that are decoded first")
     if feed.text is not None and feed.text.replace(UNKNOWN, "").strip():
         return command.shell(feed.text, state)
     if feed.piped and feed.text is None or feed.text is not None and UNKNOWN in feed.text:

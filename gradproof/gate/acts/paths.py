@@ -178,7 +178,7 @@ def place(
     text: str, effect: Effect, around: Surroundings, cwd: str | None = None, *, folder: bool = False
 ) -> tuple[Target, Scope] | None:
     """What a path names and its scope for an effect; None for what is no target, such as /dev/null."""
-    cwd = around.cwd if cwd is None else cwd
+    cwd, deep = around.cwd if cwd is None else cwd, folder
     folder = folder or text.endswith(("/", "/.", "/..")) or text in (".", "..", TILDE)
     stem, pattern = _split_glob(text)
     path = resolve(stem, cwd, around.home)
@@ -191,7 +191,7 @@ def place(
         return Target("host", host), "local" if is_loopback(host) else "remote"
     if pattern:
         return _place_glob(path, pattern, effect, around)
-    return Target("path", path, folder), scope(path, effect, around, folder=folder)
+    return Target("path", path, folder), scope(path, effect, around, folder=deep if effect == "read" else folder)
 
 
 def _without_cwd(text: str, effect: Effect, around: Surroundings, folder: bool) -> tuple[Target, Scope]:
@@ -283,6 +283,8 @@ def owned(path: str, effect: Effect, around: Surroundings, folder: bool = False)
         return True
     if own_part(path):
         return True
+    if effect == "read" and folder:
+        return bool(around.store) and _within(around.store, path)
     if effect not in ("delete", "change_rights") or not folder:
         return False
     holders = [around.store, around.project, f"{around.project}/.git" if around.project else "", around.home]

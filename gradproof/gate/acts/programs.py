@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -45,6 +46,22 @@ SHARED = (
     "release",
     "HEAD",
 )
+QUIET = frozenset("-v --verbose -q --quiet --silent --no-pager --color --no-color --progress --no-progress --loglevel -y --yes --assume-yes --non-interactive -auto-approve".split())
+HARMLESS = {  # flags that do not change what a program does to its target
+    "rm": frozenset("-r -R --recursive -f --force -d --dir -i".split()),
+    **dict.fromkeys(("cp", "mv", "ln", "mkdir", "chmod", "chown"), frozenset("-f --force -p -n -i -R -r --recursive --parents".split())),
+    "curl": frozenset("-s -S -f -L -i --silent --show-error --fail --location --compressed --fail-with-body --include -sS -fsSL".split()),
+    "wget": frozenset("-nv --no-verbose -c --continue".split()),
+    "rsync": frozenset("-a --archive -z --compress -h --human-readable -r -t --times -l --links --partial -P --stats".split()),
+    "scp": frozenset("-C -p -r -B".split()),
+    "git": frozenset("-u --set-upstream".split()),
+}
+SAME = {  # long and short names of one option
+    **{"--recursive": "-r", "-R": "-r", "--force": "-f", "--namespace": "-n", "--request": "-X", "--header": "-H", "--delete": "-d"},
+    **{"--data": "-d", "--data-raw": "-d", "--data-binary": "-d", "--message": "-m", "--user": "-u", "--output": "-o", "--signal": "-s"},
+    **{"--command": "-c", "--execute": "-e", "--host": "-h", "--dbname": "-d", "--port": "-p", "--file": "-f", "--all": "-a", "--hard": "--hard"},
+}
+METADATA = ("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254")  # hand out credentials
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
 Reader = Callable[["Command"], "Output | None"]
 READERS: dict[str, Reader] = {}
@@ -197,7 +214,7 @@ def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: 
     name = words[0]
     if len(words) > MOST_WORDS:
         reading.unknown(unglobbed(name.texts[0]), f"more than {MOST_WORDS} arguments", state)
-        words = words[:MOST_WORDS]
+        words = words[:MOST_WORDS] + [word for word in words[MOST_WORDS:] if _far(word)]
     if len(name.texts) > 1 and len(name.texts) <= 8:
         for text in name.texts:
             run(reading, [Word((text,)), *words[1:]], state, stdin, walk)
@@ -208,12 +225,43 @@ def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: 
     if not text:
         return Output()
     before = len(reading.acts)
+    if name.substituted:
+        reading.unknown(text, "a program whose name is made while the call runs", state)
     command = Command(reading, text, words[1:], state, stdin, walk)
+    around, reading.explained = reading.explained, set()
     printed = _run(command, text)
+    _detail(command, before)
+    reading.explained = around
     acts = reading.acts[before:]
     if printed is None:
         return Output.of(acts, stdin)
     return printed
+
+
+def _detail(command: Command, first: int) -> None:
+    """Notes with the acts since `first` what else the command said, and where and under what it ran."""
+    acts, state = command.reading.acts, command.state
+    fresh = [i for i in range(first, len(acts)) if acts[i].details is None]
+    if not fresh:
+        return
+    harmless = QUIET | HARMLESS.get(command.program, frozenset())
+    parsed = parse(command.words, command.deed)
+    said = {
+        SAME.get(name, name) + (f"={unglobbed(value.texts[0])}" if value is not None else "")
+        for name, value in parsed.options
+        if name not in harmless and not (value is not None and value.texts[0] in command.reading.explained)
+        and not (len(name) > 2 and name[0] == "-" and name[1] != "-" and value is None and not command.deed.takes_value(name))
+    }
+    said |= {unglobbed(word.texts[0]) for word in parsed.positional if word.texts[0] not in command.reading.explained}
+    common = frozenset(said) | state.context
+    for i in fresh:
+        here_ = frozenset() if acts[i].target.kind == "path" else frozenset(f"in {cwd}" for cwd in state.cwds)
+        acts[i] = acts[i].but(details=common | here_)
+
+
+def _far(word: Word) -> bool:
+    """Whether a word may lead out of the folder that it is used in."""
+    return any(text.startswith(("/", TILDE)) or ".." in text or UNKNOWN in text for text in word.texts)
 
 
 def _nameless(reading: Reading, words: list[Word], state: State, stdin: Output) -> Output:
@@ -265,10 +313,13 @@ def _program(command: Command, text: str) -> str | None:
     if "/" not in text:
         return text.removesuffix(".exe")
     base = text.rsplit("/", 1)[-1]
+    if re.search(r"(?:^|/)\.?v?env\d*/bin/|(?:^|/)\.?venv[^/]*/(?:bin|Scripts)/", text):
+        command.state = command.beside(venv=True)
     known = knowledge()
     is_known = base in known.programs or base in known.wrappers or base in known.interpreters
     if is_known and (text.startswith(BIN) or "/bin/" in f"/{text}" or "/.bin/" in text or "/Scripts/" in text):
         return base
+    command.program = base
     execute_file(command, Word((TILDE + text[1:] if text.startswith("~") else text,)), command.words)
     return None
 
@@ -360,6 +411,10 @@ def _verb(command: Command, deed: Deed) -> Output | None:
             return None
         inner = deed.verbs.get("*", Deed(effect="execute", scope="project", args=(Part("execute", "path", True),)))
     _options(command, deed, parsed)
+    if command.program in ("docker", "podman") and (there := parsed.value("-H", "--host", "-c", "--context")):
+        if there.text not in ("default", "desktop-linux", "colima", "orbstack"):
+            command.state = command.beside(elsewhere=("remote", there.text))
+    command.state = command.beside(context=command.state.context | _leading(deed, parsed)) if parsed.options else command.state
     command.deed = inner
     if _asks_itself(command):
         return None
@@ -368,14 +423,22 @@ def _verb(command: Command, deed: Deed) -> Output | None:
     return apply(command, inner, parse(command.words, inner))
 
 
+def _leading(deed: Deed, parsed: Parsed) -> frozenset[str]:
+    """Options before a verb: a context, a profile, a folder."""
+    return frozenset(f"{name}={value.text if value else ''}" for name, value in parsed.options if name not in QUIET)
+
+
 def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     """Effects of the words by their places, of the options, and of the whole."""
     effect_of = next((deed.flags[name] for name, _ in parsed.options if name in deed.flags), None)
     folder = any(name in deed.folder for name, _ in parsed.options)
     marks = marked(deed, parsed)
+    before = len(command.reading.acts)
     _options(command, deed, parsed)
     for part, word in assigned_parts(deed.args, parsed.positional):
         _part(command, part, word, effect_of, folder, marks)
+    if deed.effect is None and before == len(command.reading.acts) and _should_act(command, deed):
+        command.unknown("what it acts on was not found")
     if deed.effect is not None:
         effect = effect_of or deed.effect
         scope = deed.scope or "project"
@@ -386,12 +449,21 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     return printed(command, parsed)
 
 
+def _should_act(command: Command, deed: Deed) -> bool:
+    """A program that changes things was given words, but nothing that it changes was found among them."""
+    changes = any(part.effect not in (None, "read") for part in deed.args)
+    return changes and any(not text.startswith(("/dev/", "-")) for text in command.texts)
+
+
 def marked(deed: Deed, parsed: Parsed) -> list[str]:
     return [f"flag:{name.lstrip('-')}" for name, _ in parsed.options if name in deed.marks]
 
 
 def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
     """An act on the folder that the command runs in."""
+    if command.state.elsewhere is not None:
+        command.act(effect, "local", marks=marks)
+        return
     for cwd in command.state.cwds:
         if not cwd:
             stays: Scope = "project" if effect in ("read", "write") else "outside"
@@ -455,6 +527,7 @@ def locate(
     if kind in ("path", "folder"):
         command.touch(effect, word, folder=folder or kind == "folder", marks=marks)
         return
+    command.reading.explained.update(word.texts)
     for text in word.texts:
         text = unglobbed(text)
         if UNKNOWN in text and kind not in ("package", "name", "process"):
@@ -466,7 +539,8 @@ def locate(
             of_host(command, effect, text, kind, marks)
         elif kind == "process":
             everything = text in ("-1", "0", ".", ".*", "*", "1")
-            command.act(effect, "root" if everything else "local", Target("process", text), marks=marks)
+            scope = "unknown" if UNKNOWN in text else "root" if everything else "local"
+            command.act(effect, scope, Target("process", text.replace(UNKNOWN, "?")), marks=marks)
         elif kind == "device":
             command.act(effect, "device", Target("path", text), marks=marks)
         elif kind == "resource":
@@ -497,6 +571,7 @@ def touch(
 ) -> list[Act]:
     """An act on a path, once for each path that it may be."""
     done: list[Act] = []
+    reading.explained.update(word.texts)
     for text, cwd in alternatives(word.texts, state.cwds):
         if state.elsewhere is not None:
             scope, host = state.elsewhere
@@ -545,6 +620,8 @@ def of_url(text: str) -> tuple[Target, Scope]:
     if not host or UNKNOWN in host or "$" in host:
         return Target("host", host.replace(UNKNOWN, "?")), "unknown"
     within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
+    if host.lower() in METADATA:
+        return Target("host", host.lower(), within=within_), "secret"
     return Target("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
 
 
@@ -581,7 +658,11 @@ def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -
             if not piece or piece == UNKNOWN and name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
                 continue
             marked_piece = TILDE + piece[1:] if piece.startswith("~") else piece
+            before = len(reading.acts)
             touch(reading, "execute", name, Word((marked_piece,)), state, marks=("flag:variable",))
+            for i in range(before, len(reading.acts)):  # a name no longer says which program runs
+                if reading.acts[i].scope != "project" or not name.endswith("PATH"):
+                    reading.acts[i] = reading.acts[i].but(scope="unknown")
 
 
 # what is printed
@@ -601,7 +682,7 @@ def printed(command: Command, parsed: Parsed) -> Output | None:
                     command.state.written[path] = stdin.text
         return stdin
     if name == "base64" and parsed.has("-d", "--decode", "-D") and stdin.text is not None and not words:
-        return replace(stdin, text=_decoded(stdin.text))
+        return replace(stdin, text=_decoded(stdin.text), substituted=True)
     if name == "mktemp":
         return Output("/tmp/tmp.0000", piped=True)
     if name in ("basename", "dirname", "realpath", "readlink") and words and words[-1].known:
@@ -697,8 +778,6 @@ def _printf(command: Command) -> Output:
 
 
 def _filled(shape: str, pieces: Iterator[str]) -> str:
-    import re
-
     def put(match: re.Match[str]) -> str:
         if match[0] == "%%":
             return "%"
@@ -733,6 +812,9 @@ def _eval(command: Command) -> Output:
         if word.fetched:
             command.reading.acts.append(_fetched("eval", word.fetched, command.state))
     text = " ".join(word.text for word in command.words)
+    if any(word.substituted for word in command.words):
+        command.program = "eval"
+        command.unknown("a command that is made while it runs")
     if UNKNOWN in text and len(command.words) == 1 and command.words[0].texts == (UNKNOWN,):
         command.program = "eval"
         command.unknown("a command that is made while it runs")
@@ -753,6 +835,8 @@ def _source(command: Command) -> Output:
         READERS["fed"](replace(command, program="source", words=[]))
         return Output()
     command.program = "source"
+    if re.search(r"(?:^|/)\.?v?env[^/]*/(?:bin|Scripts)/activate$", file.text) and not file.starts("/", "~", ".."):
+        command.state.venv = True
     execute_file(command, file, command.words[1:])
     return Output()
 

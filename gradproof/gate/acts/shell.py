@@ -25,11 +25,12 @@ MOST_TEXT = 8 * 2**10  # bytes of shell that are parsed; quoted heredocs apart
 MOST_DEPTH = 12  # of commands inside commands
 MOST_ALTERNATIVES = 32  # that one word may stand for
 MOST_FOLDERS = 4
+MOST_SAID = 2000  # characters of a command that an act keeps
 OPEN, CLOSE, COMMA = "\ue004", "\ue005", "\ue006"  # unquoted { } ,
 MARKS = str.maketrans({"*": STAR, "?": ANY, "[": RANGE, "{": OPEN, "}": CLOSE, ",": COMMA})
 BRACES = str.maketrans({OPEN: "{", CLOSE: "}", COMMA: ","})
 NUMERIC = {"$", "?", "#", "!", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "LINENO", "PPID", "COLUMNS", "LINES"}
-HEREDOC = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\"|\\(\w+))[^\n]*\n")
+SOME_NUMBER = "4242"
 OTHER_SHELL = re.compile(
     r"(?mi)^\s*(?:\$[a-z_]\w*\s*=\s|(?:get|set|remove|new|invoke|start|stop|write|import|copy|move|test|add|clear|out)-[a-z]+\b"
     r"|set -[lgxUe]{1,2} \w+ \S|end\s*$|function \w+\s*$|for \w+ in [^;\n]*\n(?!\s*do\b)\s*\w+[^\n]*\nend\b)"
@@ -76,6 +77,7 @@ class Output:
     secret: bool = False
     piped: bool = False
     names: tuple[str, ...] = ()  # folders, where it is a list of files below them
+    substituted: bool = False  # made by another program, though its text is known
 
     @classmethod
     def of(cls, acts: Sequence[Act], stdin: Output, text: str | None = None) -> Output:
@@ -103,6 +105,8 @@ class State:
     parameters: tuple[Word, ...] | None = None
     unsure: bool = False  # inside a branch or a loop: what is assigned may not be
     strict: bool = False  # set -e
+    venv: bool = False  # a virtual environment of the project is in use
+    context: frozenset[str] = frozenset()  # variables and wrappers that every command here runs under
 
     def copy(self) -> State:
         return replace(
@@ -123,9 +127,12 @@ class Reading:
         self.acts: list[Act] = []
         self.depth = 0
         self.parsed = 0
+        self.written: dict[str, str] = {}  # path → what was written to it in this call, or before it
+        self.fetched: dict[str, str] = {}  # path → the host that it came from
+        self.explained: set[str] = set()  # words that are targets of acts
 
     def state(self) -> State:
-        return State((self.around.cwd,))
+        return State((self.around.cwd,), written=self.written, fetched=self.fetched)
 
     def unknown(self, program: str, why: str, state: State | None = None) -> None:
         act = unknown(program, why, state.via if state else frozenset())
@@ -390,7 +397,8 @@ class _Walk:
     def _declaration_command(self, node: Node, state: State, stdin: Output) -> Output:
         for child in node.children:
             if child.type == "variable_assignment":
-                self.assign(child, state)
+                name, values = self.assign(child, state)
+                state.context = state.context | {f"{name}={values[0].text if values else ''}"}
             elif child.is_named:
                 self._inside(child, state)
         return Output("")
@@ -443,7 +451,8 @@ class _Walk:
             if child.type == "variable_assignment":
                 if inner is state:
                     inner = state.copy()
-                self.assign(child, inner)
+                name, values = self.assign(child, inner)
+                inner.context = inner.context | {f"{name}={values[0].text if values else ''}"}
             elif child.type in ("file_redirect", "herestring_redirect"):
                 stdin = self._redirect(child, state, stdin)
             elif child.type == "ERROR" or child.is_missing:
@@ -455,11 +464,18 @@ class _Walk:
         words += more
         if not words:
             return Output("")
-        if inner is not state:
-            output = run(self.reading, words, inner, stdin, self)
-            state.cwds = inner.cwds
-            return output
-        return run(self.reading, words, state, stdin, self)
+        before = len(self.reading.acts)
+        output = run(self.reading, words, inner, stdin, self)
+        state.cwds = inner.cwds
+        self._said(before, node)
+        return output
+
+    def _said(self, first: int, node: Node) -> None:
+        """Notes of the acts since `first` which command did them; the innermost command counts."""
+        acts = self.reading.acts
+        for i in range(first, len(acts)):
+            if not acts[i].text:
+                acts[i] = acts[i].but(text=_text(node)[:MOST_SAID])
 
     def _redirected_statement(self, node: Node, state: State, stdin: Output) -> Output:
         body = node.child_by_field_name("body")
@@ -690,7 +706,7 @@ class _Walk:
             at = int(name) - 1
             return [state.parameters[at]] if 0 <= at < len(state.parameters) else [Word()]
         if name in NUMERIC:
-            return [Word(("0",))]
+            return [Word((SOME_NUMBER,))]
         if state.elsewhere is None:
             if name == "HOME":
                 return [Word((self.reading.around.home,))]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gradproof.gate.acts.act import Effect, Scope, Target
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, apply, here, locate, marked, of_url, parse, reader, resolved
+from gradproof.gate.acts.programs import Command, _argument, apply, here, locate, marked, of_url, parse, reader, resolved
 from gradproof.gate.acts.shell import Output, Word
 
 SETUID = re.compile(r"(?:^|,)[ugoa]*\+[rwx]*s|^[2467]\d{3}$")
@@ -237,9 +238,18 @@ def ln(command: Command) -> Output | None:
     """A link acts on what it leads to."""
     parsed = parse(command.words, Deed(values=frozenset({"-t", "--target-directory", "-S"})))
     words = parsed.positional
+    symbolic, link = parsed.has("-s", "--symbolic"), words[-1] if len(words) > 1 else Word((".",))
     for word in words:
-        command.touch("write", word)
+        command.touch("write", _from_link(word, link) if symbolic and word is not words[-1] else word)
     return None
+
+
+def _from_link(word: Word, link: Word) -> Word:
+    """What a symbolic link holds is read from the folder that the link lies in."""
+    folder = link.texts[0].rpartition("/")[0] if not link.texts[0].endswith("/") else link.texts[0].rstrip("/")
+    if not folder:
+        return word
+    return Word(tuple(t if t.startswith(("/", TILDE)) or UNKNOWN in t else f"{folder}/{t}" for t in word.texts))
 
 
 @reader("move")
@@ -451,7 +461,7 @@ def pip(command: Command) -> Output | None:
     elif parsed.has("--user"):
         command.act(effect, "home", name)
     else:
-        command.act(effect, "project" if command.reading.around.project else "system", name)
+        command.act(effect, "project" if command.state.venv or target is not None else "system", name)
     return None
 
 
@@ -518,9 +528,10 @@ def npm(command: Command) -> Output | None:
             command.act("read", "local")
     elif verb in ("token", "login", "adduser", "logout"):
         command.act("change_rights", "remote", name)
-    elif verb in ("exec", "x", "dlx", "create", "init") and len(words) > 1:
+    elif verb in ("dlx", "create") and len(words) > 1:
+        command.act("fetch_and_run", "remote", name)
+    elif verb in ("exec", "x", "init") and len(words) > 1:
         command.act("execute", "project" if command.reading.around.project else "outside", name)
-        command.act("install", "project" if command.reading.around.project else "outside", name)
     elif verb == "cache":
         command.act(
             "read" if "ls" in words or "verify" in words else "delete", "home" if "clean" in words else "local", name
@@ -667,6 +678,42 @@ def grep(command: Command) -> Output | None:
     return None
 
 
+def _carried(command: Command, words: Sequence[Word]) -> list[str]:
+    """Files that leave with an act: whether one is a secret."""
+    acts = [act for word in words for act in command.touch("read", word)]
+    return ["payload:secret"] if any(act.scope == "secret" for act in acts) else []
+
+
+@reader("npx")
+def npx(command: Command) -> Output | None:
+    """A package's program; with -y, one that is fetched for it."""
+    parsed = parse(command.words, Deed(values=frozenset({"-p", "--package", "-c", "--call"})), stop=True)
+    for code in parsed.values("-c", "--call"):
+        command.shell(code.text, command.beside())
+    words = parsed.positional
+    if parsed.has("-y", "--yes", "-p", "--package") or command.program in ("uvx", "bunx"):
+        name = words[0].text if words else ""
+        command.act("fetch_and_run", "remote", Target("package", name.replace(UNKNOWN, "?")))
+        return None
+    if words and words[0].text in knowledge().programs:
+        return command.again(words)
+    here(command, "execute")
+    for word in words[1:]:
+        _argument(command, word, "execute")
+    return None
+
+
+@reader("pipx")
+def pipx(command: Command) -> Output | None:
+    verb = next((text for text in command.texts if not text.startswith("-")), "list")
+    command.verb = verb
+    if verb == "run":
+        command.act("fetch_and_run", "remote", Target("package", command.texts[-1].replace(UNKNOWN, "?")))
+    else:
+        command.act("read" if verb in ("list", "environment") else "install", "local" if verb == "list" else "home")
+    return None
+
+
 @reader("uv")
 def uv(command: Command) -> Output | None:
     """`uv pip` is pip, `uv run` runs."""
@@ -682,7 +729,7 @@ def uv(command: Command) -> Output | None:
     words = parsed.positional
     verb = words[0].text if words else "help"
     if verb == "pip":
-        return command.again([Word(("pip",)), *words[1:]])
+        return command.again([Word(("pip",)), *words[1:]], command.beside(venv=not parsed.has("--system")))
     if verb == "run":
         inner = parse(
             words[1:],
@@ -796,6 +843,8 @@ def gh(command: Command) -> Output | None:
         for name, _ in parsed.options
         if name in ("--admin", "--force", "--delete-branch", "--visibility", "--auto")
     ]
+    if group == "gist" and verb == "create":
+        marks += _carried(command, parsed.positional[2:])
     command.act(effect, "remote", Target("resource", rest), marks=marks)
     if verb == "checkout":
         here(command, "write")

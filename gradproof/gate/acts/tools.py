@@ -31,7 +31,7 @@ SHELL_NAMES |= {
 }
 SHELL_ARGUMENTS = ("command", "cmd", "script", "commands", "shell_command", "bash_command", "commandline", "cmdline")
 PATH_ARGUMENTS = re.compile(
-    r"(?i)^(?:file|path|file_?path|dir|directory|folder|filename|notebook_path|root|target_file|absolute_path|relative_workspace_path|paths|files|.*_path|.*_dir|.*_file|source|destination|src|dst|old_path|new_path)$"
+    r"(?i)^(?:file|path|file_?path|dir|directory|folder|filename|notebook_path|root|target_file|absolute_path|relative_workspace_path|paths|files|.*_path|.*_dir|.*_file|attachments?|source|destination|src|dst|old_path|new_path)$"
 )
 URL_ARGUMENTS = re.compile(r"(?i)^(?:url|uri|endpoint|link|href|webhook|webhook_url|base_url|.*_url)$")
 TO_ARGUMENTS = re.compile(
@@ -113,6 +113,14 @@ LOCAL_SERVERS = (
 MONEY = re.compile(
     r"(?i)(?:^|_|\b)(?:pay|payment|payments|payout|payouts|charge|charges|transfer|purchase|buy|order|checkout|refund|wire|withdraw|donate|invoice_pay|stripe|paypal|bank|trade|subscribe|remit)(?:_|\b|$)"
 )
+FORMS = re.compile(r"(?i)fill|submit|click|type|press|upload|select_option|drag|evaluate")
+KEYS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}")
+FREE_TEXT = re.compile(
+    r"(?i)^(?:text|body|content|contents|message|subject|description|summary|comment|prompt|reason|note|new_string|old_string"
+    r"|file_text|new_str|old_str|html|markdown|caption|name|title|timeout|limit|offset|explanation)$"
+)
+PATH_EFFECTS = ("read", "write", "delete", "execute", "change_rights")
+MOVES = re.compile(r"(?i)move|rename")
 MAIL = re.compile(r"(?i)mail|message|slack|discord|teams|telegram|sms|whatsapp|notify|tweet|invite")
 NAME_PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 SEVERITY: tuple[Effect, ...] = (
@@ -135,10 +143,12 @@ def read_call(
     arguments: Mapping[str, Any],
     around: Surroundings,
     annotations: Mapping[str, Any] | None = None,
+    history: Sequence[tuple[str, Mapping[str, Any]]] = (),
 ) -> list[Act]:
-    """The acts of a call, each once; at least one."""
+    """The acts of a call, each once; at least one. `history` are the tools and arguments of the calls before it."""
     programs.load()
     reading = Reading(around)
+    read_secret = _remember(reading, history)
     count = sum(1 for _ in leaves("", arguments))
     if count > MOST_ARGUMENTS:
         reading.unknown(tool, f"more than {MOST_ARGUMENTS} arguments")
@@ -146,12 +156,54 @@ def read_call(
         _read(reading, tool, arguments)
     except RecursionError:
         reading.unknown(tool, "nested too deeply")
-    acts = list(dict.fromkeys(reading.acts))
+    said = _said(tool, arguments)
+    acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
+    if read_secret:
+        acts = [act.but(marks=act.marks | {"payload:secret"}) if _leaves(act) else act for act in acts]
     if not acts:
         acts = [Act("read", tool if not is_shell(tool, arguments) else "sh", "local")]
     if annotations and annotations.get("destructiveHint") is True:
         acts = [_tightened(act) for act in acts]
     return acts
+
+
+def _said(tool: str, arguments: Mapping[str, Any]) -> frozenset[str]:
+    """The arguments that are neither a target nor free text."""
+    if is_shell(tool, arguments):
+        return frozenset()
+    explained = (PATH_ARGUMENTS, URL_ARGUMENTS, TO_ARGUMENTS, AMOUNT_ARGUMENTS, SQL_ARGUMENTS, FREE_TEXT)
+    return frozenset(
+        f"{key}={value}"
+        for key, value in leaves("", arguments)
+        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained) or str(value).startswith("@")
+    )
+
+
+def _leaves(act: Act) -> bool:
+    return act.effect in ("send", "publish") and act.scope not in ("local", "project", "temp")
+
+
+def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]) -> bool:
+    """What earlier calls wrote, so that running it reads it; whether one of them read a secret."""
+    secret = False
+    for tool, arguments in history:
+        name = base_name(tool)
+        inner = Reading(reading.around)
+        inner.written, inner.fetched = reading.written, reading.fetched
+        try:
+            _read(inner, tool, arguments)
+        except RecursionError:
+            continue
+        secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
+        content = next((arguments[k] for k in ("content", "new_string", "file_text", "text", "contents") if isinstance(arguments.get(k), str)), None)
+        if FILE_TOOLS.get(name) == "write" and content is not None:
+            for key, value in arguments.items():
+                if PATH_ARGUMENTS.match(key) and isinstance(value, str):
+                    for path in programs.resolved(inner, path_word(value), inner.state()):
+                        known = reading.written.get(path, "")
+                        whole = name in ("write", "write_file", "create_file")
+                        reading.written[path] = content if whole else f"{known}\n{content}"
+    return secret
 
 
 def _tightened(act: Act) -> Act:
@@ -316,7 +368,8 @@ def _is_sql(tool: str, arguments: Mapping[str, Any]) -> bool:
         return True
     return bool(
         re.match(
-            r"(?is)\s*(?:select|insert|update|delete|drop|alter|truncate|create|with|grant|call|exec)\s",
+            r"(?is)\s*(?:select\s.*\bfrom\b|insert\s+into\b|update\s+\S+\s+set\b|delete\s+from\b|truncate\s+table\b"
+            r"|(?:drop|alter|create)\s+(?:table|database|schema|index|view|user|role)\b|with\s+\S+\s+as\b|grant\s.*\bto\b)",
             str(arguments[keys[0]]),
         )
     )
@@ -349,6 +402,8 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
 
 def _is_http(name: str, arguments: Mapping[str, Any]) -> bool:
     has_url = any(URL_ARGUMENTS.match(key) and isinstance(arguments[key], str) for key in arguments)
+    if FORMS.search(name):
+        return False
     return has_url and (
         "method" in arguments
         or bool(re.search(r"http|request|fetch|curl|api|url|web|browse|navigate|download|scrape|crawl", name))
@@ -364,10 +419,15 @@ def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
     done = False
     for key, value in leaves("", arguments):
         if URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
-            request(command, method, Word((value,)), payload=body is not None)
+            request(command, method, Word((value,)), payload=body is not None, secret_payload=carries_key(arguments))
             done = True
     if not done:  # a search
         command.act("read", "remote", Target("host", name))
+
+
+def carries_key(arguments: Mapping[str, Any]) -> bool:
+    """Whether a private key or a token of a well-known form is among the arguments."""
+    return any(isinstance(value, str) and KEYS.search(value) for _, value in leaves("", arguments))
 
 
 # any other tool
@@ -389,6 +449,9 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         )
     if effect == "write" and re.search(r"(?i)merge|release|deploy", name):
         effect = "publish"
+    if FORMS.search(name) and any(URL_ARGUMENTS.match(key) for key in arguments):
+        effect = "send"
+    moves = bool(MOVES.search(name)) and effect == "write"
     command.program, command.verb = tool, verb
     amount = _amount(arguments)
     if effect == "spend":
@@ -408,15 +471,17 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
             command.act(effect, scope, target)
             found = True
         elif PATH_ARGUMENTS.match(leaf) and _is_path(leaf, value, server):
-            command.touch(
-                effect if effect in ("read", "write", "delete", "execute", "change_rights") else "read",
-                path_word(value),
-            )
+            here_effect: Effect = effect if effect in PATH_EFFECTS else "read"
+            if moves and leaf.lower() in ("source", "src", "old_path", "from", "path"):
+                here_effect = "delete"
+            command.touch(here_effect, path_word(value), folder=moves)
             found = found or effect not in ("send", "publish")
     recipients = _values(arguments, TO_ARGUMENTS)
     if effect == "send":
-        for to in recipients or [""]:
-            command.act("send", "remote", Target("recipient", to.lower()))
+        hidden = carries_key(arguments) or any(act.scope == "secret" for act in command.reading.acts)
+        marks = ["payload:secret"] if hidden else []
+        for to in recipients or ([""] if not found else []):
+            command.act("send", "remote", Target("recipient", to.lower()), marks=marks)
         return
     if not found:
         local = server in LOCAL_SERVERS or is_loopback(str(arguments.get("host", "")))
@@ -445,7 +510,7 @@ def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
 
 
 def _is_path(key: str, value: str, server: str) -> bool:
-    if server == "filesystem" or key.lower() in (
+    if key.lower().startswith("attachment") or server == "filesystem" or key.lower() in (
         "path",
         "file_path",
         "filepath",

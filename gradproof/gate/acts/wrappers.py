@@ -21,6 +21,8 @@ def wrapper(command: Command) -> Output | None:
     state.cwds, state.variables = command.state.cwds, command.state.variables
     if own.get("privileged"):
         state.via = state.via | {"privileged"}
+        said = [f"{name} {value.text}" for name, value in parsed.options if value is not None]
+        state.context = state.context | {f"{command.program} {text}" for text in said}
     words = parsed.positional
     folder = parsed.value(*own.get("chdir", "").split())
     if folder is not None:
@@ -50,6 +52,7 @@ def _assignments(command: Command, words: list[Word], state) -> list[Word]:
 
     while words and "=" in words[0].text and words[0].text.partition("=")[0].isidentifier():
         name, _, value = words[0].text.partition("=")
+        state.context = state.context | {f"{name}={value}"}
         assigned(command.reading, name, [Word((value,), words[0].fetched, words[0].secret)], state)
         words = words[1:]
     return words
@@ -128,7 +131,7 @@ def find(command: Command) -> Output | None:
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
     for word in roots:
-        command.touch("read", word, folder=True)
+        command.touch("read", word)
     names = [command.words[i + 1].text for i, text in enumerate(texts[:-1]) if text in ("-name", "-iname")]
     narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
     i = start
