@@ -163,8 +163,9 @@ def kubectl(command: Command) -> Output | None:
     verb = words[0].text if words else "version"
     parsed = parse(words[1:], KUBE, stop=verb in ("exec", "run"))
     parsed.options = [*leading.options, *parsed.options]
-    command.verb = verb
+    command.verb, command.deed = verb, KUBE
     context = parsed.value("--context")
+    command.explain(words[0] if words else None, context, parsed.value("-n", "--namespace"))
     scope: Scope = "local" if context is not None and context.text.startswith(LOCAL_CONTEXTS) else "remote"
     namespace = parsed.value("-n", "--namespace")
     space = namespace.text if namespace is not None else "*" if parsed.has("-A", "--all-namespaces") else "default"
@@ -210,6 +211,7 @@ def kubectl(command: Command) -> Output | None:
 
 def _resources(command: Command, effect: Effect, scope: Scope, place: str, parsed: Parsed) -> None:
     words = [word.text for word in parsed.positional]
+    command.explain(*parsed.positional)
     kind, names = (words[0], words[1:]) if words else ("*", [])
     kind, slash, name = kind.partition("/")
     names = [name] if slash else names

@@ -74,6 +74,7 @@ def sql(command: Command) -> Output | None:
     if UNKNOWN in database and not hosts:
         urls.append(Word((UNKNOWN,)))
     scope, name = where(command, [*urls, *hosts, *variable], database.replace(UNKNOWN, "?"))
+    command.explain(*urls, *hosts, *inline, *names, *parsed.values("-d", "--dbname", "-D", "--database"))
     for file in parsed.values("-f", "--file", "-i", "-o", "--output"):
         command.touch("execute" if not parsed.value("-o") else "write", file)
     texts = [text for word in inline for text in word.texts]
@@ -96,6 +97,7 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
     if not names:
         return
     file, *texts = names
+    command.explain(*texts, *inline)
     given = [text for word in (*texts, *inline) for text in word.texts]
     if command.stdin.text is not None and not given:
         given.append(command.stdin.text)

@@ -123,6 +123,7 @@ def _push(command: Command) -> None:
     if runs := parsed.value("--receive-pack", "--exec"):
         command.act("execute", "unknown", Target("none", runs.text), marks=("flag:receive-pack",))
     words = parsed.positional
+    command.explain(*words)
     remote = words[0].text if words else "origin"
     forced = parsed.has("-f", "--force", "--force-with-lease", "--mirror", "--force-if-includes")
     deletes = parsed.has("-d", "--delete", "--mirror", "--prune")
@@ -197,6 +198,7 @@ def _update_ref(command: Command) -> None:
 
 def _reset(command: Command) -> None:
     hard = {"--hard", "--merge", "--keep"} & set(command.texts)
+    command.explain(Word(("HEAD",)))
     here(command, "rewrite_history" if hard else "write")
 
 

@@ -54,7 +54,14 @@ HARMLESS = {  # flags that do not change what a program does to its target
     "wget": frozenset("-nv --no-verbose -c --continue".split()),
     "rsync": frozenset("-a --archive -z --compress -h --human-readable -r -t --times -l --links --partial -P --stats".split()),
     "scp": frozenset("-C -p -r -B".split()),
-    "git": frozenset("-u --set-upstream".split()),
+    "git": frozenset("-u --set-upstream -D -d --delete -f --force --hard".split()),  # what they do is in the acts
+    "cat": frozenset("-n -b -A -e -s".split()),
+    "docker": frozenset("-t --timeout --time".split()),
+    "kill": frozenset(f"-{letter}" for letter in "0123456789ABCEGHIKLMNOPRSTUVXs"),
+    **dict.fromkeys(("psql", "mysql", "sqlite3"), frozenset("-A -t -X -batch -q -w -N -B".split())),
+    "aws": frozenset("--only-show-errors --no-cli-pager --no-progress --no-paginate".split()),
+    "terraform": frozenset("-no-color -auto-approve -input".split()),
+    "kubectl": frozenset("--wait --now --grace-period --timeout".split()),
 }
 SAME = {  # long and short names of one option
     **{"--recursive": "-r", "-R": "-r", "--force": "-f", "--namespace": "-n", "--request": "-X", "--header": "-H", "--delete": "-d"},
@@ -120,6 +127,10 @@ class Command:
     def touch(self, effect: Effect, word: Word, *, folder: bool = False, marks: Sequence[str] = ()) -> list[Act]:
         """An act on a path."""
         return touch(self.reading, effect, self.program, word, self.state, verb=self.verb, folder=folder, marks=marks)
+
+    def explain(self, *words: Word | None) -> None:
+        """These words are what an act says already; a correction does not compare them once more."""
+        self.reading.explained.update(text for word in words if word is not None for text in word.texts)
 
     def shell(self, text: str, state: State | None = None, stdin: Output = NO_INPUT) -> Output:
         return self.reading.shell(text, state or self.state, stdin)
@@ -252,7 +263,7 @@ def _detail(command: Command, first: int) -> None:
         if name not in harmless and not (value is not None and value.texts[0] in command.reading.explained)
         and not (len(name) > 2 and name[0] == "-" and name[1] != "-" and value is None and not command.deed.takes_value(name))
     }
-    said |= {unglobbed(word.texts[0]) for word in parsed.positional if word.texts[0] not in command.reading.explained}
+    said |= {unglobbed(word.texts[0]).removeprefix("0") for word in parsed.positional if word.texts[0] not in command.reading.explained}
     common = frozenset(said) | state.context
     for i in fresh:
         here_ = frozenset() if acts[i].target.kind == "path" else frozenset(f"in {cwd}" for cwd in state.cwds)

@@ -43,6 +43,7 @@ def curl(command: Command) -> Output | None:
     if parsed.has("-I", "--head"):
         verb = "HEAD"
     urls = parsed.positional + parsed.values("--url")
+    command.explain(*urls, method, *(word for word in payload if "@" not in word.text and word.known))
     if parsed.value("-K", "--config"):
         command.unknown("options that are read from a file")
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
@@ -179,6 +180,7 @@ def copy(command: Command) -> Output | None:
     for runs in parsed.values("-e", "--rsh", "--rsync-path", "-S"):
         command.shell(runs.text, command.beside())
     *sources, destination = parsed.positional
+    command.explain(*parsed.positional)
     to_host = _host(destination.texts[0])
     hidden = False
     for source in sources:

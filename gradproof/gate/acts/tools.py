@@ -156,7 +156,8 @@ def read_call(
         _read(reading, tool, arguments)
     except RecursionError:
         reading.unknown(tool, "nested too deeply")
-    said = _said(tool, arguments)
+    sends = any(act.effect in ("send", "spend") for act in reading.acts)
+    said = _said(tool, arguments, sends)
     acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
     if read_secret:
         acts = [act.but(marks=act.marks | {"payload:secret"}) if _leaves(act) else act for act in acts]
@@ -167,15 +168,17 @@ def read_call(
     return acts
 
 
-def _said(tool: str, arguments: Mapping[str, Any]) -> frozenset[str]:
+def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str]:
     """The arguments that are neither a target nor free text."""
     if is_shell(tool, arguments):
         return frozenset()
-    explained = (PATH_ARGUMENTS, URL_ARGUMENTS, TO_ARGUMENTS, AMOUNT_ARGUMENTS, SQL_ARGUMENTS, FREE_TEXT)
+    explained = [PATH_ARGUMENTS, URL_ARGUMENTS, AMOUNT_ARGUMENTS, SQL_ARGUMENTS, FREE_TEXT]
+    explained += [TO_ARGUMENTS] if sends else []
     return frozenset(
-        f"{key}={value}"
+        f"{key}={str(value).upper() if key == 'method' else value}"
         for key, value in leaves("", arguments)
-        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained) or str(value).startswith("@")
+        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained)
+        and not re.match(r"(?i)(?:body|data|json|payload|message|content)\.", key)
     )
 
 
