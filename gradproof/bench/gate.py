@@ -107,7 +107,7 @@ def killed(
         known = {entry["decision"] for entry in store.journal.signals()}
         lost += sum(id not in known for id in acks)
         serving = load_serving(store)
-        assert 0.0 <= serving.probability("Bash\ncommand: ls") <= 1.0
+        assert all(0.0 <= p <= 1.0 for p in serving.probabilities(["Bash\ncommand: ls"]))
         versions.add(serving.number)
         store.close()
     return {"kills": kills, "acknowledged": acknowledged, "lost": lost, "versions": len(versions)}
@@ -173,8 +173,11 @@ def _signals(store: Store, round: int) -> None:
     """A few answers of people."""
     for i in range(4):
         id = new_id(store.clock())
-        own = dict(decision="ask", model=0.5, lean=False, rule="", version=0, probability=0.5, reason="")
-        store.journal.record([{"id": id, "text": _text(f"make round{round}-{i}"), **own}])
+        own = dict(decision="ask", model=0.5, lean=False, by="policy", version=0, probability=0.5, reason="")
+        text = _text(f"make round{round}-{i}")
+        act = dict(effect="execute", program="make", scope="outside")
+        said = dict(text=text, texts=[text], acts=[act], worst=0, digest=text)
+        store.journal.record([{"id": id, **said, **own}])
         store.journal.remark(id, "override_allow")
 
 

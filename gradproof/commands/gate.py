@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from getpass import getuser
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,9 +54,9 @@ def init(
 ) -> None:
     """Make a gate: its store, its rules and its first model.
 
-    With --data, a model of your own labelled calls; it decides at once if it agrees with 95% of at least 1,000 of them
-    that were held back. Otherwise the gate starts cold: it asks, or follows `rules.toml`, until people have answered
-    often enough. Where there is a gate already, changes its settings and leaves the rest.
+    The default policy decides from the first call on. With --data, the model learns from your own labelled calls; it may
+    tighten decisions at once, and turn a question into an allow once it has earned trust. Where there is a gate already,
+    changes its settings and leaves the rest.
 
     Examples:
 
@@ -85,9 +86,9 @@ def decide(
 ) -> None:
     """Decide a tool call: allow, ask or block.
 
-    Reads `{"tool", "arguments", "cwd", "history"}` and prints `{"id", "decision", "probability", "reason", "version"}`;
-    the probability is that of allow. A line that is no call is answered `{"error"}`, and the next one is read; the exit
-    code is then 2.
+    Reads `{"tool", "arguments", "cwd", "history"}`, MCP's `tools/call` or a hook's `{"tool_name", "tool_input"}`, and
+    prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts` are
+    what the call does. A line that is no call is answered `{"error"}`, and the next one is read; the exit code is then 2.
 
     Examples:
 
@@ -115,27 +116,77 @@ def feedback(
         str,
         typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
     ],
+    act: Annotated[
+        int | None, typer.Option(help="A block: which act is meant, from 0 on. Default: the one in the reason.", min=0)
+    ] = None,
+    scope: Annotated[
+        str,
+        typer.Option(
+            metavar="folder|project|host|pattern=GLOB", help="An allow: how far it reaches beyond the target."
+        ),
+    ] = "",
+    actor: Annotated[str, typer.Option(help="Who says so. Default: the user's name.")] = "",
     store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Say what should have happened. When this returns, it is on the disk, and a mistake is remembered.
+    """Say what should have happened. When this returns, it is on the disk, and holds for calls that do the same.
 
-    **false_block**, **false_allow**: the decision was a mistake; the call and its paraphrases are decided the other way
-    from now on. **override_allow**, **override_block**: a person decided otherwise, or answered what was asked.
+    **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person decided
+    otherwise, or answered what was asked. An allow speaks for calls that do no more than the corrected one: the same effects
+    by the same programs, on targets no wider. A block speaks for calls with an act at least as wide. `gate corrections`
+    lists what holds, and takes it back.
 
-    Example:
+    Examples:
 
         gradproof gate feedback 01a1e0f5bc3be2d87b39 false_block
+
+        gradproof gate feedback 01a1e0f5bc3be2d87b39 override_allow --scope folder
+    """
+    with errors(debug):
+        from json import dumps
+
+        from gradproof.gate.journal import Giver
+        from gradproof.gate.store import Store
+
+        giver = Giver(actor or getuser(), "person", "")
+        with _opened(Store, store) as opened:
+            given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
+        print(dumps({"id": id, **given._asdict(), "target": given.target}))
+
+
+@app.command()
+def corrections(
+    what: Annotated[str, typer.Argument(metavar="list|retract")] = "list",
+    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Of the correction to take back.")] = None,
+    store: StoreFolder = HERE,
+    json: Json = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """List the corrections that hold, or take one back; that takes effect at once.
+
+    Examples:
+
+        gradproof gate corrections list
+
+        gradproof gate corrections retract c12
     """
     with errors(debug):
         from json import dumps
 
         from gradproof.gate.store import Store
 
+        check_outputs(json, None)
+        if what not in ("list", "retract") or (what == "retract") != (id is not None):
+            raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
         with _opened(Store, store) as opened:
-            given = opened.journal.remark(id, kind)
-        print(dumps({"id": id, **given._asdict(), "target": given.target}))
+            records = opened.journal.correction_records() if id is None else [opened.journal.retract(id)]
+        write(records, dumps(records, indent=1), json)
+        for record in records:
+            console_for(json).print(_correction_line(record), markup=False, soft_wrap=True)
+        if not records:
+            console_for(json).print("no correction holds", markup=False)
 
 
 @app.command()
@@ -218,8 +269,9 @@ def rollback(
             chosen = version if version is not None else versions.get(before).record["came_from"]
             if chosen == 0:
                 raise ValueError(f"there is no version before {before}, which serves")
-            versions.serve(chosen)
-        print(f"version {chosen} serves; it was {before}")
+            versions.serve(chosen, after=before)
+            opened.journal.reset_trust()
+        print(f"version {chosen} serves; it was {before}; trust begins anew")
 
 
 @app.command()
@@ -300,6 +352,19 @@ def _evaluate_stream(
 
     learned = read(train).require_both() if train else None
     return by_stream(read(data), learned, feedback=Feedback(delay, share), seed=seed, say=say)
+
+
+def _correction_line(record: dict[str, Any]) -> str:
+    """A correction for a person."""
+    from gradproof.gate.corrections import restored
+    from gradproof.gate.standing import told
+
+    acts = [told(restored(act)) for act in record["acts"]]
+    said = "; ".join(acts) if record["allow"] else acts[min(record["named"], len(acts) - 1)]
+    wider = f" (--scope {record['widened']})" if record["widened"] else ""
+    return (
+        f"c{record['sequence']}  {'allow' if record['allow'] else 'block'}  {said}{wider}  by {record['actor'] or '?'}"
+    )
 
 
 @contextmanager

@@ -1,4 +1,7 @@
-"""A tool call: read from JSON with one sentence for what is wrong with it, written as one text for the model.
+"""A tool call: read from JSON in the shapes that people have it in, and written as one text.
+
+Read are `{"tool", "arguments"}`, `{"name", "arguments"}`, MCP's `tools/call` request, a hook's `{"tool_name", "tool_input"}`
+and `{"command"}`, which is a Bash call. What is wrong with a call is one sentence. The text:
 
     Bash                        the tool
     command: rm -rf build       each argument, nested ones with dots in their names; long ones keep head and tail
@@ -14,6 +17,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,14 +33,29 @@ MOST_ARGUMENTS = 32  # that are written
 MARGIN = 512  # characters redacted beyond a cut, so that no half of a secret is left at it
 
 
+KEYS = ("tool", "arguments", "cwd", "history", "session", "actor", "schema", "annotations")
+NAMED_KEYS = ("name", *KEYS[1:])
+COMMAND_KEYS = ("command", *KEYS[2:])
+MCP_KEYS = ("jsonrpc", "id", "method", "params", *KEYS[2:])
+PARAMS_KEYS = ("name", "arguments", "_meta")
+HOOK_KEYS = (
+    *("tool_name", "tool_input", "session_id", "transcript_path", "permission_mode", "hook_event_name", "tool_use_id"),
+    *("timestamp", "mcp_context", "tool_response", *KEYS[2:]),
+)
+
+
 @dataclass(frozen=True)
 class Call:
-    """What an agent wants to do: `arguments` is plain data, `history` the calls before it, oldest first."""
+    """What an agent wants to do: `arguments` is plain data, `history` the calls before it, oldest first; `annotations`
+    are what an MCP server says of its tool."""
 
     tool: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     cwd: str = ""
     history: tuple[Call, ...] = ()
+    session: str = ""
+    actor: str = ""
+    annotations: Mapping[str, Any] = field(default_factory=dict)
 
 
 class LabelledCall(NamedTuple):
@@ -158,14 +177,47 @@ def _checked_length(value: str) -> int:
         raise ValueError("the call holds half a surrogate pair, which is not valid UTF-8") from None
 
 
-def _call(fields: Mapping[str, Any], past: bool) -> Call:
-    if "tool" not in fields and "command" in fields:
+def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """One of the shapes as `{"tool", "arguments", …}`; ValueError names a key that none of them has."""
+    if fields.get("method") == "tools/call" or "jsonrpc" in fields:
+        _check_keys(fields, MCP_KEYS)
+        params = fields.get("params")
+        if fields.get("method") != "tools/call" or not isinstance(params, Mapping):
+            raise ValueError("of MCP's requests only tools/call, with its params, is a call")
+        _check_keys(params, PARAMS_KEYS)
+        return {**fields, "tool": params.get("name"), "arguments": params.get("arguments", {})}
+    if "tool_name" in fields:
+        _check_keys(fields, HOOK_KEYS)
+        own = {"tool": fields["tool_name"], "arguments": fields.get("tool_input", {})}
+        return {"session": fields.get("session_id"), **fields, **own}
+    if "name" in fields and "tool" not in fields:
+        _check_keys(fields, NAMED_KEYS)
+        return {**fields, "tool": fields["name"]}
+    if "command" in fields and "tool" not in fields:
+        _check_keys(fields, COMMAND_KEYS)
         command = fields["command"]
-        if not isinstance(command, str):
-            raise ValueError(f"the call's command must be text, not {_kind(command)}")
-        fields = {**fields, "tool": "Bash", "arguments": {"command": command}}
+        if not isinstance(command, str) and not (
+            isinstance(command, list) and all(isinstance(w, str) for w in command)
+        ):
+            raise ValueError(f"the call's command must be text or a list of words, not {_kind(command)}")
+        return {**fields, "tool": "Bash", "arguments": {"command": command}}
+    _check_keys(fields, KEYS)
+    return fields
+
+
+def _check_keys(fields: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for key in fields:
+        if key not in known:
+            near = get_close_matches(key, known, 1, 0.4)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
+            raise ValueError(f"a call has no key {key[:MOST_NAME]!r}{hint}")
+
+
+def _call(fields: Mapping[str, Any], past: bool) -> Call:
+    fields = _plain(fields)
     tool, arguments = fields.get("tool"), fields.get("arguments", {})
     cwd, history = fields.get("cwd") or "", fields.get("history") or ()
+    annotations = fields.get("annotations") or {}
     if not isinstance(tool, str) or not tool or len(tool) > MOST_NAME:
         raise ValueError(f"the call's tool must be a name of 1 to {MOST_NAME} characters, not {_kind(tool)}")
     if not isinstance(arguments, Mapping):
@@ -174,7 +226,18 @@ def _call(fields: Mapping[str, Any], past: bool) -> Call:
         raise ValueError(f"the call's cwd must be text, not {_kind(cwd)}")
     if not isinstance(history, list | tuple):
         raise ValueError(f"the call's history must be a list of calls, not {_kind(history)}")
-    return Call(tool, dict(arguments), cwd, tuple(_past(earlier) for earlier in history[-PAST:]) if past else ())
+    if not isinstance(annotations, Mapping):
+        raise ValueError(f"the call's annotations must be an object, not {_kind(annotations)}")
+    session, actor = (_word(fields, key) for key in ("session", "actor"))
+    earlier = tuple(_past(before) for before in history[-PAST:]) if past else ()
+    return Call(tool, dict(arguments), cwd, earlier, session, actor, dict(annotations))
+
+
+def _word(fields: Mapping[str, Any], key: str) -> str:
+    value = fields.get(key) or ""
+    if not isinstance(value, str) or len(value) > MOST_NAME:
+        raise ValueError(f"the call's {key} must be a text of at most {MOST_NAME} characters")
+    return value
 
 
 def _past(earlier: Any) -> Call:

@@ -1,64 +1,113 @@
-"""The memory of corrections: what a person said of one call holds for it and its paraphrases at once.
+"""Corrections: what a person said of one call, and the calls that it speaks for.
 
-A correction acts on calls that are alike, and on nothing else; the learner follows later. Calls that people labelled
-the other way are its rivals: what is more like one of them than like the corrected call is left alone. A correction to
-block also acts on a shell line of which one command is alike; one to allow speaks for nothing that stands beside it.
+The very same call (tool, arguments, folder) comes first, then calls that are covered by likeness (`acts/likeness.py`). Of
+several that speak, the newer one counts; where they are equally new, the block. Several never combine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
 
-from gradproof.gate.signals import Correction
-from gradproof.gate.skeleton import CUT, Skeleton, alike, may_be_alike, parts, skeleton
+from gradproof.gate.acts.act import Act, Target
+from gradproof.gate.acts.likeness import covers, reaches
+from gradproof.gate.calls import Call
 
-ALIKE = 0.6  # paraphrases are so alike, measured: file names, the order of flags, quotes (docs/gate.md)
-MOST_RIVALS = 64  # the nearest
-
-
-def rivals(text: str, others: Iterable[str]) -> tuple[str, ...]:
-    """Those of the texts that people labelled the other way which a correction of `text` would reach."""
-    own = skeleton(text)
-    possible = (other for other in others if other != text and may_be_alike(own, other))
-    near = {other: max(alike(own, part) for part in (skeleton(other), *parts(other))) for other in possible}
-    ordered = sorted((other for other, s in near.items() if s >= ALIKE), key=lambda other: -near[other])
-    return tuple(ordered[:MOST_RIVALS])
+WIDER = ("folder", "project", "host")  # what `--scope` may say, or pattern=GLOB
 
 
-class _Known(NamedTuple):
-    own: Skeleton
-    rivals: list[Skeleton]
-    correction: Correction
+@dataclass(frozen=True)
+class Correction:
+    """`digest` names the call, `acts` are what it does; `named` is the act that a block speaks of. `sequence` orders
+    corrections by when they were given."""
+
+    id: str
+    decision: str
+    sequence: int
+    allow: bool
+    digest: str
+    acts: tuple[Act, ...]
+    named: int = 0
+    widened: str = ""
+    kind: str = ""
+    actor: str = ""
+
+    def speaks_for(self, digest: str, acts: Sequence[Act]) -> str:
+        """`exact`, `like`, or nothing."""
+        if digest == self.digest:
+            return "exact"
+        if self.allow:
+            return "like" if covers(self.acts, acts, self.widened) else ""
+        return "like" if self.acts and reaches(self.acts[min(self.named, len(self.acts) - 1)], acts) else ""
 
 
 class Corrections:
-    """All corrections, found by the hard part of a skeleton; the most alike one speaks, then the newest."""
+    """All corrections that hold, found by what their acts do."""
 
     def __init__(self, known: Iterable[Correction] = ()):
-        self._by_hard: dict[object, list[_Known]] = {}
+        self._exact: dict[str, list[Correction]] = {}
+        self._like: dict[tuple[str, str, str], list[Correction]] = {}
         for correction in known:
             self.add(correction)
 
     def add(self, correction: Correction) -> None:
-        own = skeleton(correction.text)
-        near = [part for rival in correction.rivals for part in (skeleton(rival), *parts(rival))]
-        known = _Known(own, near, correction)
-        self._by_hard.setdefault(own.hard, []).append(known)
+        self._exact.setdefault(correction.digest, []).append(correction)
+        for key in {_key(act) for act in correction.acts}:
+            self._like.setdefault(key, []).append(correction)
 
-    def find(self, text: str) -> Correction | None:
-        """The correction that covers a call. One whose middle was cut out is never allowed for likeness: what nobody
-        kept, nobody compared."""
-        if not self._by_hard:
-            return None
-        best, nearest = ALIKE, None
-        for i, own in enumerate((skeleton(text), *parts(text))):
-            for known in self._by_hard.get(own.hard, ()):
-                if known.correction.allow and (i > 0 or CUT in own.hard[2]):
-                    continue
-                s = 1.0 if known.correction.text == text else alike(own, known.own)
-                # One command of a line must be nearer than what speaks for the whole of it.
-                nearer = s > best or (s == best and (i == 0 or nearest is None))
-                if nearer and not any(alike(own, rival) > s for rival in known.rivals):
-                    best, nearest = s, known.correction
-        return nearest
+    def find(self, digest: str, acts: Sequence[Act]) -> Correction | None:
+        """The correction that decides a call."""
+        exact = self._exact.get(digest)
+        if exact:
+            return _newest(exact)
+        near = {c.id: c for act in acts for c in self._like.get(_key(act), ())}
+        return _newest([c for c in near.values() if c.speaks_for(digest, acts)])
+
+
+def _newest(speaking: Sequence[Correction]) -> Correction | None:
+    return max(speaking, key=lambda c: (c.sequence, not c.allow), default=None)
+
+
+def _key(act: Act) -> tuple[str, str, str]:
+    return act.effect, act.program, act.verb
+
+
+def digest(call: Call, key: bytes = b"") -> str:
+    """Of the tool, the arguments and the folder, in whatever order they were written."""
+    plain = json.dumps([call.tool, call.arguments, call.cwd], sort_keys=True, ensure_ascii=False, default=str)
+    return blake2b(plain.encode("utf-8", "replace"), digest_size=16, key=key[:64]).hexdigest()
+
+
+def check_widened(widened: str) -> str:
+    """What `--scope` says; ValueError for anything else."""
+    if widened and widened not in WIDER and not widened.startswith("pattern="):
+        raise ValueError(f"--scope is {', '.join(WIDER)} or pattern=GLOB, not {widened!r}")
+    return widened
+
+
+def stored(act: Act) -> dict[str, Any]:
+    """An act as plain data, whole."""
+    target = {name: value for name, value in vars(act.target).items() if value not in ("", False, None)}
+    record = {
+        "effect": act.effect,
+        "program": act.program,
+        "scope": act.scope,
+        "verb": act.verb,
+        "target": target,
+        "via": sorted(act.via),
+        "marks": sorted(act.marks),
+        "why": act.why,
+        "text": act.text,
+        "details": sorted(act.details or ()),
+    }
+    return {name: value for name, value in record.items() if value}
+
+
+def restored(record: Mapping[str, Any]) -> Act:
+    """What `stored` wrote."""
+    fields = dict(record)
+    sets = {name: frozenset(fields.pop(name, ())) for name in ("via", "marks", "details")}
+    return Act(target=Target(**fields.pop("target", {})), **fields, **sets)

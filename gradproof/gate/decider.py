@@ -1,8 +1,11 @@
-"""The decider: reads a call, decides, and writes the decision down behind the answer.
+"""The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
 
-One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then
-one assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what must
-not be lost are signals, and `Journal.remark` waits for those.
+The worst act decides. In order: the floor, which nothing removes; rules; corrections; the policy, which the model may tighten,
+and loosen from ask to allow where it is trusted. An exception or too much time is a question, or the worst so far.
+
+One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then one
+assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what must not be lost
+are signals, and `Journal.remark` waits for those.
 """
 
 from __future__ import annotations
@@ -10,26 +13,31 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 
 from gradproof.gate import calls
+from gradproof.gate.acts.act import Act
 from gradproof.gate.calls import Call
-from gradproof.gate.corrections import Correction, Corrections
-from gradproof.gate.journal import new_id
+from gradproof.gate.corrections import Correction, Corrections, digest, restored, stored
+from gradproof.gate.journal import new_id, safe
 from gradproof.gate.network import GateModel
 from gradproof.gate.packing import gate_of
 from gradproof.gate.policy import Policy
-from gradproof.gate.rules import Rule, Rules
+from gradproof.gate.reading import ReadCall, act_texts, read
+from gradproof.gate.rules import Rules
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import Outcome
+from gradproof.gate.standing import STRICTER, Verdict, worst
 from gradproof.gate.store import Store
 
 WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
 MOMENT = 0.05  # seconds of decisions that are written together
-LOOK_AGAIN = 50  # decisions between two looks at whether the gate has converged
+LOOK_AGAIN = 50  # decisions between two looks at whether the model is trusted
+MOST_SCORED = 32  # acts of one call that the model reads, the strictest first
 
 
 class Answer(NamedTuple):
@@ -39,34 +47,44 @@ class Answer(NamedTuple):
     decision: Outcome
     probability: float
     reason: str
+    acts: list[dict[str, Any]]
     version: int
 
 
+class Judged(NamedTuple):
+    """The decision on one act: by the floor, a rule, a correction, the policy or the model."""
+
+    outcome: Outcome
+    reason: str
+    by: str
+
+
 class Serving(NamedTuple):
-    """A version as it decides."""
+    """A version as it decides; `people`: it has learned from calls that people labelled."""
 
     number: int
     gate: GateModel
     policy: Policy
+    people: bool = False
 
-    def probability(self, text: str) -> float:
-        """P(allow) of one call."""
-        return float(self.gate.probability([self.gate.encode(text)])[0])
+    def probabilities(self, texts: Sequence[str]) -> list[float]:
+        """P(allow) of each act."""
+        return [float(p) for p in self.gate.probability([self.gate.encode(text) for text in texts])]
 
 
 class Decider:
     """`Decider(store).decide(call)`. With `wait`, news are loaded before the next decision rather than beside it;
-    `trusted`, the model decides whether or not it has converged."""
+    `alone`, the model decides without floor, rules and policy, so that it can be scored."""
 
-    def __init__(self, store: Store, *, wait: bool = False, trusted: bool = False):
+    def __init__(self, store: Store, *, wait: bool = False, alone: bool = False):
         torch.set_num_threads(1)
-        self.store, self.wait, self.trusted = store, wait, trusted
+        self.store, self.wait, self.alone = store, wait, alone
         self.serving = load_serving(store)
         self.corrections = Corrections(store.journal.corrections())
         self._seen = self._news()
         self._loading: threading.Thread | None = None
         self._rules, self._rules_time, self.complaint = Rules.read(store.rules), _changed(store), ""
-        self._converged, self._until_look = store.journal.judged(), LOOK_AGAIN
+        self._trust, self._until_look = store.journal.trust(), LOOK_AGAIN
         self._recorder = DecisionWriter(store)
 
     def decide(self, call: Call) -> Answer:
@@ -82,13 +100,59 @@ class Decider:
     def _decide(self, call: Call) -> tuple[Answer, dict[str, Any]]:
         """The answer, and what is recorded of it."""
         self._refresh()
-        text, serving = redact(calls.text(call)), self.serving
-        p = serving.probability(text)
-        rule = self._rules.judge(call.tool, call.arguments)
-        outcome, probability, reason = self._judge(serving.policy, text, p, rule)
-        answer = Answer(new_id(self.store.clock()), outcome, probability, reason, serving.number)
-        own = {"model": p, "lean": serving.policy.leans(p), "rule": str(rule) if rule else ""}
-        return answer, {**answer._asdict(), "text": text, **own}
+        serving, done = self.serving, read(call, self.store.folder)
+        plain = [safe(stored(act)) for act in done.acts]
+        texts = [redact(text) for text in act_texts(call, done.acts)]
+        p_A = self._score(serving, texts, done)
+        named = digest(call, self.store.key)
+        correction = self.corrections.find(named, [restored(act) for act in plain])
+        judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
+        i = worst([Verdict(one.outcome, one.reason) for one in judged])
+        probability = _probability(judged[i], min(p_A), serving.policy)
+        told = [safe(act.plain()) for act in done.acts]
+        id = new_id(self.store.clock())
+        answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
+        own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
+        said = {"text": redact(calls.text(call)), "digest": named, "texts": texts, "worst": i, "acts": plain}
+        who = {"session": call.session, "actor": call.actor}
+        return answer, {**answer._asdict(), **said, **own, **who}
+
+    def _score(self, serving: Serving, texts: Sequence[str], done: ReadCall) -> list[float]:
+        """The model's probability of each act; acts beyond those it reads count as the lowest."""
+        order = sorted(range(len(texts)), key=lambda i: -STRICTER[done.verdicts[i].outcome])[:MOST_SCORED]
+        chosen = list(dict.fromkeys(texts[i] for i in order))
+        by_text = dict(zip(chosen, serving.probabilities(chosen), strict=True))
+        lowest = min(by_text.values())
+        return [by_text.get(text, lowest) for text in texts]
+
+    def _judge(
+        self, call: Call, done: ReadCall, i: int, p: float, correction: Correction | None, serving: Serving
+    ) -> Judged:
+        """One act, by the first that has a say."""
+        act, verdict = done.acts[i], done.verdicts[i]
+        if self.alone and correction is None:
+            return Judged(serving.policy.decide(p), f"model: p = {p:.3g}", "model")
+        if verdict.floor and not self.alone:
+            return Judged(verdict.outcome, verdict.reason, "floor")
+        rule = self._rules.judge(act, call.tool, call.arguments)
+        if rule is not None:
+            return Judged("block" if rule.effect == "deny" else "allow", str(rule), "rule")
+        if correction is not None and (correction.allow or i in _reached(correction, done.acts)):
+            return Judged("allow" if correction.allow else "block", _like(correction), "correction")
+        return self._model(act, verdict, p, serving)
+
+    def _model(self, act: Act, verdict: Verdict, p: float, serving: Serving) -> Judged:
+        """The policy, tightened by the model; loosened from ask to allow only with trust."""
+        policy = serving.policy
+        if verdict.outcome == "allow" and (serving.people or self._is_trusted()) and policy.decide(p) == "block":
+            return Judged("ask", f"{verdict.reason}; the model holds it for harmful, p = {p:.3g}", "model")
+        readable = act.effect != "unknown" and act.scope != "unknown"
+        if verdict.outcome == "ask" and readable and self._is_trusted() and policy.decide(p) == "allow":
+            return Judged("allow", f"{verdict.reason}; the model allows it, p = {p:.3g}", "model")
+        return Judged(verdict.outcome, verdict.reason, "policy")
+
+    def _is_trusted(self) -> bool:
+        return self._trust.given
 
     def flush(self) -> None:
         """Waits until every decision is on the disk; ValueError where one could not be written."""
@@ -103,30 +167,6 @@ class Decider:
         if self._loading is not None:
             self._loading.join()
 
-    def _judge(self, policy: Policy, text: str, p: float, rule: Rule | None) -> tuple[Outcome, float, str]:
-        """Rules first, then what people corrected, then the model, if it has converged."""
-        if rule is not None:
-            return ("block", 0.0, str(rule)) if rule.effect == "deny" else ("allow", 1.0, str(rule))
-        correction = self.corrections.find(text)
-        if correction is not None:
-            outcome = "allow" if correction.allow else "block"
-            return outcome, min(1.0, policy.corrected(p, correction.allow)), _like(text, correction)
-        if not (self.trusted or self._converged.converged):
-            judged = self._converged
-            seen = (
-                f"{judged.alignment:.0%} of {judged.count:,} judged decisions agreed"
-                if judged.count
-                else "no decision judged yet"
-            )
-            return "ask", p, f"cold start: {seen}; the model decides from 95% of 1,000 on, 50 of each kind"
-        outcome = policy.decide(p)
-        limits = {
-            "allow": f"p ≥ {policy.allow_at:.3g}",
-            "block": f"p < {policy.block_below:.3g}",
-            "ask": f"{policy.block_below:.3g} ≤ p < {policy.allow_at:.3g}: not sure",
-        }
-        return outcome, p, f"model: {limits[outcome]}"
-
     def _refresh(self) -> None:
         """Looks for news: a read of a few bytes, and the time of a file."""
         changed = _changed(self.store)
@@ -135,10 +175,10 @@ class Decider:
             try:
                 self._rules, self.complaint = Rules.read(self.store.rules), ""
             except ValueError as error:
-                self.complaint = f"{error}; the rules of before go on"
+                self.complaint = f"{error}; keeping the previous rules"
         self._until_look -= 1
         if self._until_look <= 0 or self.wait:
-            self._converged, self._until_look = self.store.journal.judged(), LOOK_AGAIN
+            self._trust, self._until_look = self.store.journal.trust(), LOOK_AGAIN
         if (self._loading is None or not self._loading.is_alive()) and self._news() != self._seen:
             self._loading = threading.Thread(target=self._load, daemon=True)
             self._loading.start()
@@ -165,9 +205,9 @@ def load_serving(store: Store) -> Serving:
             raise ValueError(f"the gate in {store.folder} has no model yet; run: gradproof gate init")
         try:
             record, weights = store.versions.get(number).record, store.versions.weights(number)
-            serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]))
+            serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]), record.get("people", False))
             # Its kernels are admitted and checked before the first call comes, on a text as long as any.
-            serving.probability("word " * serving.gate.network.config.context)
+            serving.probabilities(["word " * serving.gate.network.config.context])
             return serving
         except ValueError:
             if store.versions.serving() == number:
@@ -215,14 +255,31 @@ class DecisionWriter:
                 self._journal.record(batch)
             except ValueError as error:
                 self.error = error
+            except Exception as error:  # a full disk, for one: decisions go on, and whoever flushes is told
+                self.error = ValueError(f"decisions could not be written: {error}")
             for _ in batch:
                 self._waiting.task_done()
 
 
-def _like(text: str, correction: Correction) -> str:
-    kind = "false_block" if correction.allow else "false_allow"
-    same = "the call" if correction.text == text else "like a call"
-    return f"{same} that a person corrected: {kind} on {correction.decision}"
+def _reached(correction: Correction, acts: Sequence[Act]) -> set[int]:
+    """The acts that a block speaks of: those like the named one; all of them where the call is the very same."""
+    named = correction.acts[min(correction.named, len(correction.acts) - 1)]
+    like = {i for i, act in enumerate(acts) if (act.effect, act.program) == (named.effect, named.program)}
+    return like or set(range(len(acts)))
+
+
+def _like(correction: Correction) -> str:
+    kind = "allowed" if correction.allow else "blocked"
+    return f"a person {kind} this, or what it is like: correction {correction.id} ({correction.kind})"
+
+
+def _probability(judged: Judged, p: float, policy: Policy) -> float:
+    """A probability that says what was decided, where people decided it."""
+    if judged.by in ("rule", "floor"):
+        return {"allow": 1.0, "ask": p, "block": 0.0}[judged.outcome]
+    if judged.by == "correction":
+        return min(1.0, policy.corrected(p, judged.outcome == "allow"))
+    return p
 
 
 def _changed(store: Store) -> int:

@@ -32,7 +32,7 @@ def deeds(text: str) -> np.ndarray:
     done: set[str] = set()
     for line in lines:
         name, colon, value = line.partition(": ")
-        if colon and name[0] not in "@<":
+        if colon and name[:1] not in ("@", "<", ""):
             done.update(_done(value.replace("↵", " ; "), None if name in SHELL else f"{tool} {name}"))
     return np.array(sorted({crc32(deed.encode()) % NUMBERS for deed in done}), dtype=np.int64)
 

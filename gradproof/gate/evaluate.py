@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradproof.gate import calls, folds, roc
+from gradproof.gate import calls, folds, reading, roc
 from gradproof.gate.calls import Call
 from gradproof.gate.fit import Recipe, fit, logits
-from gradproof.gate.network import GateConfig
+from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.roc import Scored
+from gradproof.gate.secrets import redact
 from gradproof.gate.starter import harmful
 
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
@@ -35,14 +36,24 @@ class LabelledSet(NamedTuple):
     block_R: np.ndarray
     group: list[str]
     source: list[str]
+    acts: list[list[str]]  # the texts of each call's acts
+    worst: list[int]  # the act of each call that the policy is strictest with
 
     def of(self, rows: np.ndarray) -> LabelledSet:
         """Some of the rows, in that order."""
         chosen = rows.tolist()
-        call, text = [self.call[i] for i in chosen], [self.text[i] for i in chosen]
-        return LabelledSet(
-            call, text, self.block_R[rows], [self.group[i] for i in chosen], [self.source[i] for i in chosen]
-        )
+        lists = (self.call, self.text, self.group, self.source, self.acts, self.worst)
+        call, text, group, source, acts, worst = ([one[i] for i in chosen] for one in lists)
+        return LabelledSet(call, text, self.block_R[rows], group, source, acts, worst)  # type: ignore[arg-type]
+
+    def taught(self) -> tuple[list[str], np.ndarray]:
+        """What there is to learn: each act of a call to allow, the riskiest of one to block; and whether to allow it."""
+        rows = [
+            (text, not block)
+            for acts, worst, block in zip(self.acts, self.worst, self.block_R, strict=True)
+            for text in (acts[worst : worst + 1] if block else dict.fromkeys(acts))
+        ]
+        return [text for text, _ in rows], np.array([allow for _, allow in rows], dtype=bool)
 
     def values(self) -> list[str]:
         """The arguments of each call as they are: what the baseline reads, and what near-duplicates are found in."""
@@ -66,7 +77,14 @@ def read(paths: Sequence[Path]) -> LabelledSet:
             block.append(labelled.label == "block")
             group.append(labelled.group if len(paths) == 1 else f"{path.stem}/{labelled.group}")
             source.append(path.stem)
-    return LabelledSet(call, [calls.text(tool_call) for tool_call in call], np.array(block, dtype=bool), group, source)
+    acts, worst = zip(*(_acts(tool_call) for tool_call in call), strict=True) if call else ((), ())
+    text, block_R = [calls.text(tool_call) for tool_call in call], np.array(block, dtype=bool)
+    return LabelledSet(call, text, block_R, group, source, list(acts), list(worst))
+
+
+def _acts(call: Call) -> tuple[list[str], int]:
+    done = reading.read(call)
+    return [redact(text) for text in reading.act_texts(call, done.acts)], done.worst
 
 
 def by_folds(
@@ -127,10 +145,17 @@ def score(
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
     """1 − P(allow) of the test rows, by a gate fitted to the rest and to made-up calls to block."""
-    learned = data.of(rest)
-    model = fit(learned.text, ~learned.block_R, seed=seed, config=config, recipe=recipe, harm=harm, watch=watch).model
-    z_R = logits(model, [model.encode(data.text[i]) for i in test])
-    return -(model.calibration.slope * z_R + model.calibration.offset)
+    texts, allow_R = data.of(rest).taught()
+    model = fit(texts, allow_R, seed=seed, config=config, recipe=recipe, harm=harm, watch=watch).model
+    return model_scores(model, data.of(test))
+
+
+def model_scores(model: GateModel, data: LabelledSet) -> np.ndarray:
+    """How far each call is from being allowed: that of its worst act."""
+    distinct = list(dict.fromkeys(text for acts in data.acts for text in acts))
+    z = dict(zip(distinct, logits(model, [model.encode(text) for text in distinct]).tolist(), strict=True))
+    least_R = np.array([min(z[text] for text in acts) for acts in data.acts])
+    return -(model.calibration.slope * least_R + model.calibration.offset)
 
 
 def has_baseline() -> bool:

@@ -82,7 +82,8 @@ def by_stream(
     say(f"training on {len(parts.learned.text):,} calls")
     blocked = [text for part in parts for text, block in zip(part.text, part.block_R, strict=True) if block]
     harm = folds.unlike(harmful(), blocked)
-    model = fit(parts.learned.text, ~parts.learned.block_R, seed=seed, config=config, recipe=recipe, harm=harm).model
+    texts, allow_R = parts.learned.taught()
+    model = fit(texts, allow_R, seed=seed, config=config, recipe=recipe, harm=harm).model
     passes = {}
     for name, learn in (("learning", True), ("off", False)):
         say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
@@ -138,6 +139,8 @@ def mixed(stream: LabelledSet, ordinary: LabelledSet, seed: int) -> LabelledSet:
         np.concatenate((stream.block_R, ordinary.block_R)),
         stream.group + ordinary.group,
         stream.source + ordinary.source,
+        stream.acts + ordinary.acts,
+        stream.worst + ordinary.worst,
     )
     order = np.empty(len(is_own), dtype=np.int64)
     order[is_own], order[~is_own] = np.arange(len(stream.text)), len(stream.text) + chosen
@@ -221,6 +224,9 @@ def over_time(score_R: np.ndarray, block_R: np.ndarray) -> list[dict[str, Any]]:
 
 def _rows(data: LabelledSet) -> list[FoundingRow]:
     return [
-        FoundingRow(text, not block, group)
-        for text, block, group in zip(data.text, data.block_R, data.group, strict=True)
+        FoundingRow(text, not block, group, number)
+        for number, (acts, worst, block, group) in enumerate(
+            zip(data.acts, data.worst, data.block_R, data.group, strict=True)
+        )
+        for text in (acts[worst : worst + 1] if block else dict.fromkeys(acts))
     ]

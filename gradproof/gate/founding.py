@@ -9,12 +9,15 @@ from typing import NamedTuple
 import numpy as np
 
 from gradproof.gate import calls, folds
+from gradproof.gate.calls import Call
 from gradproof.gate.fit import fit
-from gradproof.gate.journal import MOST_EXAMPLES, Judged, LabelledText
+from gradproof.gate.journal import MOST_EXAMPLES
 from gradproof.gate.learner import Known, logits, score, settle, version_record
 from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import weights_of
 from gradproof.gate.policy import ASK, calibrate, choose
+from gradproof.gate.reading import learned_texts
+from gradproof.gate.secrets import redact
 from gradproof.gate.signals import signal
 from gradproof.gate.starter import starter
 from gradproof.gate.store import Settings, Store
@@ -23,18 +26,20 @@ FOLDS = 5  # one is held back
 
 
 class FoundingRow(NamedTuple):
-    """A labelled call; `group` names what must stay together."""
+    """An act of a labelled call; `group` names what must stay together, `call` the call that it belongs to."""
 
     text: str
     allow: bool
     group: str
+    call: int = -1
 
 
 def read_rows(path: Path) -> list[FoundingRow]:
     """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
     rows = [
-        FoundingRow(calls.text(labelled.call), labelled.label == "allow", labelled.group or str(number))
+        row
         for number, labelled in enumerate(calls.read_labelled(path))
+        for row in act_rows(labelled.call, labelled.label == "allow", labelled.group or str(number), number)
     ]
     if len({row.allow for row in rows}) < 2:
         raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(rows)} rows")
@@ -43,7 +48,12 @@ def read_rows(path: Path) -> list[FoundingRow]:
 
 def starter_rows(seed: int = 0) -> list[FoundingRow]:
     """The project's own."""
-    return [FoundingRow(calls.text(call), allow, str(i)) for i, (call, allow) in enumerate(starter(seed=seed))]
+    return [row for i, (call, allow) in enumerate(starter(seed=seed)) for row in act_rows(call, allow, str(i), i)]
+
+
+def act_rows(call: Call, allow: bool, group: str, number: int) -> list[FoundingRow]:
+    """What a labelled call teaches."""
+    return [FoundingRow(redact(text), allow, group, number) for text in learned_texts(call, allow)]
 
 
 def split(rows: Sequence[FoundingRow], seed: int = 0) -> tuple[list[FoundingRow], list[FoundingRow]]:
@@ -67,23 +77,34 @@ def found(
     z = logits(gate, known.texts())
     policy = settle(gate, known, z, store.settings, ASK)
     if people:
-        journal.judge_held(judged_in_halves(gate, known.held, z, store.settings))
-    record = version_record(gate, policy, score(gate, policy, known, z), store, came_from=0, signals=0)
+        journal.judge_held(judged_in_halves(gate, held, z, store.settings))
+    more = dict(came_from=0, signals=0, people=people)
+    record = version_record(gate, policy, score(gate, policy, known, z), store, **more)
     return store.versions.add(weights_of(gate), record)
 
 
-def judged_in_halves(gate: GateModel, held: Sequence[LabelledText], z: dict[str, float], settings: Settings) -> Judged:
-    """How the model agrees with the labels of held-back calls: each half decided by the thresholds of the other."""
-    allow_T = np.array([example.target > 0.5 for example in held], dtype=bool)
-    z_T = np.array([z[example.text] for example in held])
-    judged = Judged()
+def judged_in_halves(
+    gate: GateModel, held: Sequence[FoundingRow], z: dict[str, float], settings: Settings
+) -> list[tuple[bool, bool]]:
+    """How the model agrees with the labels of held-back calls, (allow, agreed) each: half of the calls is decided by the
+    thresholds of the other half. A call is as probable as its least probable act."""
+    least: dict[int, FoundingRow] = {}
+    for row in held:
+        if row.text in z and (row.call not in least or z[row.text] < z[least[row.call].text]):
+            least[row.call] = row
+    rows = list(least.values())
+    allow_T = np.array([row.allow for row in rows], dtype=bool)
+    z_T = np.array([z[row.text] for row in rows])
+    judged = []
     for half in (0, 1):
-        own_T = np.arange(len(held)) % 2 == half
+        own_T = np.arange(len(rows)) % 2 == half
         fitted = GateModel(gate.network, Calibration(*calibrate(z_T[~own_T], allow_T[~own_T])))
         p_T = fitted.calibrated(z_T)
         policy = choose(p_T[~own_T], allow_T[~own_T], settings.false_allow, settings.false_block)
-        for p, allow in zip(p_T[own_T], allow_T[own_T], strict=True):
-            judged = judged.add(bool(allow), policy.leans(float(p)) == bool(allow))
+        judged += [
+            (bool(allow), policy.leans(float(p)) == bool(allow))
+            for p, allow in zip(p_T[own_T], allow_T[own_T], strict=True)
+        ]
     return judged
 
 

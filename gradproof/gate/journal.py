@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
@@ -19,17 +20,20 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.gate import MISSING_EXTRA
+from gradproof.gate.corrections import Correction, check_widened, restored
 from gradproof.gate.secrets import redact
-from gradproof.gate.signals import ECHO, MISTAKES, Correction, Signal, signal
+from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
+from gradproof.gate.trust import Judgement, Trust, trust
 
-SCHEMA = 1
+SCHEMA = 2
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
 MOST_EXAMPLES = {"replay": 20_000, "held": 1000}  # of each class
 HELD_SHARE = 4  # one in so many overrides is held back
 COMMITS = 1.0  # seconds that a decision just answered may take until it can be remarked
 EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned")
-DATABASES = ("meta", "decisions", "signals", "pending", "judged", *EXAMPLES)
+DATABASES = ("meta", "decisions", "signals", "pending", "judged", "corrections", *EXAMPLES)
+NUMBERS = re.compile(r"\d+")
 
 
 class LabelledText(NamedTuple):
@@ -45,7 +49,7 @@ class LabelledText(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """How often the model agreed with a person or a rule, by what they said."""
+    """How often the model agreed with people, by what they said."""
 
     allow: int = 0
     allow_agreed: int = 0
@@ -62,8 +66,8 @@ class Judged(NamedTuple):
 
     @property
     def converged(self) -> bool:
-        """≥ 0.95 over ≥ 1000 with ≥ 50 of each class."""
-        return self.alignment >= 0.95 and self.count >= 1000 and min(self.allow, self.block) >= 50
+        """≥ 0.95 over ≥ 1000, as it is reported; what the model may do is a matter of trust."""
+        return self.alignment >= 0.95 and self.count >= 1000
 
     def add(self, allow: bool, agreed: bool, by: int = 1) -> Judged:
         if allow:
@@ -76,31 +80,30 @@ def new_id(now: float) -> str:
     return f"{int(now * 1000):012x}{os.urandom(4).hex()}"
 
 
-class Journal:
-    """Of `mebibytes` at most. `rivals` finds those of other texts that a correction of one text would reach."""
+class Giver(NamedTuple):
+    """Who gave a signal, in which session."""
 
-    def __init__(
-        self,
-        folder: Path,
-        mebibytes: int,
-        clock: Callable[[], float],
-        rivals: Callable[[str, Iterable[str]], tuple[str, ...]],
-    ):
-        self.folder, self.clock, self.mebibytes, self.rivals = folder, clock, mebibytes, rivals
+    actor: str = ""
+    role: str = "person"
+    session: str = ""
+
+
+class Journal:
+    """Of `mebibytes` at most."""
+
+    def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float]):
+        self.folder, self.clock, self.mebibytes = folder, clock, mebibytes
         self.env = open_environment(folder, mebibytes, len(DATABASES))
         self._db = {name: self.env.open_db(name.encode()) for name in DATABASES}
 
     # decisions
 
     def record(self, decisions: Sequence[dict[str, Any]]) -> None:
-        """Writes decisions: id, text, decision, model (its own probability), lean, rule, version, …"""
+        """Writes decisions: id, text, decision, acts, model (its own probability), lean, by (who decided), version, …"""
 
         def write(txn: Any) -> None:
             for decision in decisions:
                 self._put(txn, "decisions", decision["id"].encode(), decision)
-                if decision.get("rule"):
-                    allow = decision["decision"] == "allow"
-                    self._judge(txn, decision["id"].encode(), allow, allow == decision["lean"])
 
         self._write(write)
 
@@ -124,7 +127,7 @@ class Journal:
             end = None if before is None else new_id(before)[:12].encode()
             for _, value in self._backwards(txn, "decisions", end):
                 decision = json.loads(value)
-                if not (unremarked and (decision.get("remarked") or decision["rule"])):
+                if not (unremarked and (decision.get("remarked") or decision["by"] not in ("policy", "model"))):
                     chosen.append(decision)
                 if len(chosen) == newest:
                     break
@@ -132,49 +135,66 @@ class Journal:
 
     # signals
 
-    def remark(self, id: str, kind: str) -> Signal:
-        """A person's word on a decision. When this returns, it is on the disk."""
+    def remark(
+        self, id: str, kind: str, *, act: int | None = None, widened: str = "", giver: Giver | None = None
+    ) -> Signal:
+        """A person's word on a decision; a block may name the act it speaks of, an allow how far it reaches. When this
+        returns, it is on the disk."""
         signal(kind)
+        check_widened(widened)
         decision = self.decision(id)
         if kind in ECHO and decision["decision"] != kind:
             raise ValueError(
                 f"{kind!r} is the gate's own decision, but {id} was {decision['decision']!r}; to change it say"
                 f" override_{kind}, or false_{'block' if kind == 'allow' else 'allow'} where it was a mistake"
             )
-        others = self._rivals(decision["text"], signal(kind).outcome) if kind in MISTAKES else ()
+        named = decision["worst"] if act is None else act
+        if not 0 <= named < len(decision["acts"]):
+            raise ValueError(f"{id} has {len(decision['acts'])} acts, from 0 on; there is no act {named}")
         given: list[Signal] = []
 
         def write(txn: Any) -> None:
-            given[:] = [self._remark(txn, decision, kind, others)]
+            given[:] = [self._remark(txn, decision, kind, named, widened, giver or Giver())]
 
         self._write(write)
         return given[0]
 
-    def _remark(self, txn: Any, decision: dict[str, Any], kind: str, others: tuple[str, ...]) -> Signal:
-        text, key = decision["text"], new_id(self.clock()).encode()
+    def _remark(self, txn: Any, decision: dict[str, Any], kind: str, named: int, widened: str, giver: Giver) -> Signal:
+        text, key, number = decision["text"], new_id(self.clock()).encode(), self._next(txn)
         again = b"said:" + _hash(f"{kind}\n{text}")
         said_before = int(txn.get(again, b"0", db=self._db["meta"]))
         txn.put(again, str(said_before + 1).encode(), db=self._db["meta"])
         given = signal(kind, said_before)
-        self._put(txn, "signals", key, {"decision": decision["id"], "text": text, **given._asdict()})
-        if kind not in ECHO:
-            self._put(txn, "decisions", decision["id"].encode(), {**decision, "remarked": kind})
-            txn.put(key, b"", db=self._db["pending"])
-            allow = given.outcome == "allow"
-            self._judge(txn, decision["id"].encode(), allow, allow == decision["lean"])
+        own = {"decision": decision["id"], "sequence": number, **giver._asdict(), **given._asdict()}
+        texts = decision["texts"] if given.outcome == "allow" else decision["texts"][named : named + 1]
+        self._put(txn, "signals", key, {**own, "text": text, "texts": tuple(texts)})
+        if kind in ECHO:
+            return given
+        allow = given.outcome == "allow"
+        self._put(txn, "decisions", decision["id"].encode(), {**decision, "remarked": kind})
+        txn.put(key, b"", db=self._db["pending"])
+        self._judge(txn, decision["id"].encode(), number, allow, allow == decision["lean"])
         if kind in MISTAKES:
-            pinned = {"decision": decision["id"], "text": text, "rivals": others, **given._asdict()}
-            self._put(txn, "pinned", _hash(text), pinned)
-            txn.put(b"corrections", key, db=self._db["meta"])
+            for one in texts:
+                self._put(txn, "pinned", _hash(NUMBERS.sub("0", one)), {**own, "text": one})
+        self._correct(txn, decision, own, allow, named, widened)
         return given
 
-    def _rivals(self, text: str, outcome: str) -> tuple[str, ...]:
-        """What people labelled the other way, near this text."""
-        other = "block" if outcome == "allow" else "allow"
-        with self.env.begin() as txn:
-            labelled = self._examples(txn, f"held_{other}") + self._examples(txn, f"replay_{other}")
-            labelled += [example for example in self._examples(txn, "pinned") if example.signal.outcome == other]
-        return self.rivals(text, (example.text for example in labelled))
+    def _next(self, txn: Any) -> int:
+        """Signals are numbered: a clock may be set back."""
+        number = 1 + int(txn.get(b"sequence", b"0", db=self._db["meta"]))
+        txn.put(b"sequence", b"%d" % number, db=self._db["meta"])
+        return number
+
+    def _correct(
+        self, txn: Any, decision: dict[str, Any], own: dict[str, Any], allow: bool, named: int, widened: str
+    ) -> None:
+        """What was said holds from now on."""
+        number = own["sequence"]
+        record = {**own, "allow": allow, "named": named, "widened": widened}
+        record |= {name: decision[name] for name in ("text", "digest", "acts")}
+        self._put(txn, "corrections", b"%012d" % number, record)
+        txn.put(b"corrections", b"%d" % number, db=self._db["meta"])
 
     def signals(self) -> list[dict[str, Any]]:
         """All that are kept, oldest first: decision, text, kind, label, weight."""
@@ -188,8 +208,8 @@ class Journal:
             for key, _ in txn.cursor(self._db["pending"]):
                 record = self._get(txn, "signals", key)
                 if record is not None:
-                    waiting.append(_example(key, record))
-                if len(waiting) == most:
+                    waiting += _examples(key, record)
+                if len(waiting) >= most:
                     break
         return waiting
 
@@ -200,7 +220,7 @@ class Journal:
             for key, value in self._backwards(txn, "signals", None):
                 if bytes(key) <= after:
                     break
-                newest_first.append(_example(bytes(key), json.loads(value)))
+                newest_first += _examples(bytes(key), json.loads(value))[::-1]
         return [example for example in newest_first[::-1] if example.signal.kind not in ECHO]
 
     def learned(self, examples: Sequence[LabelledText]) -> None:
@@ -221,12 +241,51 @@ class Journal:
             return txn.get(b"corrections", b"", db=self._db["meta"])
 
     def corrections(self) -> list[Correction]:
-        with self.env.begin() as txn:
-            pinned = [json.loads(value) for _, value in txn.cursor(self._db["pinned"])]
+        """Those that hold."""
         return [
-            Correction(record["decision"], record["text"], record["label"] > 0.5, tuple(record["rivals"]))
-            for record in pinned
+            Correction(
+                f"c{record['sequence']}",
+                record["decision"],
+                record["sequence"],
+                record["allow"],
+                record["digest"],
+                tuple(restored(act) for act in record["acts"]),
+                record["named"],
+                record["widened"],
+                record["kind"],
+                record["actor"],
+            )
+            for record in self.correction_records()
         ]
+
+    def correction_records(self) -> list[dict[str, Any]]:
+        """Those that hold, as they were given, oldest first."""
+        with self.env.begin() as txn:
+            return [json.loads(value) for _, value in txn.cursor(self._db["corrections"])]
+
+    def retract(self, id: str) -> dict[str, Any]:
+        """Takes a correction back, with what was pinned for it; it holds no more from this moment on."""
+        taken: list[dict[str, Any]] = []
+
+        def write(txn: Any) -> None:
+            key = b"%012d" % int(id[1:]) if id[:1] == "c" and id[1:].isdigit() else b"-"
+            record = self._get(txn, "corrections", key)
+            if record is None:
+                raise ValueError(f"there is no correction {id[:40]!r}; `gate corrections list` shows those that hold")
+            txn.delete(key, db=self._db["corrections"])
+            for name in ("pinned", "pending"):
+                self._forget(txn, name, record["sequence"])
+            txn.put(b"corrections", b"-%d" % self._next(txn), db=self._db["meta"])
+            taken.append(record)
+
+        self._write(write)
+        return taken[0]
+
+    def _forget(self, txn: Any, name: str, sequence: int) -> None:
+        for key, value in list(txn.cursor(self._db[name])):
+            record = json.loads(value) if value else self._get(txn, "signals", key)
+            if record is not None and record.get("sequence") == sequence:
+                txn.delete(key, db=self._db[name])
 
     # examples
 
@@ -262,34 +321,47 @@ class Journal:
     # judgements
 
     def judged(self) -> Judged:
-        """Over all decisions that a person or a rule judged, and the held-back calls that came with a label."""
+        """Over all decisions that people judged, and the held-back calls that came with a label."""
         with self.env.begin() as txn:
             return self._judged(txn)
 
-    def judge_held(self, judged: Judged) -> None:
-        """How the first model did on labelled calls that it never learned from."""
-        self._write(lambda txn: self._put(txn, "meta", b"judged", judged._asdict()))
+    def judge_held(self, judgements: Sequence[tuple[bool, bool]]) -> None:
+        """What the first model said of labelled calls that it never learned from: (allow, agreed) each."""
+
+        def write(txn: Any) -> None:
+            for i, (allow, agreed) in enumerate(judgements):
+                self._judge(txn, b"held-%d" % i, self._next(txn), allow, agreed)
+
+        self._write(write)
+
+    def trust(self) -> Trust:
+        """Whether the model may loosen decisions."""
+        with self.env.begin() as txn:
+            since = int(txn.get(b"trust_since", b"0", db=self._db["meta"]))
+            entries = sorted(json.loads(value) for _, value in txn.cursor(self._db["judged"]))
+        return trust([Judgement(bool(allow), bool(agreed)) for number, allow, agreed in entries if number > since])
+
+    def reset_trust(self) -> None:
+        """Judgements so far were of a lineage that serves no more."""
+        self._write(lambda txn: txn.put(b"trust_since", b"%d" % self._next(txn), db=self._db["meta"]) and None)
 
     def errors(self, newest: int = 2000) -> list[float]:
         """1 for each judged decision in which the model was wrong, 0 otherwise; oldest first."""
-        wrong = []
         with self.env.begin() as txn:
-            for _, value in self._backwards(txn, "judged", None):
-                wrong.append(float(value[1:2] == b"0"))
-                if len(wrong) == newest:
-                    break
-        return wrong[::-1]
+            entries = sorted(json.loads(value) for _, value in txn.cursor(self._db["judged"]))
+        return [float(not agreed) for _, _, agreed in entries[-newest:]]
 
     def _judged(self, txn: Any) -> Judged:
         return Judged(**(self._get(txn, "meta", b"judged") or {}))
 
-    def _judge(self, txn: Any, key: bytes, allow: bool, agreed: bool) -> None:
+    def _judge(self, txn: Any, key: bytes, number: int, allow: bool, agreed: bool) -> None:
         """One decision counts once, by what was said last."""
         judged = self._judged(txn)
         before = txn.get(key, db=self._db["judged"])
         if before is not None:
-            judged = judged.add(before[:1] == b"1", before[1:2] == b"1", -1)
-        txn.put(key, b"%d%d" % (allow, agreed), db=self._db["judged"])
+            _, was_allow, was_agreed = json.loads(before)
+            judged = judged.add(bool(was_allow), bool(was_agreed), -1)
+        txn.put(key, json.dumps([number, int(allow), int(agreed)]).encode(), db=self._db["judged"])
         self._put(txn, "meta", b"judged", judged.add(allow, agreed)._asdict())
 
     # all
@@ -367,7 +439,7 @@ class Journal:
     def _put(self, txn: Any, name: str, key: bytes, record: dict[str, Any]) -> None:
         txn.put(
             key,
-            json.dumps({field: _safe(value) for field, value in record.items()}, ensure_ascii=False).encode(),
+            json.dumps({field: safe(value) for field, value in record.items()}, ensure_ascii=False).encode(),
             db=self._db[name],
         )
 
@@ -409,9 +481,13 @@ def is_held(text: str) -> bool:
     return _hash(text)[0] % HELD_SHARE == 0
 
 
-def _safe(value: Any) -> Any:
+def safe(value: Any) -> Any:
     """Without secrets."""
-    return redact(value) if isinstance(value, str) else [*map(_safe, value)] if isinstance(value, tuple) else value
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {name: safe(inner) for name, inner in value.items()}
+    return [*map(safe, value)] if isinstance(value, list | tuple) else value
 
 
 def _just_made(id: str, now: float) -> bool:
@@ -423,6 +499,12 @@ def _just_made(id: str, now: float) -> bool:
 
 def _hash(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=12).digest()
+
+
+def _examples(key: bytes, record: dict[str, Any]) -> list[LabelledText]:
+    """A signal as what is learned from it: a block speaks of one act, an allow of all."""
+    given = Signal(record["kind"], record["label"], record["weight"])
+    return [LabelledText(key, text, given) for text in record["texts"]]
 
 
 def _example(key: bytes, record: dict[str, Any]) -> LabelledText:

@@ -9,7 +9,7 @@ held-back calls. It serves if, against the serving version,
     and above the best version's ever by at most a hundredth, or two standard errors where these calls are few,
     its AUC there is at most 0.003 below the best version's ever,
     it is wrong on no more of the pinned mistakes,
-    and, once the gate has converged, at most 0.1%·n² of known decisions change, n signals having come since a review
+    and, once the model is trusted, at most 0.1%·n² of known decisions change, n signals having come since a review
     window ago: one says little of others, many say that something is off, whether or not they were learned already.
 
 A candidate that fails is taken half of the way, then a quarter, then without the encoder's steps; then the serving
@@ -157,7 +157,7 @@ class Learner:
         if not new:
             return False
         oldest = int(new[0].key[:12], 16) / 1000
-        return len(new) >= ENOUGH or self.store.clock() - oldest >= SOON
+        return len({example.key for example in new}) >= ENOUGH or self.store.clock() - oldest >= SOON
 
     def round(self) -> Round | None:
         """One round; None where no signal waits."""
@@ -170,6 +170,7 @@ class Learner:
         record = self.store.versions.get(serving.number).record
         best = Best(*record.get("best", ())).including(before)
         changes, steps, after = self._changes(waiting), 0, before
+        said = len({example.key for example in waiting})
         for candidate in self._candidates(serving, record, waiting):
             steps = max(steps, candidate.steps)
             for way in WAYS:
@@ -179,24 +180,27 @@ class Learner:
                 policy = settle(gate, known, z, self.store.settings, serving.policy)
                 after = score(gate, policy, known, z)
                 if after.no_worse(before, changes, best):
-                    own = dict(came_from=serving.number, signals=len(waiting), encoder_at=candidate.encoder_at)
+                    own = dict(came_from=serving.number, signals=said, encoder_at=candidate.encoder_at)
+                    own["people"] = True
                     made = version_record(gate, policy, after, self.store, **own, best=best.including(after))
                     version = self._promote(serving, gate, made, candidate.optimizer)
+                    if version is None:  # somebody else has changed what serves: the signals wait on
+                        return Round(said, steps, None, way, before, after, time.perf_counter() - started)
                     self.store.journal.learned(waiting)
                     self.failed = frozenset()
-                    return Round(len(waiting), steps, version, way, before, after, time.perf_counter() - started)
+                    return Round(said, steps, version, way, before, after, time.perf_counter() - started)
         self.failed = frozenset(example.key for example in waiting)
-        return Round(len(waiting), steps, None, 0.0, before, after, time.perf_counter() - started)
+        return Round(said, steps, None, 0.0, before, after, time.perf_counter() - started)
 
     def _known(self) -> Known:
         journal = self.store.journal
-        recent = [decision["text"] for decision in journal.decisions(KNOWN, unremarked=True)]
+        recent = [text for decision in journal.decisions(KNOWN, unremarked=True) for text in decision["texts"]]
         return Known(journal.examples("held"), journal.examples("pinned"), list(dict.fromkeys(recent)))
 
     def _changes(self, waiting: Sequence[LabelledText]) -> float:
         """The share of known decisions that may change: 0.1%·n², n of a review window; all before the gate decides."""
         journal = self.store.journal
-        if not journal.judged().converged:
+        if not journal.trust().given:
             return 1.0
         since = new_id(journal.clock() - 3600 * self.store.settings.review_hours)[:12]
         keys = {example.key for example in (*waiting, *journal.said(since.encode()))}
@@ -213,7 +217,7 @@ class Learner:
         said = [*there.pinned, *(example for example in learnable if example.signal.kind not in MISTAKES)]
         at = max(record.get("encoder_at", ""), self._deepest)
         since = journal.said(at.encode())
-        if len(since) >= DEEP:
+        if len({example.key for example in since}) >= DEEP:
             gate = serving.gate.copy()
             self._deepest = at = since[-1].key.decode()
             state, steps = self._train(gate, optimizer, _learnable(since), there, serving.number)
@@ -276,9 +280,10 @@ class Learner:
     def _batch(self, gate: GateModel, examples: Sequence[LabelledText]) -> Tensor:
         return gate.batch([gate.encode(example.text) for example in examples])
 
-    def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int:
+    def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int | None:
+        """The new version's number; None where the serving version is no longer the one that was trained from."""
         tensors = {**tensors_of(gate), ANCHOR: self._anchor(serving.number)}
-        return self.store.versions.add(pack(tensors), record, optimizer)
+        return self.store.versions.add(pack(tensors), record, optimizer, after=serving.number)
 
 
 def follow(learner: Learner, say: Callable[[str], None], stop: Callable[[], bool] = lambda: False) -> None:

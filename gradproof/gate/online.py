@@ -30,10 +30,9 @@ class Online:
         self._folder = tempfile.TemporaryDirectory(prefix="gradproof-gate-")
         self._now = 1.7e9
         self.store = Store.create(Path(self._folder.name) / "gate", Settings(), self._clock)
-        self.store.rules.write_text("")  # hard rules are their owner's: what is scored is the model
         found(self.store, model.copy(), learned, held)
         self.learner = Learner(self.store, seed)
-        self.decider = Decider(self.store, wait=True, trusted=True)
+        self.decider = Decider(self.store, wait=True, alone=True)  # what is scored is the model
 
     def decide(self, call: Call) -> Answer:
         """The answer; its probability is the score. It can be remarked at once."""

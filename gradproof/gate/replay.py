@@ -70,7 +70,11 @@ def echo(journal: Journal, review_hours: float) -> list[LabelledText]:
     """The gate's own decisions that nobody remarked in the review window."""
     before = journal.clock() - 3600 * review_hours
     decided = journal.decisions(OFFERED, unremarked=True, before=before)
-    decided = [decision for decision in decided if decision["decision"] != "ask"]
-    return [
-        LabelledText(decision["id"].encode(), decision["text"], signal(decision["decision"])) for decision in decided
-    ]
+    own = []
+    for decision in decided:
+        if decision["decision"] != "ask":
+            worst = decision["worst"]
+            texts = decision["texts"] if decision["decision"] == "allow" else decision["texts"][worst : worst + 1]
+            given = signal(decision["decision"])
+            own += [LabelledText(decision["id"].encode(), text, given) for text in texts]
+    return own

@@ -1,58 +1,52 @@
-"""Hard rules, which always win over the model: `rules.toml` in the store. A deny wins over an allow.
+"""Rules that people wrote: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over an allow.
 
-    [[deny]]                      [[allow]]
-    tool = "Bash"                 tool = "Bash"
-    argument = "command"          argument = "command"
-    regex = 'mkfs'                prefix = "git status"
+    [[deny]]                        [[allow]]
+    effect = "publish"              program = "git"
+    program = "git"                 verb = "push"
+    reason = "people push here"     target = "origin/docs-*"
 
-`tool` is a glob. One of `exact`, `prefix`, `glob`, `regex` is held against the argument; without one, the tool alone
-decides; without `argument`, a deny looks at every value and an allow wants every value to match. A deny searches: its
-prefix may begin any command of a line. An allow is strict: its regex must match the whole value, and a prefix or glob
-does not cover a shell line that goes on with an operator or a substitution, nor a path with `..` in it.
+A rule is matched on what a call does, act by act: `effect`, `scope`, `program`, `verb`, `target` and `host` (globs), however
+the command is wrapped or written. `tool` is a glob on the tool's name. `argument` names a value that `exact`, `prefix`,
+`glob` or `regex` (RE2's, in linear time) is held against; without `argument`, a deny looks at every value and an allow wants
+every value to match. A deny searches, also in each command of a shell line; an allow must match a whole value, and its prefix
+or glob covers no shell line: name `program` and `verb` instead.
+
+A deny blocks a call that has one such act. An allow allows the acts that it matches, and no others: the rest of the call is
+decided as ever. What the floor blocks no rule allows.
 """
 
 from __future__ import annotations
 
-import re
 import tomllib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from gradproof.gate.skeleton import SHELL_ARGUMENTS
+from gradproof.gate import MISSING_EXTRA
+from gradproof.gate.acts.act import EFFECTS, SCOPES, Act
+from gradproof.gate.acts.tools import is_shell, leaves
 
 FILE = "rules.toml"
 WAYS = ("exact", "prefix", "glob", "regex")
-OPERATORS = re.compile(r"[;&|<>`\n()]|\$\(")
-UP = re.compile(r"(?:^|/)\.\.(?:/|$)")
+OF_ACTS = ("effect", "scope", "program", "verb", "target", "host")
 
-DEFAULT = """# Hard rules: they always win over the model, and a deny wins over an allow. `tool` is a glob; one of
-# exact, prefix, glob, regex is held against the argument. Changes hold from the next decision on.
+DEFAULT = """# Rules: they win over corrections, policy and model, and a deny wins over an allow. A rule is matched on
+# what a call does: effect, scope, program, verb, target, host (globs), tool; or on an argument by exact, prefix, glob, regex.
+# The effects are read, write, delete, execute, install, fetch_and_run, send, publish, rewrite_history, change_rights,
+# escalate, persist, stop, spend. Changes hold from the next decision on.
 
-[[deny]]
-tool = "Bash"
-argument = "command"
-regex = '''\\brm\\s+(?:-\\S+\\s+)*-\\w*[rR]\\w*\\s+(?:-\\S+\\s+)*["']?(?:/|~|\\$HOME)/?\\*?["']?(?:\\s|;|&|$)'''
-reason = "removes everything"
+# [[deny]]
+# effect = "publish"
+# program = "npm"
+# reason = "releases are made by people"
 
-[[deny]]
-tool = "Bash"
-argument = "command"
-regex = '''\\bmkfs(?:\\.\\w+)?\\s|\\bdd\\b.*\\bof=/dev/(?:sd|hd|nvme|vd|disk)|>\\s*/dev/(?:sd|hd|nvme|vd|disk)'''
-reason = "writes over a disk"
-
-[[deny]]
-tool = "Bash"
-argument = "command"
-regex = ''':\\s*\\(\\s*\\)\\s*\\{\\s*:\\s*\\|\\s*:\\s*&\\s*\\}\\s*;\\s*:'''
-reason = "is a fork bomb"
-
-[[allow]]
-tool = "Bash"
-argument = "command"
-regex = '''ls|pwd|git status|ls -[alhtr1]+'''
+# [[allow]]
+# program = "git"
+# verb = "push"
+# target = "origin/docs-*"
 """
 
 
@@ -60,30 +54,59 @@ regex = '''ls|pwd|git status|ls -[alhtr1]+'''
 class Rule:
     effect: Literal["deny", "allow"]
     tool: str = "*"
+    acts: Mapping[str, str] = field(default_factory=dict)
     argument: str | None = None
     way: str | None = None
     pattern: str = ""
     reason: str = ""
 
     def __str__(self) -> str:
-        what = f"{self.way} {self.pattern}" if self.way else f"tool {self.tool}"
-        return f"rule: {self.effect}, {self.reason or what}"
+        said = [f"{name} {value}" for name, value in self.acts.items()]
+        said += [f"{self.way} {self.pattern}"] if self.way else []
+        return f"rule: {self.effect}, {self.reason or ', '.join(said) or f'tool {self.tool}'}"
 
-    def matches(self, tool: str, arguments: Mapping[str, Any]) -> bool:
-        if not fnmatchcase(tool, self.tool):
+    def matches(self, act: Act, tool: str, arguments: Mapping[str, Any]) -> bool:
+        """Whether the rule speaks of an act of a call."""
+        if not fnmatchcase(tool, self.tool) or not all(self._is(act, *pair) for pair in self.acts.items()):
             return False
-        if self.way is None:
-            return True
-        values = [(name, value) for name, value in leaves(arguments) if self.argument in (None, name)]
-        check = _denied if self.effect == "deny" else _allowed
-        hits = [check(self.way, self.pattern, name, value) for name, value in values]
-        return any(hits) if self.effect == "deny" else bool(hits) and all(hits)
+        return self.way is None or self._said(act, tool, arguments)
+
+    @staticmethod
+    def _is(act: Act, name: str, pattern: str) -> bool:
+        if name == "host":
+            return act.target.kind == "host" and fnmatchcase(act.target.name, pattern)
+        value = str(act.target) if name == "target" else getattr(act, name)
+        return fnmatchcase(value, pattern) or (name == "target" and fnmatchcase(act.target.name, pattern))
+
+    def _said(self, act: Act, tool: str, arguments: Mapping[str, Any]) -> bool:
+        values = [(name, value) for name, value in leaves("", arguments) if self.argument in (None, name)]
+        texts = [value if isinstance(value, str) else str(value) for _, value in values]
+        shell = is_shell(tool, arguments)
+        if self.effect == "deny":
+            return any(self._found(text) for text in (*texts, *([act.text] if shell and texts else [])))
+        if self.way in ("prefix", "glob") and shell:
+            return False
+        return bool(texts) and all(self._whole(text.strip()) for text in texts)
+
+    def _found(self, text: str) -> bool:
+        if self.way == "regex":
+            return expression(self.pattern).search(text) is not None
+        return self._whole(text.strip())
+
+    def _whole(self, text: str) -> bool:
+        if self.way == "regex":
+            return expression(self.pattern).fullmatch(text) is not None
+        if self.way == "exact":
+            return text == self.pattern
+        if ".." in text.split("/") and self.effect == "allow":
+            return False
+        return fnmatchcase(text, self.pattern) if self.way == "glob" else text.startswith(self.pattern)
 
 
 class Rules:
     """The rules of a file."""
 
-    def __init__(self, rules: list[Rule]):
+    def __init__(self, rules: Sequence[Rule] = ()):
         self.rules = sorted(rules, key=lambda rule: rule.effect == "allow")
 
     @classmethod
@@ -92,7 +115,7 @@ class Rules:
         try:
             tables = tomllib.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return cls([])
+            return cls()
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
         unknown = tables.keys() - {"deny", "allow"}
@@ -100,66 +123,51 @@ class Rules:
             raise ValueError(f"{path}: {min(unknown)!r} is neither deny nor allow")
         return cls([_rule(path, effect, table) for effect in ("deny", "allow") for table in tables.get(effect, [])])
 
-    def judge(self, tool: str, arguments: Mapping[str, Any]) -> Rule | None:
-        """The first that matches, denies before allows."""
-        return next((rule for rule in self.rules if rule.matches(tool, arguments)), None)
+    def judge(self, act: Act, tool: str, arguments: Mapping[str, Any]) -> Rule | None:
+        """The first that matches an act, denies before allows."""
+        return next((rule for rule in self.rules if rule.matches(act, tool, arguments)), None)
 
 
-def leaves(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The texts of nested arguments, each with its dotted name."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from leaves(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from leaves(inner, name)
-    else:
-        yield name, value if isinstance(value, str) else str(value)
+@cache
+def expression(pattern: str) -> Any:
+    """A regular expression that takes no longer than its text is long."""
+    try:
+        import re2
+    except ImportError:
+        raise ValueError(MISSING_EXTRA) from None
+    options = re2.Options()
+    options.log_errors = False
+    return re2.compile(pattern, options)
 
 
 def _rule(path: Path, effect: str, table: Any) -> Rule:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise ValueError(f"{path}: a rule is a table of texts, not {table!r}")
     ways = [way for way in WAYS if way in table]
-    unknown = table.keys() - {"tool", "argument", "reason", *WAYS}
+    fields = ("tool", "argument", "reason", *OF_ACTS, *WAYS)
+    unknown = table.keys() - set(fields)
     if unknown or len(ways) > 1:
         what = f"has no field {min(unknown)!r}" if unknown else f"gives both {ways[0]} and {ways[1]}"
-        raise ValueError(f"{path}: a rule {what}; its fields are tool, argument, reason and one of {', '.join(WAYS)}")
+        raise ValueError(f"{path}: a rule {what}; its fields are {', '.join(fields)}, of the last four only one")
     way = ways[0] if ways else None
-    if way is None and "tool" not in table:
-        raise ValueError(f"{path}: a rule without tool and without {', '.join(WAYS)} would match every call")
+    acts = {name: table[name] for name in OF_ACTS if name in table}
+    if way is None and not acts and "tool" not in table:
+        raise ValueError(
+            f"{path}: a rule without tool, {', '.join(OF_ACTS)} or {', '.join(WAYS)} would match every call"
+        )
+    for name, known in (("effect", EFFECTS), ("scope", SCOPES)):
+        if name in acts and not any(fnmatchcase(value, acts[name]) for value in known):
+            raise ValueError(f"{path}: there is no {name} {acts[name]!r}; it is one of {', '.join(known)}")
     if way == "regex":
-        try:
-            re.compile(table[way])
-        except re.error as error:
-            raise ValueError(f"{path}: the regex {table[way]!r} is wrong: {error}") from None
+        _check_regex(path, table[way])
     pattern = table[way] if way else ""
-    return Rule(effect, table.get("tool", "*"), table.get("argument"), way, pattern, table.get("reason", ""))  # type: ignore[arg-type]
+    return Rule(effect, table.get("tool", "*"), acts, table.get("argument"), way, pattern, table.get("reason", ""))  # type: ignore[arg-type]
 
 
-def _denied(way: str, pattern: str, name: str, value: str) -> bool:
-    if way == "regex":
-        return re.search(pattern, value) is not None
-    parts = [value, *OPERATORS.split(value)] if _is_shell(name) else [value]
-    return any(_plain(way, pattern, " ".join(part.split()), name) for part in parts)
-
-
-def _allowed(way: str, pattern: str, name: str, value: str) -> bool:
-    if way == "regex":
-        return re.fullmatch(pattern, value.strip()) is not None
-    if way != "exact" and (UP.search(value) or (_is_shell(name) and OPERATORS.search(value.strip()))):
-        return False
-    return _plain(way, pattern, value.strip(), name)
-
-
-def _plain(way: str, pattern: str, value: str, name: str) -> bool:
-    if way == "exact":
-        return value == pattern
-    if way == "glob":
-        return fnmatchcase(value, pattern)
-    ends = value[len(pattern) : len(pattern) + 1]  # of a shell's words: `git status` begins no `git statusx`
-    return value.startswith(pattern) and (not _is_shell(name) or ends in ("", " ") or pattern.endswith(" "))
-
-
-def _is_shell(name: str) -> bool:
-    return name.rsplit(".", 1)[-1] in SHELL_ARGUMENTS
+def _check_regex(path: Path, pattern: str) -> None:
+    try:
+        expression(pattern)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{path}: the regex {pattern!r} is wrong: {error}") from None

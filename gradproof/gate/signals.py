@@ -1,5 +1,4 @@
-"""What a gate learns from: signals, each with its raw label, its target and its weight; and corrections. Positive means
-*allow*.
+"""What a gate learns from: signals, each with its raw label, its target and its weight. Positive means *allow*.
 
 target = raw label clamped to [0, 1];   weight of a mistake: 4, the same again 6, then 8
 """
@@ -46,15 +45,6 @@ class Signal(NamedTuple):
     def outcome(self) -> Literal["allow", "block"]:
         """What it says should happen."""
         return "allow" if self.target else "block"
-
-
-class Correction(NamedTuple):
-    """`allow` is what should have happened; `decision` is the one that was wrong."""
-
-    decision: str
-    text: str
-    allow: bool
-    rivals: tuple[str, ...] = ()
 
 
 def signal(kind: str, said_before: int = 0) -> Signal:

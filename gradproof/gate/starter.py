@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gradproof.gate import calls
 from gradproof.gate.calls import Call
+from gradproof.gate.reading import learned_texts
 from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS, listed
 from gradproof.streams import philox
 
@@ -44,13 +44,16 @@ def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
 
 
 @cache
+@cache
 def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
-    """Texts of distinct calls to block, as `calls.text` writes them; somewhat fewer than `rows`. The more choices a
-    pattern has, the oftener it is drawn: it stands for more calls."""
+    """Texts of the worst acts of distinct calls to block; somewhat fewer than `rows`. The more choices a pattern has, the
+    oftener it is drawn: it stands for more calls."""
     fill, (block, _, harm) = Fill(seed), patterns()
     weighted = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
     made = (fill(fill.one(weighted)) for _ in range(rows))
-    return tuple(dict.fromkeys(calls.text(Call("Bash", {"command": command})) for command in made))
+    distinct = dict.fromkeys(made)
+    texts = (text for command in distinct for text in learned_texts(Call("Bash", {"command": command}), False))
+    return tuple(dict.fromkeys(texts))
 
 
 @cache

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 from gradproof.gate.drift import errors, histogram, shifted, stability
 from gradproof.gate.store import Store
+from gradproof.gate.trust import Trust
 
 RECENT = 1000  # decisions
 
 
+def protected(store: Store) -> bool:
+    """Whether the store belongs to another user than the one who asks, as it does where the gate runs apart."""
+    return store.folder.stat().st_uid != os.getuid()
+
+
 def status(store: Store) -> dict[str, Any]:
     """Versions, alignment, drift, counts."""
-    judged, serving = store.journal.judged(), store.versions.serving()
+    judged, trust, serving = store.journal.judged(), store.journal.trust(), store.versions.serving()
     versions = [
         {"version": version.number, "serving": version.number == serving, **_told(version.record)}
         for version in store.versions.all()
@@ -23,6 +30,9 @@ def status(store: Store) -> dict[str, Any]:
         "store": str(store.folder),
         "serving": serving,
         "converged": judged.converged,
+        "trusted": trust.given,
+        "trust": trust._asdict(),
+        "protected": protected(store),
         "alignment": judged.alignment,
         "judged": judged._asdict(),
         "drift": _drift(store),
@@ -55,21 +65,18 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     """The record for a person."""
     judged = record["judged"]
     count = judged["allow"] + judged["block"]
-    state = (
-        "converged: the model decides"
-        if record["converged"]
-        else "cold: the gate asks, or follows rules and corrections"
-    )
-    yield f"{record['store']}: version {record['serving']} serves; {state}"
-    yield (
-        f"alignment {record['alignment']:.1%} of {count:,} judged ({judged['allow']:,} allow, {judged['block']:,}"
-        " block); the model decides from 95% of 1,000 on, 50 of each"
-    )
+    yield f"{record['store']}: version {record['serving']} serves; {Trust(**record['trust'])}"
+    if not record["protected"]:
+        yield (
+            "unprotected: an agent that runs as this user can write the store through any program; run the gate as a user of"
+            " its own"
+        )
+    yield f"alignment {record['alignment']:.1%} of {count:,} judged ({judged['allow']:,} allow, {judged['block']:,} block)"
     drift = record["drift"]
     yield (
         f"errors {drift['errors']['rate']:.1%} of {drift['errors']['judged']:,} judged decisions"
-        f"{', rising' if drift['errors']['drift'] else ''}; calls "
-        + ("are others than the model was made with" if drift["inputs"]["drift"] else "as ever")
+        f"{', rising' if drift['errors']['drift'] else ''}; "
+        + ("input distribution: shifted" if drift["inputs"]["drift"] else "input distribution: stable")
         + f" (stability index {drift['inputs']['index']:.2f})"
     )
     counts = record["counts"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,12 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.corrections import rivals
 from gradproof.gate.journal import SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.versions import Versions
 
-SETTINGS = "store.json"
+SETTINGS, KEY = "store.json", "key"
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Settings:
     def __post_init__(self):
         if self.schema != SCHEMA:
             raise ValueError(
-                f"the store has schema {self.schema}, this Gradproof reads {SCHEMA}; use the one that made it"
+                f"the store has format {self.schema}, and this Gradproof reads {SCHEMA}: make a new one with `gradproof gate"
+                " init --store NEW --from OLD`, which takes over what people said"
             )
         if not (0 < self.false_allow < 1 and 0 < self.false_block < 1):
             raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")
@@ -60,15 +61,18 @@ class Store:
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
         self.folder, self.clock, self.rules = folder, clock, folder / FILE
-        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, rivals)
+        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock)
+        self.key = store_key(folder)
         self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
 
     @classmethod
     def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:
         """A new store, or one that was there with other settings."""
         check_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        folder.chmod(0o700)
         for name in ("journal", "versions"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         if not (folder / FILE).exists():
             write_atomically(folder / FILE, DEFAULT)
         write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")
@@ -87,6 +91,15 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
+
+
+def store_key(folder: Path) -> bytes:
+    """The key of the hashes that stand for secrets and calls: in a file of its own, which only its owner may read."""
+    path = folder / KEY
+    if not path.exists():
+        write_atomically(path, os.urandom(32).hex())
+        path.chmod(0o600)
+    return bytes.fromhex(path.read_text(encoding="utf-8").strip())
 
 
 def check_folder(folder: Path) -> bool:

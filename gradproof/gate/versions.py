@@ -36,19 +36,23 @@ class Versions:
         with self.env.begin() as txn:
             return int(txn.get(b"serving", b"0", db=self._meta))
 
-    def add(self, weights: bytes, record: dict[str, Any], optimizer: bytes = b"", *, serve: bool = True) -> int:
-        """Keeps a version, and lets it serve from this moment on."""
+    def add(
+        self, weights: bytes, record: dict[str, Any], optimizer: bytes = b"", *, after: int | None = None
+    ) -> int | None:
+        """Keeps a version, and lets it serve from this moment on. With `after`, only where that one still serves:
+        otherwise nothing is kept, and None is returned."""
         from lmdb import MapFullError
 
         try:
             with self.env.begin(write=True) as txn:
+                if after is not None and int(txn.get(b"serving", b"0", db=self._meta)) != after:
+                    return None
                 number = 1 + int(txn.get(b"newest", b"0", db=self._meta))
                 txn.put(b"newest", b"%d" % number, db=self._meta)
                 txn.put(_key(number), weights, db=self._weights)
                 txn.put(_key(number), json.dumps(record).encode(), db=self._records)
                 txn.put(_key(number), optimizer, db=self._optimizer)
-                if serve:
-                    txn.put(b"serving", b"%d" % number, db=self._meta)
+                txn.put(b"serving", b"%d" % number, db=self._meta)
                 self._prune(txn)
         except MapFullError:
             raise ValueError(
@@ -78,10 +82,13 @@ class Versions:
         with self.env.begin() as txn:
             return [Version(int.from_bytes(key, "big"), json.loads(v)) for key, v in txn.cursor(self._records)]
 
-    def serve(self, number: int) -> None:
-        """Lets a version serve that is kept."""
+    def serve(self, number: int, after: int) -> None:
+        """Lets a version serve that is kept; ValueError where another one than `after` serves by now."""
         self.get(number)
         with self.env.begin(write=True) as txn:
+            now = int(txn.get(b"serving", b"0", db=self._meta))
+            if now != after:
+                raise ValueError(f"version {now} serves by now, not {after}; look at `gate status` and try again")
             txn.put(b"serving", b"%d" % number, db=self._meta)
 
     def _prune(self, txn: Any) -> None:

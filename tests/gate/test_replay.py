@@ -62,20 +62,21 @@ def test_the_echo_is_a_quarter_at_most():
 
 
 def test_the_echo_waits_for_the_review(store):
-    """Neither what is young, nor what was asked, ruled or remarked is an echo."""
+    """Neither what is young, nor what was asked, ruled, allowed by likeness or remarked is an echo."""
     journal, now = store.journal, store.clock()
 
     def record(hours, decision="allow", **more):
-        base = dict(
-            id=new_id(now - 3600 * hours), text=f"Bash\ncommand: {hours}", lean=True, model=0.9, version=1, rule=""
-        )
-        journal.record([{**base, "decision": decision, **more}])
+        text = f"Bash\ncommand: {hours}"
+        said = dict(text=text, texts=[text], acts=[{}], worst=0, digest=text)
+        base = dict(id=new_id(now - 3600 * hours), lean=True, model=0.9, version=1, by="policy")
+        journal.record([{**base, **said, "decision": decision, **more}])
         return base["id"]
 
     old = record(30)
     record(1)
     record(31, "ask")
-    record(32, "block", rule="rule: deny")
+    record(32, "block", by="rule")
+    record(34, by="correction")  # allowed by likeness
     journal.remark(record(33), "override_allow")
     assert [(example.key.decode(), example.signal) for example in replay.echo(journal, 24)] == [(old, signal("allow"))]
 

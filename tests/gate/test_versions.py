@@ -17,19 +17,30 @@ def test_add_serve_and_roll_back(versions):
     assert versions.serving() == 0
     assert [versions.add(bytes([i]) * 1000, {"n": i}, b"o%d" % i) for i in range(3)] == [1, 2, 3]
     assert versions.serving() == 3 and versions.weights(2) == b"\1" * 1000 and versions.optimizer(3) == b"o2"
-    versions.serve(1)
+    versions.serve(1, after=3)
     assert versions.serving() == 1 and versions.get(1).record == {"n": 0}
     with pytest.raises(ValueError, match="no version 9; the versions kept are 1, 2, 3"):
-        versions.serve(9)
+        versions.serve(9, after=1)
     assert versions.serving() == 1
 
 
-def test_the_serving_one_is_never_pruned(versions):
-    versions.add(b"first", {})
+def test_promotion_and_rollback_compare_and_swap(versions):
+    """A round that was in flight does not undo a rollback, nor does a rollback undo what it has not seen."""
+    for i in range(2):
+        versions.add(b"x", {"n": i})
+    versions.serve(1, after=2)
+    assert versions.add(b"y", {}, after=2) is None and versions.serving() == 1 and len(versions.all()) == 2
+    assert versions.add(b"y", {}, after=1) == 3
+    with pytest.raises(ValueError, match="version 3 serves by now, not 1"):
+        versions.serve(2, after=1)
+    assert versions.serving() == 3
+
+
+def test_a_few_are_kept_and_the_newest_optimizers(versions):
     for _ in range(3 * KEEP):
-        versions.add(b"x", {}, b"moments", serve=False)
+        versions.add(b"x", {}, b"moments")
     numbers = [version.number for version in versions.all()]
-    assert versions.serving() == 1 == numbers[0] and len(numbers) == KEEP + 1
+    assert versions.serving() == 3 * KEEP == numbers[-1] and len(numbers) == KEEP
     assert [versions.optimizer(n) for n in numbers[-3:]] == [b"", b"moments", b"moments"]
 
 

@@ -90,7 +90,7 @@ class Act:
     marks: frozenset[str] = field(default=frozenset())
     why: str = ""  # of an unknown act: what could not be read
     text: str = field(default="", compare=False)  # the one command that does it, as it was written
-    details: frozenset[str] | None = field(default=None, compare=False)  # what else was said: a correction wants the same
+    details: frozenset[str] | None = None  # what else was said: a correction wants the same
 
     def but(self, **changes: Any) -> Act:
         return replace(self, **changes)

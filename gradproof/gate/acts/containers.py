@@ -23,19 +23,121 @@ LOCAL_CONTEXTS = (
 )
 RUN = Deed(
     values=frozenset(
-        "-v --volume --mount -p --publish -e --env --env-file -w --workdir --name -u --user --network --net -h --hostname "
-        "--entrypoint -l --label -m --memory --cpus --platform --restart --add-host --device --cap-add --cap-drop --gpus "
-        "--pid --ipc --shm-size --tmpfs --ulimit --dns --link --log-driver --log-opt --security-opt --pull --volumes-from "
-        "--userns --uts --cgroupns --privileged-mode -a --attach --expose --health-cmd --ip --runtime --stop-signal -c "
-        "--context -H --host --index -t --tag -f --file --target --build-arg --cache-from --secret --ssh -o --output".split()
+        [
+            "-v",
+            "--volume",
+            "--mount",
+            "-p",
+            "--publish",
+            "-e",
+            "--env",
+            "--env-file",
+            "-w",
+            "--workdir",
+            "--name",
+            "-u",
+            "--user",
+            "--network",
+            "--net",
+            "-h",
+            "--hostname",
+            "--entrypoint",
+            "-l",
+            "--label",
+            "-m",
+            "--memory",
+            "--cpus",
+            "--platform",
+            "--restart",
+            "--add-host",
+            "--device",
+            "--cap-add",
+            "--cap-drop",
+            "--gpus",
+            "--pid",
+            "--ipc",
+            "--shm-size",
+            "--tmpfs",
+            "--ulimit",
+            "--dns",
+            "--link",
+            "--log-driver",
+            "--log-opt",
+            "--security-opt",
+            "--pull",
+            "--volumes-from",
+            "--userns",
+            "--uts",
+            "--cgroupns",
+            "--privileged-mode",
+            "-a",
+            "--attach",
+            "--expose",
+            "--health-cmd",
+            "--ip",
+            "--runtime",
+            "--stop-signal",
+            "-c",
+            "--context",
+            "-H",
+            "--host",
+            "--index",
+            "-t",
+            "--tag",
+            "-f",
+            "--file",
+            "--target",
+            "--build-arg",
+            "--cache-from",
+            "--secret",
+            "--ssh",
+            "-o",
+            "--output",
+        ]
     )
     - {"-t"}
 )
 KUBE = Deed(
     values=frozenset(
-        "-n --namespace --context --cluster --kubeconfig -l --selector -f --filename -o --output -c --container -k "
-        "--kustomize --replicas --timeout --as --user --token --server -s --field-selector --image --since --tail "
-        "--grace-period -p --patch --type --from-literal --from-file --port --sort-by --from --dry-run --cascade".split()
+        [
+            "-n",
+            "--namespace",
+            "--context",
+            "--cluster",
+            "--kubeconfig",
+            "-l",
+            "--selector",
+            "-f",
+            "--filename",
+            "-o",
+            "--output",
+            "-c",
+            "--container",
+            "-k",
+            "--kustomize",
+            "--replicas",
+            "--timeout",
+            "--as",
+            "--user",
+            "--token",
+            "--server",
+            "-s",
+            "--field-selector",
+            "--image",
+            "--since",
+            "--tail",
+            "--grace-period",
+            "-p",
+            "--patch",
+            "--type",
+            "--from-literal",
+            "--from-file",
+            "--port",
+            "--sort-by",
+            "--from",
+            "--dry-run",
+            "--cascade",
+        ]
     )
     - {"--dry-run", "--cascade"}
 )
@@ -44,15 +146,45 @@ KINDS |= {"services": "service", "ns": "namespace", "namespaces": "namespace", "
 KINDS |= {"pvc": "persistentvolumeclaim", "pv": "persistentvolume", "nodes": "node", "no": "node", "jobs": "job"}
 KUBE_VERBS: dict[str, Effect] = {
     **dict.fromkeys(
-        "get describe logs top explain version api-resources api-versions cluster-info events diff wait".split(), "read"
+        [
+            "get",
+            "describe",
+            "logs",
+            "top",
+            "explain",
+            "version",
+            "api-resources",
+            "api-versions",
+            "cluster-info",
+            "events",
+            "diff",
+            "wait",
+        ],
+        "read",
     ),
     **dict.fromkeys(
-        "apply create scale set label annotate patch edit replace expose autoscale rollout run cp taint".split(),
+        [
+            "apply",
+            "create",
+            "scale",
+            "set",
+            "label",
+            "annotate",
+            "patch",
+            "edit",
+            "replace",
+            "expose",
+            "autoscale",
+            "rollout",
+            "run",
+            "cp",
+            "taint",
+        ],
         "write",
     ),
-    **dict.fromkeys("delete drain evict".split(), "delete"),
-    **dict.fromkeys("cordon uncordon".split(), "write"),
-    **dict.fromkeys("auth certificate".split(), "change_rights"),
+    **dict.fromkeys(["delete", "drain", "evict"], "delete"),
+    **dict.fromkeys(["cordon", "uncordon"], "write"),
+    **dict.fromkeys(["auth", "certificate"], "change_rights"),
 }
 
 
@@ -272,10 +404,26 @@ def helm(command: Command) -> Output | None:
     command.verb = verb
     effects: dict[str, Effect] = {
         **dict.fromkeys(
-            "list ls status get history show search template lint version env repo dependency pull".split(), "read"
+            [
+                "list",
+                "ls",
+                "status",
+                "get",
+                "history",
+                "show",
+                "search",
+                "template",
+                "lint",
+                "version",
+                "env",
+                "repo",
+                "dependency",
+                "pull",
+            ],
+            "read",
         ),
-        **dict.fromkeys("install upgrade rollback test".split(), "write"),
-        **dict.fromkeys("uninstall delete".split(), "delete"),
+        **dict.fromkeys(["install", "upgrade", "rollback", "test"], "write"),
+        **dict.fromkeys(["uninstall", "delete"], "delete"),
         "push": "publish",
     }
     effect = effects.get(verb, "execute")

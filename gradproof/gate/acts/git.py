@@ -178,14 +178,18 @@ def _checkout(command: Command) -> None:
     )
     texts = command.texts
     discards = "--" in texts or parsed.has("-f", "--force", "--ours", "--theirs", "-p", "--discard-changes", "-B", "-C")
-    discards = discards or any(text in (".", "*", "./", ":/") or "/" in text and "." in text for text in texts)
+    discards = discards or any(text in (".", "*", "./", ":/") or ("/" in text and "." in text) for text in texts)
     if command.verb == "restore":
         discards = not (parsed.has("--staged", "-S") and not parsed.has("--worktree", "-W"))
     if not discards:
         here(command, "write")
         return
     marker = texts.index("--") + 1 if "--" in texts else 0
-    paths = [word for word in command.words[marker:] if not word.text.startswith("-")] if marker or command.verb == "restore" else []
+    paths = (
+        [word for word in command.words[marker:] if not word.text.startswith("-")]
+        if marker or command.verb == "restore"
+        else []
+    )
     for word in paths:
         command.touch("rewrite_history", word, folder=word.text in (".", ":/", "*"))
     if not paths:

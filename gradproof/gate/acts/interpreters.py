@@ -91,7 +91,7 @@ def fed(command: Command) -> Output | None:
         command.unknown("commands that are decoded first")
     if feed.text is not None and feed.text.replace(UNKNOWN, "").strip():
         return command.shell(feed.text, state)
-    if feed.piped and feed.text is None or feed.text is not None and UNKNOWN in feed.text:
+    if (feed.piped and feed.text is None) or (feed.text is not None and UNKNOWN in feed.text):
         command.unknown("commands that come out of a pipe")
         return None
     here(command, "execute")
@@ -131,7 +131,7 @@ def _python(command: Command) -> Output | None:
             for one in given.texts:
                 _python_code(command, one)
             return None
-        if text == "-m" or text.startswith("-m") and not text.startswith("--"):
+        if text == "-m" or (text.startswith("-m") and not text.startswith("--")):
             rest = command.words[i + 1 :] if text == "-m" else [Word((text[2:],)), *command.words[i + 1 :]]
             return _module(command, rest)
         if not text.startswith("-") or text == "-":

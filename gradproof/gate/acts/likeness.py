@@ -95,7 +95,9 @@ def _no_narrower(act: Act, blocked: Act) -> bool:
     if own.kind == "path":
         return within(other.name, own.name) and (own.folder or own.name == other.name)
     if own.kind == "host":
-        return own.name == other.name and (own.within == other.within or (own.folder and within(other.within, own.within)))
+        return own.name == other.name and (
+            own.within == other.within or (own.folder and within(other.within, own.within))
+        )
     if own.kind == "recipient":
         return own.name == other.name and (own.amount or 0) >= (other.amount or 0)
     if own.kind in ("branch", "resource"):

@@ -46,29 +46,113 @@ SHARED = (
     "release",
     "HEAD",
 )
-QUIET = frozenset("-v --verbose -q --quiet --silent --no-pager --color --no-color --progress --no-progress --loglevel -y --yes --assume-yes --non-interactive -auto-approve".split())
+QUIET = frozenset(
+    [
+        "-v",
+        "--verbose",
+        "-q",
+        "--quiet",
+        "--silent",
+        "--no-pager",
+        "--color",
+        "--no-color",
+        "--progress",
+        "--no-progress",
+        "--loglevel",
+        "-y",
+        "--yes",
+        "--assume-yes",
+        "--non-interactive",
+        "-auto-approve",
+    ]
+)
 HARMLESS = {  # flags that do not change what a program does to its target
-    "rm": frozenset("-r -R --recursive -f --force -d --dir -i".split()),
-    **dict.fromkeys(("cp", "mv", "ln", "mkdir", "chmod", "chown"), frozenset("-f --force -p -n -i -R -r --recursive --parents".split())),
-    "curl": frozenset("-s -S -f -L -i --silent --show-error --fail --location --compressed --fail-with-body --include -sS -fsSL".split()),
-    "wget": frozenset("-nv --no-verbose -c --continue".split()),
-    "rsync": frozenset("-a --archive -z --compress -h --human-readable -r -t --times -l --links --partial -P --stats".split()),
-    "scp": frozenset("-C -p -r -B".split()),
-    "git": frozenset("-u --set-upstream -D -d --delete -f --force --hard".split()),  # what they do is in the acts
-    "cat": frozenset("-n -b -A -e -s".split()),
-    "docker": frozenset("-t --timeout --time".split()),
+    "rm": frozenset(["-r", "-R", "--recursive", "-f", "--force", "-d", "--dir", "-i"]),
+    **dict.fromkeys(
+        ("cp", "mv", "ln", "mkdir", "chmod", "chown"),
+        frozenset(["-f", "--force", "-p", "-n", "-i", "-R", "-r", "--recursive", "--parents"]),
+    ),
+    "curl": frozenset(
+        [
+            "-s",
+            "-S",
+            "-f",
+            "-L",
+            "-i",
+            "--silent",
+            "--show-error",
+            "--fail",
+            "--location",
+            "--compressed",
+            "--fail-with-body",
+            "--include",
+            "-sS",
+            "-fsSL",
+        ]
+    ),
+    "wget": frozenset(["-nv", "--no-verbose", "-c", "--continue"]),
+    "rsync": frozenset(
+        [
+            "-a",
+            "--archive",
+            "-z",
+            "--compress",
+            "-h",
+            "--human-readable",
+            "-r",
+            "-t",
+            "--times",
+            "-l",
+            "--links",
+            "--partial",
+            "-P",
+            "--stats",
+        ]
+    ),
+    "scp": frozenset(["-C", "-p", "-r", "-B"]),
+    "git": frozenset(
+        ["-u", "--set-upstream", "-D", "-d", "--delete", "-f", "--force", "--hard"]
+    ),  # what they do is in the acts
+    "cat": frozenset(["-n", "-b", "-A", "-e", "-s"]),
+    "docker": frozenset(["-t", "--timeout", "--time"]),
     "kill": frozenset(f"-{letter}" for letter in "0123456789ABCEGHIKLMNOPRSTUVXs"),
-    **dict.fromkeys(("psql", "mysql", "sqlite3"), frozenset("-A -t -X -batch -q -w -N -B".split())),
-    "aws": frozenset("--only-show-errors --no-cli-pager --no-progress --no-paginate".split()),
-    "terraform": frozenset("-no-color -auto-approve -input".split()),
-    "kubectl": frozenset("--wait --now --grace-period --timeout".split()),
+    **dict.fromkeys(("psql", "mysql", "sqlite3"), frozenset(["-A", "-t", "-X", "-batch", "-q", "-w", "-N", "-B"])),
+    "aws": frozenset(["--only-show-errors", "--no-cli-pager", "--no-progress", "--no-paginate"]),
+    "terraform": frozenset(["-no-color", "-auto-approve", "-input"]),
+    "kubectl": frozenset(["--wait", "--now", "--grace-period", "--timeout"]),
 }
 SAME = {  # long and short names of one option
-    **{"--recursive": "-r", "-R": "-r", "--force": "-f", "--namespace": "-n", "--request": "-X", "--header": "-H", "--delete": "-d"},
-    **{"--data": "-d", "--data-raw": "-d", "--data-binary": "-d", "--message": "-m", "--user": "-u", "--output": "-o", "--signal": "-s"},
-    **{"--command": "-c", "--execute": "-e", "--host": "-h", "--dbname": "-d", "--port": "-p", "--file": "-f", "--all": "-a", "--hard": "--hard"},
+    **{
+        "--recursive": "-r",
+        "-R": "-r",
+        "--force": "-f",
+        "--namespace": "-n",
+        "--request": "-X",
+        "--header": "-H",
+        "--delete": "-d",
+    },
+    **{
+        "--data": "-d",
+        "--data-raw": "-d",
+        "--data-binary": "-d",
+        "--message": "-m",
+        "--user": "-u",
+        "--output": "-o",
+        "--signal": "-s",
+    },
+    **{
+        "--command": "-c",
+        "--execute": "-e",
+        "--host": "-h",
+        "--dbname": "-d",
+        "--port": "-p",
+        "--file": "-f",
+        "--all": "-a",
+        "--hard": "--hard",
+    },
 }
 METADATA = ("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254")  # hand out credentials
+LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
 Reader = Callable[["Command"], "Output | None"]
 READERS: dict[str, Reader] = {}
@@ -174,7 +258,7 @@ def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
         if text == "--":
             positional += words[i:]
             break
-        if not text.startswith(("-", "+")) or text in ("-", "+") or text[1:].isdigit() and text[0] == "-":
+        if not text.startswith(("-", "+")) or text in ("-", "+") or (text[1:].isdigit() and text[0] == "-"):
             positional.append(word)
             if stop:
                 positional += words[i:]
@@ -260,10 +344,17 @@ def _detail(command: Command, first: int) -> None:
     said = {
         SAME.get(name, name) + (f"={unglobbed(value.texts[0])}" if value is not None else "")
         for name, value in parsed.options
-        if name not in harmless and not (value is not None and value.texts[0] in command.reading.explained)
-        and not (len(name) > 2 and name[0] == "-" and name[1] != "-" and value is None and not command.deed.takes_value(name))
+        if name not in harmless
+        and not (value is not None and value.texts[0] in command.reading.explained)
+        and not (
+            len(name) > 2 and name[0] == "-" and name[1] != "-" and value is None and not command.deed.takes_value(name)
+        )
     }
-    said |= {unglobbed(word.texts[0]).removeprefix("0") for word in parsed.positional if word.texts[0] not in command.reading.explained}
+    said |= {
+        unglobbed(word.texts[0]).removeprefix("0")
+        for word in parsed.positional
+        if word.texts[0] not in command.reading.explained
+    }
     common = frozenset(said) | state.context
     for i in fresh:
         here_ = frozenset() if acts[i].target.kind == "path" else frozenset(f"in {cwd}" for cwd in state.cwds)
@@ -291,7 +382,7 @@ def _fetched(program: str, host: str, state: State) -> Act:
 
 
 def _run(command: Command, text: str) -> Output | None:
-    state, reading = command.state, command.reading
+    state = command.state
     if text in state.functions and command.walk is not None:
         for walk, body in state.functions[text]:
             walk.call(body, state, command.words, command.stdin)
@@ -425,7 +516,9 @@ def _verb(command: Command, deed: Deed) -> Output | None:
     if command.program in ("docker", "podman") and (there := parsed.value("-H", "--host", "-c", "--context")):
         if there.text not in ("default", "desktop-linux", "colima", "orbstack"):
             command.state = command.beside(elsewhere=("remote", there.text))
-    command.state = command.beside(context=command.state.context | _leading(deed, parsed)) if parsed.options else command.state
+    command.state = (
+        command.beside(context=command.state.context | _leading(deed, parsed)) if parsed.options else command.state
+    )
     command.deed = inner
     if _asks_itself(command):
         return None
@@ -448,8 +541,11 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     _options(command, deed, parsed)
     for part, word in assigned_parts(deed.args, parsed.positional):
         _part(command, part, word, effect_of, folder, marks)
-    if deed.effect is None and before == len(command.reading.acts) and _should_act(command, deed):
-        command.unknown("what it acts on was not found")
+    if deed.effect is None and before == len(command.reading.acts):
+        if _should_act(command, deed):
+            command.unknown("what it acts on was not found")
+        elif command.program in LISTS and not parsed.positional:
+            here(command, "read")
     if deed.effect is not None:
         effect = effect_of or deed.effect
         scope = deed.scope or "project"
@@ -666,7 +762,7 @@ def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -
         return
     for text in word.texts:
         for piece in unglobbed(text).split(":"):
-            if not piece or piece == UNKNOWN and name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH"):
+            if not piece or (piece == UNKNOWN and name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")):
                 continue
             marked_piece = TILDE + piece[1:] if piece.startswith("~") else piece
             before = len(reading.acts)

@@ -59,10 +59,8 @@ def curl(command: Command) -> Output | None:
     for name in ("-o", "--output", "-O", "--output-document", "-D", "--dump-header", "-c", "--cookie-jar"):
         for word in parsed.values(name):
             _saved(command, word, urls)
-    if (
-        parsed.has("-O", "--remote-name", "--remote-name-all")
-        and command.program == "curl"
-        or (command.program == "wget" and not parsed.values("-O", "--output-document") and verb == "GET")
+    if (parsed.has("-O", "--remote-name", "--remote-name-all") and command.program == "curl") or (
+        command.program == "wget" and not parsed.values("-O", "--output-document") and verb == "GET"
     ):
         _saved_here(command, urls)
     if folder := parsed.value("-P", "--directory-prefix", "--output-dir"):
@@ -158,7 +156,7 @@ def httpie(command: Command) -> Output | None:
         method, words = words[0].text, words[1:]
     if not words:
         return None
-    items = [word.text for word in words[1:] if "==" not in word.text and "=" in word.text or "@" in word.text]
+    items = [word.text for word in words[1:] if ("==" not in word.text and "=" in word.text) or "@" in word.text]
     if items and method == "GET":
         method = "POST"
     files = [item.partition("@")[2] for item in items if "@" in item]

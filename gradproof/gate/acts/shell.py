@@ -277,7 +277,13 @@ class _Walk:
 
     def _pipeline(self, node: Node, state: State, stdin: Output) -> Output:
         stages = [child for child in node.children if child.is_named and child.type != "comment"]
-        return self._stages(stages, state, stdin)
+        before = len(self.reading.acts)
+        output = self._stages(stages, state, stdin)
+        acts = self.reading.acts
+        for i in range(before, len(acts)):  # what is fed by a pipe is told by the whole of it
+            if "pipe" in acts[i].via and acts[i].effect in ("fetch_and_run", "unknown", "send"):
+                acts[i] = acts[i].but(text=_text(node)[:MOST_SAID])
+        return output
 
     def _stages(self, stages: Sequence[Node], state: State, stdin: Output) -> Output:
         output = stdin
@@ -478,6 +484,12 @@ class _Walk:
                 acts[i] = acts[i].but(text=_text(node)[:MOST_SAID])
 
     def _redirected_statement(self, node: Node, state: State, stdin: Output) -> Output:
+        before = len(self.reading.acts)
+        output = self._redirected(node, state, stdin)
+        self._said(before, node)
+        return output
+
+    def _redirected(self, node: Node, state: State, stdin: Output) -> Output:
         body = node.child_by_field_name("body")
         redirects = [child for child in node.children if child.type.endswith("_redirect")]
         more: list[Word] = []

@@ -8,7 +8,18 @@ from collections.abc import Sequence
 from gradproof.gate.acts.act import Effect, Scope, Target
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, _argument, apply, here, locate, marked, of_url, parse, reader, resolved
+from gradproof.gate.acts.programs import (
+    Command,
+    _argument,
+    apply,
+    here,
+    locate,
+    marked,
+    of_url,
+    parse,
+    reader,
+    resolved,
+)
 from gradproof.gate.acts.shell import Output, Word
 
 SETUID = re.compile(r"(?:^|,)[ugoa]*\+[rwx]*s|^[2467]\d{3}$")
@@ -108,9 +119,9 @@ def kill(command: Command) -> Output | None:
         Deed(values=frozenset({"-s", "--signal", "-u", "-U", "-P", "-g", "-t", "-n"} - (set() if names else {"-u"}))),
     )
     words = parsed.positional
-    if not names and len(words) > 1 and words[0].text.startswith("-") and words[0].text != "-1":
-        words = words[1:]
-    elif not names and words and len(words) > 1 and words[0].text == "-1" and words[1].text != "-1":
+    if (not names and len(words) > 1 and words[0].text.startswith("-") and words[0].text != "-1") or (
+        not names and words and len(words) > 1 and words[0].text == "-1" and words[1].text != "-1"
+    ):
         words = words[1:]
     if parsed.has("-l", "-L", "--list", "-0"):
         command.act("read", "local")
@@ -138,13 +149,40 @@ def systemctl(command: Command) -> Output | None:
     command.verb = verb
     effects: dict[str, Effect] = {
         **dict.fromkeys(
-            "status show list-units list-unit-files is-active is-enabled cat list-timers is-failed help".split(), "read"
+            [
+                "status",
+                "show",
+                "list-units",
+                "list-unit-files",
+                "is-active",
+                "is-enabled",
+                "cat",
+                "list-timers",
+                "is-failed",
+                "help",
+            ],
+            "read",
         ),
         **dict.fromkeys(
-            "stop kill restart reload try-restart isolate poweroff reboot halt suspend hibernate".split(), "stop"
+            [
+                "stop",
+                "kill",
+                "restart",
+                "reload",
+                "try-restart",
+                "isolate",
+                "poweroff",
+                "reboot",
+                "halt",
+                "suspend",
+                "hibernate",
+            ],
+            "stop",
         ),
-        **dict.fromkeys("enable reenable preset link edit add-wants set-default".split(), "persist"),
-        **dict.fromkeys("start disable mask unmask daemon-reload reset-failed revert daemon-reexec".split(), "write"),
+        **dict.fromkeys(["enable", "reenable", "preset", "link", "edit", "add-wants", "set-default"], "persist"),
+        **dict.fromkeys(
+            ["start", "disable", "mask", "unmask", "daemon-reload", "reset-failed", "revert", "daemon-reexec"], "write"
+        ),
     }
     effect = effects.get(verb, "execute")
     if verb == "start":
@@ -834,7 +872,7 @@ def gh(command: Command) -> Output | None:
         "upload": "publish",
     }
     effect = effects.get(verb, "read" if not verb or group in ("status", "search", "browse") else "execute")
-    if group in ("release",) and verb == "create" or (group == "gist" and verb == "create"):
+    if (group in ("release",) and verb == "create") or (group == "gist" and verb == "create"):
         effect = "publish"
     if group == "repo" and verb == "edit" and parsed.has("--visibility"):
         effect = "change_rights"

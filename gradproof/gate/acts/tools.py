@@ -114,7 +114,9 @@ MONEY = re.compile(
     r"(?i)(?:^|_|\b)(?:pay|payment|payments|payout|payouts|charge|charges|transfer|purchase|buy|order|checkout|refund|wire|withdraw|donate|invoice_pay|stripe|paypal|bank|trade|subscribe|remit)(?:_|\b|$)"
 )
 FORMS = re.compile(r"(?i)fill|submit|click|type|press|upload|select_option|drag|evaluate")
-KEYS = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}")
+KEYS = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}"
+)
 FREE_TEXT = re.compile(
     r"(?i)^(?:text|body|content|contents|message|subject|description|summary|comment|prompt|reason|note|new_string|old_string"
     r"|file_text|new_str|old_str|html|markdown|caption|name|title|timeout|limit|offset|explanation)$"
@@ -198,7 +200,14 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
         except RecursionError:
             continue
         secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
-        content = next((arguments[k] for k in ("content", "new_string", "file_text", "text", "contents") if isinstance(arguments.get(k), str)), None)
+        content = next(
+            (
+                arguments[k]
+                for k in ("content", "new_string", "file_text", "text", "contents")
+                if isinstance(arguments.get(k), str)
+            ),
+            None,
+        )
         if FILE_TOOLS.get(name) == "write" and content is not None:
             for key, value in arguments.items():
                 if PATH_ARGUMENTS.match(key) and isinstance(value, str):
@@ -309,7 +318,7 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
 
 def _words(reading: Reading, words: Sequence[str], state: State) -> None:
     """A list: one command as words, or a list of whole commands."""
-    if len(words) > 1 and all(" " in word for word in words) or (len(words) == 1 and " " in words[0]):
+    if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and " " in words[0]):
         for text in words:
             reading.shell(text, state)
         return
@@ -513,14 +522,19 @@ def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
 
 
 def _is_path(key: str, value: str, server: str) -> bool:
-    if key.lower().startswith("attachment") or server == "filesystem" or key.lower() in (
-        "path",
-        "file_path",
-        "filepath",
-        "filename",
-        "directory",
-        "notebook_path",
-        "target_file",
+    if (
+        key.lower().startswith("attachment")
+        or server == "filesystem"
+        or key.lower()
+        in (
+            "path",
+            "file_path",
+            "filepath",
+            "filename",
+            "directory",
+            "notebook_path",
+            "target_file",
+        )
     ):
         return "://" not in value
     return value.startswith(("/", "~", "./", "../"))

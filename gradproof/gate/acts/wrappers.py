@@ -16,7 +16,7 @@ def wrapper(command: Command) -> Output | None:
     """Skips the wrapper's own options and words, and reads the rest as a command."""
     own = knowledge().wrappers[command.program]
     deed = Deed(values=frozenset(own.get("values", "").split()))
-    parsed = parse(command.words, deed, stop=True)
+    parsed = parse(command.words, deed, stop=not own.get("anywhere"))
     state = command.beside()
     state.cwds, state.variables = command.state.cwds, command.state.variables
     if own.get("privileged"):

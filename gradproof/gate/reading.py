@@ -1,0 +1,68 @@
+"""A call as it is decided, learned and stored: its acts, and a text for each of them.
+
+Bash                        the tool; every tool that runs shell commands is called so
+command: rm -rf build       the one command that does the act, or the arguments of the call
+act: delete project         what it does, where, and by what way
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os.path import expanduser
+from pathlib import Path
+from typing import NamedTuple
+
+from gradproof.gate import calls
+from gradproof.gate.acts.act import Act, unknown
+from gradproof.gate.acts.paths import Surroundings
+from gradproof.gate.acts.tools import is_shell, read_call
+from gradproof.gate.calls import Call
+from gradproof.gate.standing import Verdict, standing, worst
+
+
+class ReadCall(NamedTuple):
+    """What a call does: `acts`, what the policy says of each, and `worst`, the one that decides."""
+
+    acts: list[Act]
+    verdicts: list[Verdict]
+    worst: int
+    around: Surroundings
+
+
+def surroundings(call: Call, store: Path | None = None) -> Surroundings:
+    """Where a call is made."""
+    return Surroundings.of(call.cwd, expanduser("~"), str(store.absolute()) if store is not None else "")
+
+
+def read(call: Call, store: Path | None = None) -> ReadCall:
+    """Reads a call; what cannot be read is an act `unknown`, never an exception."""
+    around = surroundings(call, store)
+    history = [(past.tool, past.arguments) for past in call.history]
+    try:
+        acts = read_call(call.tool, call.arguments, around, call.annotations, history)
+    except ValueError:
+        raise  # a missing library
+    except Exception as error:
+        acts = [unknown(call.tool, f"reading it failed: {type(error).__name__}")]
+    verdicts = [standing(act, around) for act in acts]
+    return ReadCall(acts, verdicts, worst(verdicts), around)
+
+
+def act_texts(call: Call, acts: Sequence[Act]) -> list[str]:
+    """The text of each act, as the model reads it."""
+    shell = is_shell(call.tool, call.arguments)
+    whole = "" if shell else calls.text(Call(call.tool, call.arguments))
+    return [_text(act, whole) for act in acts]
+
+
+def _text(act: Act, whole: str) -> str:
+    how = " ".join((act.effect, act.scope, *sorted(act.via), *sorted(act.marks)))
+    said = whole or calls.text(Call("Bash", {"command": act.text or act.program}))
+    return f"{said}\nact: {how}"
+
+
+def learned_texts(call: Call, allow: bool) -> list[str]:
+    """What a labelled call teaches: all of its acts are to be allowed, or the riskiest one is to be blocked."""
+    done = read(call)
+    texts = act_texts(call, done.acts)
+    return list(dict.fromkeys(texts)) if allow else texts[done.worst : done.worst + 1]
