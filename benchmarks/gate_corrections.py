@@ -1,10 +1,11 @@
-"""Corrections, their dangerous twins and their paraphrases: what one person's word opens, and what it changes elsewhere.
+"""Corrections, their dangerous twins and their paraphrases: what one person's word opens, and what it changes
+elsewhere.
 
     python benchmarks/gate_corrections.py [--set tests/gate/acts/corrections.jsonl] [--others FILE.jsonl] [--json FILE]
 
-A set has a line for each correction: `call`, `kind`, `twins` that it must not open, `paraphrases` that it should. Each is
-given to a store of its own. Counted: twins that are allowed because of it, paraphrases that are allowed after it. With
---others, labelled calls: of 10,000 of them, how many decisions a block of the same act changes.
+A set has a line for each correction: `call`, `kind`, `twins` that it must not open, `paraphrases` that it should.
+Each is given to a store of its own. Counted: twins that are allowed because of it, paraphrases that are allowed after
+it. With --others, labelled calls: of 10,000 of them, how many decisions a block of the same act changes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import numpy as np
 from gradproof.gate.calls import Call, text
 from gradproof.gate.decider import Decider, load_serving
 from gradproof.gate.founding import found, split, starter_rows
-from gradproof.gate.journal import Judged, new_id
+from gradproof.gate.journal import new_id
 from gradproof.gate.learner import Learner
 from gradproof.gate.network import GateModel
 from gradproof.gate.signals import MISTAKES
@@ -57,7 +57,7 @@ def make(folder: Path, model: GateModel) -> None:
     """A gate that has converged, so that the model decides."""
     store = Store.create(folder, Settings())
     found(store, model, *split(starter_rows()), people=False)
-    store.journal.judge_held(Judged(600, 600, 600, 600))
+    store.journal.judge_held([(i % 2 == 0, True) for i in range(1200)])
     store.close()
 
 

@@ -54,9 +54,9 @@ def init(
 ) -> None:
     """Make a gate: its store, its rules and its first model.
 
-    The default policy decides from the first call on. With --data, the model learns from your own labelled calls; it may
-    tighten decisions at once, and turn a question into an allow once it has earned trust. Where there is a gate already,
-    changes its settings and leaves the rest.
+    The default policy decides from the first call on. With --data, the model learns from your own labelled calls; it
+    may tighten decisions at once, and turn a question into an allow once it has earned trust. Where there is a gate
+    already, changes its settings and leaves the rest.
 
     Examples:
 
@@ -87,8 +87,9 @@ def decide(
     """Decide a tool call: allow, ask or block.
 
     Reads `{"tool", "arguments", "cwd", "history"}`, MCP's `tools/call` or a hook's `{"tool_name", "tool_input"}`, and
-    prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts` are
-    what the call does. A line that is no call is answered `{"error"}`, and the next one is read; the exit code is then 2.
+    prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts`
+    are what the call does. A line that is no call is answered `{"error"}`, and the next one is read; the exit code is
+    then 2.
 
     Examples:
 
@@ -132,10 +133,10 @@ def feedback(
 ) -> None:
     """Say what should have happened. When this returns, it is on the disk, and holds for calls that do the same.
 
-    **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person decided
-    otherwise, or answered what was asked. An allow speaks for calls that do no more than the corrected one: the same effects
-    by the same programs, on targets no wider. A block speaks for calls with an act at least as wide. `gate corrections`
-    lists what holds, and takes it back.
+    **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person
+    decided otherwise, or answered what was asked. An allow speaks for calls that do no more than the corrected one:
+    the same effects by the same programs, on targets no wider. A block speaks for calls with an act at least as wide.
+    `gate corrections` lists what holds, and takes it back.
 
     Examples:
 
@@ -182,7 +183,7 @@ def corrections(
             raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
         with _opened(Store, store) as opened:
             records = opened.journal.correction_records() if id is None else [opened.journal.retract(id)]
-        write(records, dumps(records, indent=1), json)
+        write({"corrections": records}, dumps({"corrections": records}, indent=1), json)
         for record in records:
             console_for(json).print(_correction_line(record), markup=False, soft_wrap=True)
         if not records:

@@ -1,7 +1,8 @@
 """Corrections: what a person said of one call, and the calls that it speaks for.
 
-The very same call (tool, arguments, folder) comes first, then calls that are covered by likeness (`acts/likeness.py`). Of
-several that speak, the newer one counts; where they are equally new, the block. Several never combine.
+The very same call (tool, arguments, folder) comes first, then calls that are covered by likeness
+(`acts/likeness.py`). Of several that speak, the newer one counts; where they are equally new, the block. Several
+never combine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
-from gradproof.gate.acts.act import Act, Target
+from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.likeness import covers, reaches
 from gradproof.gate.calls import Call
 
@@ -108,6 +109,6 @@ def stored(act: Act) -> dict[str, Any]:
 
 def restored(record: Mapping[str, Any]) -> Act:
     """What `stored` wrote."""
-    fields = dict(record)
-    sets = {name: frozenset(fields.pop(name, ())) for name in ("via", "marks", "details")}
-    return Act(target=Target(**fields.pop("target", {})), **fields, **sets)
+    fields: dict[str, Any] = dict(record)
+    fields |= {name: frozenset(fields.get(name, ())) for name in ("via", "marks", "details")}
+    return Act(**{**fields, "target": ActTarget(**fields.get("target", {}))})

@@ -1,11 +1,12 @@
 """The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
 
-The worst act decides. In order: the floor, which nothing removes; rules; corrections; the policy, which the model may tighten,
-and loosen from ask to allow where it is trusted. An exception or too much time is a question, or the worst so far.
+The worst act decides. In order: the floor, which nothing removes; rules; corrections; the policy, which the model may
+tighten, and loosen from ask to allow where it is trusted. An exception or too much time is a question, or the worst
+so far.
 
-One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then one
-assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what must not be lost
-are signals, and `Journal.remark` waits for those.
+One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then
+one assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what
+must not be lost are signals, and `Journal.remark` waits for those.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gradproof.gate.reading import ReadCall, act_texts, read
 from gradproof.gate.rules import Rules
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import Outcome
-from gradproof.gate.standing import STRICTER, Verdict, worst
+from gradproof.gate.standing import STRICTER, ActVerdict, worst
 from gradproof.gate.store import Store
 
 WAITING = 10_000  # decisions that may wait for the disk
@@ -51,7 +52,7 @@ class Answer(NamedTuple):
     version: int
 
 
-class Judged(NamedTuple):
+class ActDecision(NamedTuple):
     """The decision on one act: by the floor, a rule, a correction, the policy or the model."""
 
     outcome: Outcome
@@ -107,7 +108,7 @@ class Decider:
         named = digest(call, self.store.key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
         judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
-        i = worst([Verdict(one.outcome, one.reason) for one in judged])
+        i = worst([ActVerdict(one.outcome, one.reason) for one in judged])
         probability = _probability(judged[i], min(p_A), serving.policy)
         told = [safe(act.plain()) for act in done.acts]
         id = new_id(self.store.clock())
@@ -127,29 +128,29 @@ class Decider:
 
     def _judge(
         self, call: Call, done: ReadCall, i: int, p: float, correction: Correction | None, serving: Serving
-    ) -> Judged:
+    ) -> ActDecision:
         """One act, by the first that has a say."""
         act, verdict = done.acts[i], done.verdicts[i]
         if self.alone and correction is None:
-            return Judged(serving.policy.decide(p), f"model: p = {p:.3g}", "model")
+            return ActDecision(serving.policy.decide(p), f"model: p = {p:.3g}", "model")
         if verdict.floor and not self.alone:
-            return Judged(verdict.outcome, verdict.reason, "floor")
+            return ActDecision(verdict.outcome, verdict.reason, "floor")
         rule = self._rules.judge(act, call.tool, call.arguments)
         if rule is not None:
-            return Judged("block" if rule.effect == "deny" else "allow", str(rule), "rule")
+            return ActDecision("block" if rule.effect == "deny" else "allow", str(rule), "rule")
         if correction is not None and (correction.allow or i in _reached(correction, done.acts)):
-            return Judged("allow" if correction.allow else "block", _like(correction), "correction")
+            return ActDecision("allow" if correction.allow else "block", _like(correction), "correction")
         return self._model(act, verdict, p, serving)
 
-    def _model(self, act: Act, verdict: Verdict, p: float, serving: Serving) -> Judged:
+    def _model(self, act: Act, verdict: ActVerdict, p: float, serving: Serving) -> ActDecision:
         """The policy, tightened by the model; loosened from ask to allow only with trust."""
         policy = serving.policy
         if verdict.outcome == "allow" and (serving.people or self._is_trusted()) and policy.decide(p) == "block":
-            return Judged("ask", f"{verdict.reason}; the model holds it for harmful, p = {p:.3g}", "model")
+            return ActDecision("ask", f"{verdict.reason}; the model holds it for harmful, p = {p:.3g}", "model")
         readable = act.effect != "unknown" and act.scope != "unknown"
         if verdict.outcome == "ask" and readable and self._is_trusted() and policy.decide(p) == "allow":
-            return Judged("allow", f"{verdict.reason}; the model allows it, p = {p:.3g}", "model")
-        return Judged(verdict.outcome, verdict.reason, "policy")
+            return ActDecision("allow", f"{verdict.reason}; the model allows it, p = {p:.3g}", "model")
+        return ActDecision(verdict.outcome, verdict.reason, "policy")
 
     def _is_trusted(self) -> bool:
         return self._trust.given
@@ -273,7 +274,7 @@ def _like(correction: Correction) -> str:
     return f"a person {kind} this, or what it is like: correction {correction.id} ({correction.kind})"
 
 
-def _probability(judged: Judged, p: float, policy: Policy) -> float:
+def _probability(judged: ActDecision, p: float, policy: Policy) -> float:
     """A probability that says what was decided, where people decided it."""
     if judged.by in ("rule", "floor"):
         return {"allow": 1.0, "ask": p, "block": 0.0}[judged.outcome]

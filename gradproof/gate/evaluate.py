@@ -47,7 +47,8 @@ class LabelledSet(NamedTuple):
         return LabelledSet(call, text, self.block_R[rows], group, source, acts, worst)  # type: ignore[arg-type]
 
     def taught(self) -> tuple[list[str], np.ndarray]:
-        """What there is to learn: each act of a call to allow, the riskiest of one to block; and whether to allow it."""
+        """What there is to learn: each act of a call to allow, the riskiest of one to block; and whether to allow
+        it."""
         rows = [
             (text, not block)
             for acts, worst, block in zip(self.acts, self.worst, self.block_R, strict=True)

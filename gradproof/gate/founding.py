@@ -80,14 +80,16 @@ def found(
         journal.judge_held(judged_in_halves(gate, held, z, store.settings))
     more = dict(came_from=0, signals=0, people=people)
     record = version_record(gate, policy, score(gate, policy, known, z), store, **more)
-    return store.versions.add(weights_of(gate), record)
+    number = store.versions.add(weights_of(gate), record)
+    assert number is not None
+    return number
 
 
 def judged_in_halves(
     gate: GateModel, held: Sequence[FoundingRow], z: dict[str, float], settings: Settings
 ) -> list[tuple[bool, bool]]:
-    """How the model agrees with the labels of held-back calls, (allow, agreed) each: half of the calls is decided by the
-    thresholds of the other half. A call is as probable as its least probable act."""
+    """How the model agrees with the labels of held-back calls, (allow, agreed) each: half of the calls is decided by
+    the thresholds of the other half. A call is as probable as its least probable act."""
     least: dict[int, FoundingRow] = {}
     for row in held:
         if row.text in z and (row.call not in least or z[row.text] < z[least[row.call].text]):

@@ -23,7 +23,7 @@ from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.corrections import Correction, check_widened, restored
 from gradproof.gate.secrets import redact
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
-from gradproof.gate.trust import Judgement, Trust, trust
+from gradproof.gate.trust import PersonsWord, Trust, trust
 
 SCHEMA = 2
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
@@ -99,7 +99,8 @@ class Journal:
     # decisions
 
     def record(self, decisions: Sequence[dict[str, Any]]) -> None:
-        """Writes decisions: id, text, decision, acts, model (its own probability), lean, by (who decided), version, …"""
+        """Writes decisions: id, text, decision, acts, model (its own probability), lean, by (who decided), version,
+        …"""
 
         def write(txn: Any) -> None:
             for decision in decisions:
@@ -339,7 +340,7 @@ class Journal:
         with self.env.begin() as txn:
             since = int(txn.get(b"trust_since", b"0", db=self._db["meta"]))
             entries = sorted(json.loads(value) for _, value in txn.cursor(self._db["judged"]))
-        return trust([Judgement(bool(allow), bool(agreed)) for number, allow, agreed in entries if number > since])
+        return trust([PersonsWord(bool(allow), bool(agreed)) for number, allow, agreed in entries if number > since])
 
     def reset_trust(self) -> None:
         """Judgements so far were of a lineage that serves no more."""

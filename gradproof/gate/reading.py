@@ -17,14 +17,14 @@ from gradproof.gate.acts.act import Act, unknown
 from gradproof.gate.acts.paths import Surroundings
 from gradproof.gate.acts.tools import is_shell, read_call
 from gradproof.gate.calls import Call
-from gradproof.gate.standing import Verdict, standing, worst
+from gradproof.gate.standing import ActVerdict, standing, worst
 
 
 class ReadCall(NamedTuple):
     """What a call does: `acts`, what the policy says of each, and `worst`, the one that decides."""
 
     acts: list[Act]
-    verdicts: list[Verdict]
+    verdicts: list[ActVerdict]
     worst: int
     around: Surroundings
 

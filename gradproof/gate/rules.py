@@ -1,18 +1,19 @@
-"""Rules that people wrote: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over an allow.
+"""Rules that people wrote: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over
+an allow.
 
     [[deny]]                        [[allow]]
     effect = "publish"              program = "git"
     program = "git"                 verb = "push"
     reason = "people push here"     target = "origin/docs-*"
 
-A rule is matched on what a call does, act by act: `effect`, `scope`, `program`, `verb`, `target` and `host` (globs), however
-the command is wrapped or written. `tool` is a glob on the tool's name. `argument` names a value that `exact`, `prefix`,
-`glob` or `regex` (RE2's, in linear time) is held against; without `argument`, a deny looks at every value and an allow wants
-every value to match. A deny searches, also in each command of a shell line; an allow must match a whole value, and its prefix
-or glob covers no shell line: name `program` and `verb` instead.
+A rule is matched on what a call does, act by act: `effect`, `scope`, `program`, `verb`, `target` and `host` (globs),
+however the command is wrapped or written. `tool` is a glob on the tool's name. `argument` names a value that `exact`,
+`prefix`, `glob` or `regex` (RE2's, in linear time) is held against; without `argument`, a deny looks at every value
+and an allow wants every value to match. A deny searches, also in each command of a shell line; an allow must match a
+whole value, and its prefix or glob covers no shell line: name `program` and `verb` instead.
 
-A deny blocks a call that has one such act. An allow allows the acts that it matches, and no others: the rest of the call is
-decided as ever. What the floor blocks no rule allows.
+A deny blocks a call that has one such act. An allow allows the acts that it matches, and no others: the rest of the
+call is decided as ever. What the floor blocks no rule allows.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ WAYS = ("exact", "prefix", "glob", "regex")
 OF_ACTS = ("effect", "scope", "program", "verb", "target", "host")
 
 DEFAULT = """# Rules: they win over corrections, policy and model, and a deny wins over an allow. A rule is matched on
-# what a call does: effect, scope, program, verb, target, host (globs), tool; or on an argument by exact, prefix, glob, regex.
+# what a call does: effect, scope, program, verb, target, host (globs), tool; or on an argument by exact, prefix, glob,
+# regex.
 # The effects are read, write, delete, execute, install, fetch_and_run, send, publish, rewrite_history, change_rights,
 # escalate, persist, stop, spend. Changes hold from the next decision on.
 

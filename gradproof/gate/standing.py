@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from gradproof.gate.acts.act import EFFECTS, SCOPES, Act, Effect, Scope
+from gradproof.gate.acts.act import EFFECTS, SCOPES, Act, ActScope, Effect
 from gradproof.gate.acts.paths import Surroundings, owned, within
 from gradproof.gate.signals import Outcome
 
@@ -17,7 +17,7 @@ STRICTER: dict[Outcome, int] = {"allow": 0, "ask": 1, "block": 2}
 REMOVES = ("delete", "change_rights")
 
 
-class Verdict(NamedTuple):
+class ActVerdict(NamedTuple):
     """The decision on one act, and why."""
 
     outcome: Outcome
@@ -26,13 +26,13 @@ class Verdict(NamedTuple):
 
 
 @cache
-def table(path: Path = FILE) -> Mapping[tuple[Effect, Scope], Outcome]:
+def table(path: Path = FILE) -> Mapping[tuple[Effect, ActScope], Outcome]:
     """A policy file; ValueError says what is wrong with it."""
     try:
         rows = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
-    decided: dict[tuple[Effect, Scope], Outcome] = {}
+    decided: dict[tuple[Effect, ActScope], Outcome] = {}
     for effect, row in rows.items():
         if effect not in EFFECTS:
             raise ValueError(f"{path}: there is no effect {effect!r}; the effects are {', '.join(EFFECTS)}")
@@ -51,7 +51,9 @@ def table(path: Path = FILE) -> Mapping[tuple[Effect, Scope], Outcome]:
     return decided
 
 
-def standing(act: Act, around: Surroundings, policy: Mapping[tuple[Effect, Scope], Outcome] | None = None) -> Verdict:
+def standing(
+    act: Act, around: Surroundings, policy: Mapping[tuple[Effect, ActScope], Outcome] | None = None
+) -> ActVerdict:
     """The decision on one act by the floor and the policy."""
     if act.scope == "own":
         return _own(act, around)
@@ -60,15 +62,15 @@ def standing(act: Act, around: Surroundings, policy: Mapping[tuple[Effect, Scope
         and act.target.kind == "path"
         and owned(act.target.name, act.effect, around, act.target.folder)
     ):
-        return Verdict("block", f"{told(act)}, with the settings of the gate or the agent in it", True)
+        return ActVerdict("block", f"{told(act)}, with the settings of the gate or the agent in it", True)
     outcome = (policy or table())[act.effect, act.scope]
     if "payload:secret" in act.marks:
-        return Verdict("block", f"{told(act)}, and what it sends is a secret")
+        return ActVerdict("block", f"{told(act)}, and what it sends is a secret")
     if {"forced", "shared"} <= act.marks and act.effect in ("rewrite_history", "publish", "delete"):
         outcome = "block"
     if "privileged" in act.via:
         outcome = _privileged(act, outcome)
-    return Verdict(outcome, told(act))
+    return ActVerdict(outcome, told(act))
 
 
 def _privileged(act: Act, outcome: Outcome) -> Outcome:
@@ -78,20 +80,20 @@ def _privileged(act: Act, outcome: Outcome) -> Outcome:
     return "block" if grave else outcome
 
 
-def _own(act: Act, around: Surroundings) -> Verdict:
+def _own(act: Act, around: Surroundings) -> ActVerdict:
     """The floor: the gate's store is nobody's; an agent's settings are not removed, and changed only after asking."""
     path = act.target.name if act.target.kind == "path" else ""
     in_store = bool(around.store and path) and (within(path, around.store) or within(around.store, path))
     if in_store or "judging" in act.marks or act.target.kind == "host":
-        return Verdict("block", f"{told(act)}, the gate's own", True)
+        return ActVerdict("block", f"{told(act)}, the gate's own", True)
     if act.effect in REMOVES:
-        return Verdict("block", f"{told(act)}, the agent's settings", True)
+        return ActVerdict("block", f"{told(act)}, the agent's settings", True)
     if act.effect == "read":
-        return Verdict("allow", told(act))
-    return Verdict("ask", f"{told(act)}, the agent's settings", True)
+        return ActVerdict("allow", told(act))
+    return ActVerdict("ask", f"{told(act)}, the agent's settings", True)
 
 
-def worst(verdicts: Sequence[Verdict]) -> int:
+def worst(verdicts: Sequence[ActVerdict]) -> int:
     """Which verdict decides a call: the first of the strictest."""
     return max(range(len(verdicts)), key=lambda i: (STRICTER[verdicts[i].outcome], -i))
 
@@ -113,7 +115,7 @@ WORDS: dict[Effect, str] = {
     "spend": "spends money:",
     "unknown": "could not be read:",
 }
-PLACES: dict[Scope, str] = {
+PLACES: dict[ActScope, str] = {
     "own": "",
     "secret": "a secret",
     "root": "everything there",

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from gradproof.gate.calls import Call
-from gradproof.gate.reading import learned_texts
 from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS, listed
+from gradproof.gate.reading import learned_texts
 from gradproof.streams import philox
 
 PATTERNS = Path(__file__).with_name("starter.txt")  # label, tab, command with ⟨one¦or the other⟩ and fields
@@ -46,8 +46,8 @@ def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
 @cache
 @cache
 def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
-    """Texts of the worst acts of distinct calls to block; somewhat fewer than `rows`. The more choices a pattern has, the
-    oftener it is drawn: it stands for more calls."""
+    """Texts of the worst acts of distinct calls to block; somewhat fewer than `rows`. The more choices a pattern has,
+    the oftener it is drawn: it stands for more calls."""
     fill, (block, _, harm) = Fill(seed), patterns()
     weighted = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
     made = (fill(fill.one(weighted)) for _ in range(rows))

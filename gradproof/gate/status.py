@@ -68,10 +68,11 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     yield f"{record['store']}: version {record['serving']} serves; {Trust(**record['trust'])}"
     if not record["protected"]:
         yield (
-            "unprotected: an agent that runs as this user can write the store through any program; run the gate as a user of"
-            " its own"
+            "unprotected: an agent that runs as this user can write the store through any program;"
+            " run the gate as a user of its own"
         )
-    yield f"alignment {record['alignment']:.1%} of {count:,} judged ({judged['allow']:,} allow, {judged['block']:,} block)"
+    by_kind = f"{judged['allow']:,} allow, {judged['block']:,} block"
+    yield f"alignment {record['alignment']:.1%} of {count:,} judged ({by_kind})"
     drift = record["drift"]
     yield (
         f"errors {drift['errors']['rate']:.1%} of {drift['errors']['judged']:,} judged decisions"

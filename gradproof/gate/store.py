@@ -38,8 +38,8 @@ class Settings:
     def __post_init__(self):
         if self.schema != SCHEMA:
             raise ValueError(
-                f"the store has format {self.schema}, and this Gradproof reads {SCHEMA}: make a new one with `gradproof gate"
-                " init --store NEW --from OLD`, which takes over what people said"
+                f"the store has format {self.schema}, and this Gradproof reads {SCHEMA}: make a new one with"
+                " `gradproof gate init --store NEW --from OLD`, which takes over what people said"
             )
         if not (0 < self.false_allow < 1 and 0 < self.false_block < 1):
             raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")

@@ -1,8 +1,8 @@
 """Trust: when the model may turn a question into an allow.
 
-Only people's judgements count: no rules, no unreviewed decisions, nothing that likeness decided. Of at least 500 of them, 50
-of which were to block, the last 500 and the last 50 to block must agree with the model in 95% of cases. It is lost as soon as
-that no longer holds, and begins anew after a rollback.
+Only people's judgements count: no rules, no unreviewed decisions, nothing that likeness decided. Of at least 500 of
+them, 50 of which were to block, the last 500 and the last 50 to block must agree with the model in 95% of cases. It
+is lost as soon as that no longer holds, and begins anew after a rollback.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 JUDGEMENTS, BLOCKS, AGREED = 500, 50, 0.95
 
 
-class Judgement(NamedTuple):
+class PersonsWord(NamedTuple):
     """A person's word on a decision, and whether the model had leaned to the same side."""
 
     allow: bool
@@ -43,11 +43,11 @@ class Trust(NamedTuple):
         )
 
 
-def trust(judgements: Sequence[Judgement]) -> Trust:
+def trust(judgements: Sequence[PersonsWord]) -> Trust:
     """Of judgements, oldest first."""
     blocks = [judgement for judgement in judgements if not judgement.allow]
     return Trust(len(judgements), len(blocks), _share(judgements[-JUDGEMENTS:]), _share(blocks[-BLOCKS:]))
 
 
-def _share(judgements: Sequence[Judgement]) -> float:
+def _share(judgements: Sequence[PersonsWord]) -> float:
     return sum(judgement.agreed for judgement in judgements) / len(judgements) if judgements else 0.0

@@ -159,7 +159,7 @@ def test_a_full_store_or_disk_does_not_stop_decisions(store, decider, monkeypatc
 
     monkeypatch.setattr(store.journal, "record", full)
     assert decider.decide(at("git diff a.py")).decision == "allow"
-    with pytest.raises(ValueError, match="full|No space left"):
+    with pytest.raises(ValueError, match=r"full|No space left"):
         decider.flush()
     assert decider.decide(at("git diff a.py")).decision == "allow"
 

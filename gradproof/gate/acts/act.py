@@ -27,7 +27,7 @@ Effect = Literal[
     "spend",
     "unknown",
 ]
-Scope = Literal[
+ActScope = Literal[
     "own",
     "secret",
     "root",
@@ -41,7 +41,6 @@ Scope = Literal[
     "remote",
     "unknown",
 ]
-Via = Literal["privileged", "elsewhere", "interpreter", "pipe"]
 Kind = Literal[
     "none",  # the effect is all there is to say
     "path",
@@ -54,12 +53,12 @@ Kind = Literal[
     "recipient",
 ]
 EFFECTS: tuple[Effect, ...] = get_args(Effect)
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-VIAS: tuple[Via, ...] = get_args(Via)
+SCOPES: tuple[ActScope, ...] = get_args(ActScope)
+VIAS = ("privileged", "elsewhere", "interpreter", "pipe")
 
 
 @dataclass(frozen=True)
-class Target:
+class ActTarget:
     """What an act is done to. Resolved: a path is absolute and without `..`, a branch has its remote."""
 
     kind: Kind = "none"
@@ -73,7 +72,7 @@ class Target:
         return f"{self.name}{slash}" + (f":{self.within}" if self.within else "")
 
 
-NOTHING = Target()
+NOTHING = ActTarget()
 
 
 @dataclass(frozen=True)
@@ -83,10 +82,10 @@ class Act:
 
     effect: Effect
     program: str
-    scope: Scope
+    scope: ActScope
     verb: str = ""
-    target: Target = NOTHING
-    via: frozenset[Via] = frozenset()
+    target: ActTarget = NOTHING
+    via: frozenset[str] = frozenset()
     marks: frozenset[str] = field(default=frozenset())
     why: str = ""  # of an unknown act: what could not be read
     text: str = field(default="", compare=False)  # the one command that does it, as it was written
@@ -102,6 +101,6 @@ class Act:
         return {**named, "scope": self.scope, "via": sorted(self.via), **more}
 
 
-def unknown(program: str, why: str, via: frozenset[Via] = frozenset()) -> Act:
+def unknown(program: str, why: str, via: frozenset[str] = frozenset()) -> Act:
     """What could not be read; neither likeness nor the model can allow it."""
     return Act("unknown", program, "unknown", via=via, why=why)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import UNKNOWN
 from gradproof.gate.acts.programs import Command, Parsed, here, parse, reader
@@ -202,7 +202,7 @@ def docker_run(command: Command) -> Output | None:
     if parsed.has("--privileged") or any(
         value.text in ("host", "ALL", "SYS_ADMIN") for value in parsed.values("--pid", "--cap-add", "--ipc", "--userns")
     ):
-        command.act("escalate", "local", Target("resource", "host"), marks=("flag:privileged",))
+        command.act("escalate", "local", ActTarget("resource", "host"), marks=("flag:privileged",))
     for word in parsed.values("--device"):
         command.touch("write", Word((word.text.split(":")[0],)))
     for word in parsed.values("--env-file"):
@@ -211,7 +211,9 @@ def docker_run(command: Command) -> Output | None:
         return None
     image, *words = parsed.positional
     command.act(
-        "execute", "unknown" if UNKNOWN in image.text else "local", Target("resource", image.text.replace(UNKNOWN, "?"))
+        "execute",
+        "unknown" if UNKNOWN in image.text else "local",
+        ActTarget("resource", image.text.replace(UNKNOWN, "?")),
     )
     if words:
         before = len(command.reading.acts)
@@ -229,19 +231,19 @@ def inside(command: Command, container: Word, words: list[Word]) -> None:
     name = container.text.replace(UNKNOWN, "?")
     state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=("local", name), cwds=(f"/{UNKNOWN}",))
     if not words:
-        command.act("execute", "local", Target("resource", name))
+        command.act("execute", "local", ActTarget("resource", name))
         return
     before = len(command.reading.acts)
     command.again(words, state)
     if len(command.reading.acts) == before:
-        command.act("execute", "local", Target("resource", name))
+        command.act("execute", "local", ActTarget("resource", name))
 
 
 def _mount(command: Command, word: Word) -> None:
     """A folder of this machine that a container may change."""
     for text in word.texts:
         if "source=" in text or "src=" in text:
-            fields = dict(part.partition("=")[::2] for part in text.split(","))
+            fields = {part.partition("=")[0]: part.partition("=")[2] for part in text.split(",")}
             source, mode = fields.get("source", fields.get("src", "")), "ro" if "readonly" in text else ""
             if fields.get("type") == "volume":
                 continue
@@ -249,7 +251,7 @@ def _mount(command: Command, word: Word) -> None:
             source, _, rest = text.partition(":")
             mode = rest.rpartition(":")[2]
         if "docker.sock" in source or "containerd.sock" in source:
-            command.act("escalate", "system", Target("path", source))
+            command.act("escalate", "system", ActTarget("path", source))
         elif source.startswith((".", "/", "\ue003", "~", UNKNOWN)) or "/" in source:
             command.touch("read" if mode.startswith("ro") else "write", Word((source,)))
 
@@ -275,13 +277,13 @@ def compose(command: Command) -> Output | None:
         inside(command, inner[0] if inner else Word(), inner[1:])
     elif verb in ("down", "rm"):
         volumes = {"-v", "--volumes", "--rmi"} & set(texts)
-        command.act("delete", "local", Target("resource", "compose"), marks=["flag:volumes"] if volumes else [])
+        command.act("delete", "local", ActTarget("resource", "compose"), marks=["flag:volumes"] if volumes else [])
     elif verb in ("stop", "kill", "pause"):
-        command.act("stop", "local", Target("resource", " ".join(texts)))
+        command.act("stop", "local", ActTarget("resource", " ".join(texts)))
     elif verb in ("ps", "logs", "config", "images", "ls", "top", "version", "events", "port"):
         command.act("read", "local")
     elif verb == "push":
-        command.act("publish", "remote", Target("resource", " ".join(texts)))
+        command.act("publish", "remote", ActTarget("resource", " ".join(texts)))
     else:
         here(command, "execute")
     return None
@@ -298,7 +300,7 @@ def kubectl(command: Command) -> Output | None:
     command.verb, command.deed = verb, KUBE
     context = parsed.value("--context")
     command.explain(words[0] if words else None, context, parsed.value("-n", "--namespace"))
-    scope: Scope = "local" if context is not None and context.text.startswith(LOCAL_CONTEXTS) else "remote"
+    scope: ActScope = "local" if context is not None and context.text.startswith(LOCAL_CONTEXTS) else "remote"
     namespace = parsed.value("-n", "--namespace")
     space = namespace.text if namespace is not None else "*" if parsed.has("-A", "--all-namespaces") else "default"
     if UNKNOWN in space or (context is not None and UNKNOWN in context.text):
@@ -307,19 +309,19 @@ def kubectl(command: Command) -> Output | None:
     if verb == "exec":
         return _kube_exec(command, parsed, scope, place)
     if verb in ("port-forward", "proxy", "attach", "debug"):
-        command.act("execute", scope, Target("resource", place))
+        command.act("execute", scope, ActTarget("resource", place))
         return None
     if verb == "config":
         sub = parsed.positional[0].text if parsed.positional else "view"
         if sub in ("view", "get-contexts", "current-context", "get-clusters", "get-users"):
             secret = parsed.has("--raw")
-            command.act("read", "secret" if secret else "local", Target("path", "kubeconfig"))
+            command.act("read", "secret" if secret else "local", ActTarget("path", "kubeconfig"))
         else:
             command.touch("write", Word(("\ue003/.kube/config",)))
         return None
     for file in parsed.values("-f", "--filename", "-k", "--kustomize"):
         if "://" in file.text:
-            command.act("fetch_and_run", "remote", Target("host", file.text))
+            command.act("fetch_and_run", "remote", ActTarget("host", file.text))
         elif file.text != "-":
             command.touch("read", file)
     effect = KUBE_VERBS.get(verb, "execute")
@@ -341,7 +343,7 @@ def kubectl(command: Command) -> Output | None:
     return None
 
 
-def _resources(command: Command, effect: Effect, scope: Scope, place: str, parsed: Parsed) -> None:
+def _resources(command: Command, effect: Effect, scope: ActScope, place: str, parsed: Parsed) -> None:
     words = [word.text for word in parsed.positional]
     command.explain(*parsed.positional)
     kind, names = (words[0], words[1:]) if words else ("*", [])
@@ -358,10 +360,10 @@ def _resources(command: Command, effect: Effect, scope: Scope, place: str, parse
     if any(UNKNOWN in text for text in words) and effect not in ("read",):
         scope = "unknown"
     for one in names or ["*" if effect != "read" else ""]:
-        command.act(effect, scope, Target("resource", f"{place}/{kind}/{one}".replace(UNKNOWN, "?")))
+        command.act(effect, scope, ActTarget("resource", f"{place}/{kind}/{one}".replace(UNKNOWN, "?")))
 
 
-def _kube_exec(command: Command, parsed: Parsed, scope: Scope, place: str) -> None:
+def _kube_exec(command: Command, parsed: Parsed, scope: ActScope, place: str) -> None:
     pod, *words = parsed.positional or [Word()]
     more = parse(words, KUBE, stop=True)
     words = more.positional
@@ -370,24 +372,24 @@ def _kube_exec(command: Command, parsed: Parsed, scope: Scope, place: str) -> No
     name = f"{place}/{pod.text}".replace(UNKNOWN, "?")
     state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=(scope, name), cwds=(f"/{UNKNOWN}",))
     if not words:
-        command.act("execute", scope, Target("resource", name))
+        command.act("execute", scope, ActTarget("resource", name))
         return
     before = len(command.reading.acts)
     command.again(words, state)
     if len(command.reading.acts) == before:
-        command.act("read", scope, Target("resource", name))
+        command.act("read", scope, ActTarget("resource", name))
 
 
-def _kube_cp(command: Command, parsed: Parsed, scope: Scope, place: str) -> None:
+def _kube_cp(command: Command, parsed: Parsed, scope: ActScope, place: str) -> None:
     if len(parsed.positional) < 2:
         return
     source, destination = parsed.positional[:2]
     if ":" in destination.text:
         acts = command.touch("read", source)
         marks = ["payload:secret"] if any(act.scope == "secret" for act in acts) else []
-        command.act("send", scope, Target("resource", f"{place}/{destination.text}"), marks=marks)
+        command.act("send", scope, ActTarget("resource", f"{place}/{destination.text}"), marks=marks)
     else:
-        command.act("read", scope, Target("resource", f"{place}/{source.text}"))
+        command.act("read", scope, ActTarget("resource", f"{place}/{source.text}"))
         command.touch("write", destination)
 
 
@@ -440,6 +442,6 @@ def helm(command: Command) -> Output | None:
         effect = "read"
     name = words[1] if len(words) > 1 else ""
     command.act(
-        effect, "local" if local else "remote", Target("resource", f"{space}/release/{name}".replace(UNKNOWN, "?"))
+        effect, "local" if local else "remote", ActTarget("resource", f"{space}/release/{name}".replace(UNKNOWN, "?"))
     )
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gradproof.gate.acts.act import Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, parse, reader
 from gradproof.gate.acts.shell import Output, Word
@@ -25,7 +25,7 @@ MONGO = re.compile(
 )
 
 
-def where(command: Command, hosts: list[Word], database: str) -> tuple[Scope, str]:
+def where(command: Command, hosts: list[Word], database: str) -> tuple[ActScope, str]:
     """The scope of a database, and its name with its host."""
     for word in hosts:
         text = word.text
@@ -41,7 +41,7 @@ def where(command: Command, hosts: list[Word], database: str) -> tuple[Scope, st
     return "local", database
 
 
-def statements(command: Command, text: str, scope: Scope, database: str) -> None:
+def statements(command: Command, text: str, scope: ActScope, database: str) -> None:
     """Adds the acts of SQL in a database."""
     for act in read_sql(text, DIALECTS.get(command.program, "")):
         if act.effect == "unknown":
@@ -49,7 +49,7 @@ def statements(command: Command, text: str, scope: Scope, database: str) -> None
             continue
         command.verb = act.verb
         table = f"{database}.{act.table}" if act.table else database
-        command.act(act.effect, scope, Target("table", table))
+        command.act(act.effect, scope, ActTarget("table", table))
 
 
 @reader("sql")
@@ -87,9 +87,9 @@ def sql(command: Command) -> Output | None:
         if command.stdin.piped or command.stdin.fetched:
             command.unknown("SQL that comes out of a pipe")
         elif parsed.value("-f", "--file") is None:
-            command.act("read" if parsed.has("-l", "--list") else "execute", scope, Target("table", name))
+            command.act("read" if parsed.has("-l", "--list") else "execute", scope, ActTarget("table", name))
         elif scope != "local":
-            command.act("execute", scope, Target("table", name))
+            command.act("execute", scope, ActTarget("table", name))
     return None
 
 
@@ -114,9 +114,9 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
                 command.touch("read", file)
             else:
                 for done in command.touch("write", file):
-                    command.act(act.effect, done.scope, Target("table", f"{done.target.name}.{act.table}"))
+                    command.act(act.effect, done.scope, ActTarget("table", f"{done.target.name}.{act.table}"))
     if not given:
-        command.touch("execute" if not file.text == ":memory:" else "read", file)
+        command.touch("read" if file.text == ":memory:" else "execute", file)
 
 
 def _meta(command: Command, text: str) -> None:
@@ -160,19 +160,19 @@ def redis(command: Command) -> Output | None:
             for line in command.stdin.text.splitlines():
                 first = line.split()[:1]
                 effect = REDIS_VERBS.get(first[0].lower(), "write") if first else "read"
-                command.act(effect, scope, Target("table", name)) if effect != "unknown" else command.unknown(line)  # type: ignore[arg-type]
+                command.act(effect, scope, ActTarget("table", name)) if effect != "unknown" else command.unknown(line)  # type: ignore[arg-type]
         else:
-            command.act("execute", scope, Target("table", name))
+            command.act("execute", scope, ActTarget("table", name))
         return None
     if verb == "config" and len(words) > 1 and words[1].text.lower() == "get":
-        command.act("read", scope, Target("table", name))
+        command.act("read", scope, ActTarget("table", name))
         return None
     effect = REDIS_VERBS.get(verb, "write")
     if effect == "unknown":
         command.unknown(f"redis {verb}, which may do anything")
     else:
         keys = "*" if verb in ("flushall", "flushdb") else " ".join(word.text for word in words[1:3])
-        command.act(effect, scope, Target("table", f"{name}/{keys}".replace(UNKNOWN, "?")))  # type: ignore[arg-type]
+        command.act(effect, scope, ActTarget("table", f"{name}/{keys}".replace(UNKNOWN, "?")))  # type: ignore[arg-type]
     return None
 
 
@@ -184,7 +184,7 @@ def mongo(command: Command) -> Output | None:
     code = parsed.value("--eval")
     text = code.text if code is not None else command.stdin.text
     if text is None:
-        command.act("execute", scope, Target("table", name))
+        command.act("execute", scope, ActTarget("table", name))
         return None
     verbs = [match[1].lower() for match in MONGO.finditer(text)]
     if UNKNOWN in text or re.search(r"(?i)\b(?:eval|load|runProgram|adminCommand|runCommand|fs\.)", text):
@@ -192,5 +192,5 @@ def mongo(command: Command) -> Output | None:
     for verb in verbs or ["find"]:
         removes = verb.startswith(("drop", "delete", "remove"))
         command.verb = verb
-        command.act("delete" if removes else "read" if verb == "find" else "write", scope, Target("table", name))
+        command.act("delete" if removes else "read" if verb == "find" else "write", scope, ActTarget("table", name))
     return None

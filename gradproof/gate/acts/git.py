@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradproof.gate.acts.act import Effect, Scope, Target
-from gradproof.gate.acts.knowledge import Deed, Part
+from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.paths import UNKNOWN, resolve
 from gradproof.gate.acts.programs import Command, Parsed, apply, assigned_parts, here, locate, of_url, parse, reader
 from gradproof.gate.acts.shell import Output, Word
@@ -112,7 +112,7 @@ def _setting(command: Command, name: str, value: str) -> None:
     ):
         inner = command.beside(via=command.state.via | {"interpreter"})
         done = replace(command, state=inner)
-        done.act("execute", "unknown", Target("none", name), marks=(f"flag:{name}",))
+        done.act("execute", "unknown", ActTarget("none", name), marks=(f"flag:{name}",))
         if value and name not in ("core.hookspath", "include.path", "core.worktree", "http.proxy"):
             command.shell(value.lstrip("!"), inner)
 
@@ -121,7 +121,7 @@ def _push(command: Command) -> None:
     """To which remote and branch, forced or not, and onto one that others use."""
     parsed = parse(command.words, PUSH)
     if runs := parsed.value("--receive-pack", "--exec"):
-        command.act("execute", "unknown", Target("none", runs.text), marks=("flag:receive-pack",))
+        command.act("execute", "unknown", ActTarget("none", runs.text), marks=("flag:receive-pack",))
     words = parsed.positional
     command.explain(*words)
     remote = words[0].text if words else "origin"
@@ -137,7 +137,7 @@ def _push(command: Command) -> None:
 
 
 def _published(
-    command: Command, remote: str, scope: Scope, spec: str, forced: bool, deletes: bool, parsed: Parsed
+    command: Command, remote: str, scope: ActScope, spec: str, forced: bool, deletes: bool, parsed: Parsed
 ) -> None:
     forced = forced or spec.startswith("+")
     source, colon, destination = spec.lstrip("+").partition(":")
@@ -145,7 +145,7 @@ def _published(
     deletes = deletes or (colon == ":" and not source)
     if UNKNOWN in branch:
         scope, branch = "unknown", "?"
-    target = Target("branch", f"{remote}/{branch}")
+    target = ActTarget("branch", f"{remote}/{branch}")
     marks = ["flag:no-verify"] if parsed.has("--no-verify") else []
     is_shared = branch in SHARED or branch.startswith(("release/", "releases/", "hotfix/")) or branch in ("*", "\ue000")
     if forced:
@@ -156,9 +156,9 @@ def _published(
     command.act("publish", scope, target, marks=marks)
 
 
-def _remote(command: Command, remote: str) -> tuple[Scope, str]:
+def _remote(command: Command, remote: str) -> tuple[ActScope, str]:
     if remote.startswith("ext::") or "::" in remote:
-        command.act("execute", "unknown", Target("none", remote), marks=("flag:ext",))
+        command.act("execute", "unknown", ActTarget("none", remote), marks=("flag:ext",))
     if UNKNOWN in remote:
         return "unknown", "?"
     if "://" in remote:
@@ -220,8 +220,8 @@ def _branch(command: Command) -> None:
 
 def _named(command: Command, effect: Effect, parsed: Parsed) -> None:
     for word in parsed.positional or [Word(("HEAD",))]:
-        here_scope: Scope = "project" if command.reading.around.project else "outside"
-        command.act(effect, here_scope, Target("branch", f"./{word.text.replace(UNKNOWN, '?')}"))
+        here_scope: ActScope = "project" if command.reading.around.project else "outside"
+        command.act(effect, here_scope, ActTarget("branch", f"./{word.text.replace(UNKNOWN, '?')}"))
 
 
 def _clean(command: Command) -> None:
@@ -236,7 +236,7 @@ def _clean(command: Command) -> None:
         command.touch("delete", word, folder=True)
     if not paths:
         for cwd in command.state.cwds:
-            command.act("delete", "outside", Target("path", cwd))  # files that git tracks stay
+            command.act("delete", "outside", ActTarget("path", cwd))  # files that git tracks stay
 
 
 def _stash(command: Command) -> None:
@@ -262,7 +262,7 @@ def _config(command: Command) -> None:
     runs = name in RUNS or name.startswith(RUNNING_PREFIXES) or name.endswith((".helper", ".program", ".command"))
     effect: Effect = "persist" if runs else "write"
     if parsed.has("--system"):
-        command.act(effect, "system", Target("path", "/etc/gitconfig"))
+        command.act(effect, "system", ActTarget("path", "/etc/gitconfig"))
     elif parsed.has("--global"):
         command.touch(effect, Word(("\ue003/.gitconfig",)))
     elif file := parsed.value("-f", "--file"):
@@ -299,13 +299,15 @@ def _clone(command: Command) -> None:
 def _source(command: Command, word: Word) -> None:
     text = word.text
     if text.startswith("ext::") or "::" in text:
-        command.act("execute", "unknown", Target("none", text), marks=("flag:ext",))
+        command.act("execute", "unknown", ActTarget("none", text), marks=("flag:ext",))
     elif "://" in text:
         target, scope = of_url(text)
         command.act("read", scope, target)
     elif ":" in text and not text.startswith((".", "/")):
         command.act(
-            "read", "remote", Target("host", text.partition(":")[0].rsplit("@", 1)[-1], within=text.partition(":")[2])
+            "read",
+            "remote",
+            ActTarget("host", text.partition(":")[0].rsplit("@", 1)[-1], within=text.partition(":")[2]),
         )
     else:
         command.touch("read", word)
@@ -319,8 +321,8 @@ def _fetch(command: Command) -> None:
         command.act("execute", "unknown", marks=("flag:upload-pack",))
     remote = parsed.positional[0].text if parsed.positional else "origin"
     if "::" in remote:
-        command.act("execute", "unknown", Target("none", remote), marks=("flag:ext",))
-    command.act("read", "remote", Target("host", remote.replace(UNKNOWN, "?")))
+        command.act("execute", "unknown", ActTarget("none", remote), marks=("flag:ext",))
+    command.act("read", "remote", ActTarget("host", remote.replace(UNKNOWN, "?")))
     if command.verb == "pull":
         here(command, "rewrite_history" if parsed.has("-f", "--force") else "write")
 
@@ -352,7 +354,7 @@ def _grep(command: Command) -> Output | None:
     if runs := parsed.value("-O", "--open-files-in-pager"):
         command.shell(runs.text, command.beside())
     here(command, "read")
-    for part, word in assigned_parts((Part(), Part("read", "path", True)), parsed.positional):
+    for part, word in assigned_parts((WordPart(), WordPart("read", "path", True)), parsed.positional):
         if part.effect:
             command.touch("read", word)
     return Output(names=(".",), piped=True) if parsed.has("-l", "--name-only") else None

@@ -1,7 +1,7 @@
 """Interpreters: code that is given as an argument, a heredoc or a pipe, and scripts by their name.
 
-Shell is read as shell and Python by its syntax tree. Of other languages only what can do no harm is taken for read: code
-without any call that runs programs, or touches files or the network.
+Shell is read as shell and Python by its syntax tree. Of other languages only what can do no harm is taken for read:
+code without any call that runs programs, or touches files or the network.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from gradproof.gate.acts.act import Act, Target
+from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import UNKNOWN
 from gradproof.gate.acts.programs import Command, _argument, execute_file, here, parse, reader, run
@@ -62,9 +62,7 @@ def _shell(command: Command) -> Output | None:
         if code.texts == (UNKNOWN,):
             command.unknown("a command that is made while it runs")
             return None
-        for text in code.texts:
-            output = command.shell(text, state, command.stdin)
-        return output
+        return [command.shell(text, state, command.stdin) for text in code.texts][-1]
     reads = not parsed.positional or parsed.has("-s") or parsed.positional[0].text in ("-", "/dev/stdin")
     if reads:
         return fed(command)
@@ -99,7 +97,7 @@ def fed(command: Command) -> Output | None:
 
 
 def _fetch_and_run(command: Command, host: str) -> None:
-    target = Target("host", host)
+    target = ActTarget("host", host)
     command.reading.acts.append(
         Act("fetch_and_run", command.program, "remote", command.verb, target, command.state.via | {"interpreter"})
     )

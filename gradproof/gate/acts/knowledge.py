@@ -25,7 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gradproof.gate.acts.act import EFFECTS, SCOPES, Effect, Scope
+from gradproof.gate.acts.act import EFFECTS, SCOPES, ActScope, Effect
 
 FILE = Path(__file__).parents[1] / "effects.toml"
 KINDS = (
@@ -35,7 +35,7 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Part:
+class WordPart:
     """One word of a program's arguments."""
 
     effect: Effect | None = None  # None: says nothing
@@ -47,14 +47,14 @@ class Part:
 class Deed:
     """What a program, or one of its verbs, does."""
 
-    args: tuple[Part, ...] = ()
-    options: Mapping[str, Part] = field(default_factory=dict)
+    args: tuple[WordPart, ...] = ()
+    options: Mapping[str, WordPart] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
     folder: frozenset[str] = frozenset()
     flags: Mapping[str, Effect] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
     effect: Effect | None = None
-    scope: Scope | None = None
+    scope: ActScope | None = None
     target: str = ""
     reader: str = ""
     verbs: Mapping[str, Deed] = field(default_factory=dict)
@@ -135,15 +135,15 @@ def _deed(name: str, table: Mapping[str, Any]) -> Deed:
     )
 
 
-def _part(name: str, word: str) -> Part:
+def _part(name: str, word: str) -> WordPart:
     """`read:path*`."""
     many = word.endswith("*")
     word = word.rstrip("*")
     if word == "-":
-        return Part(many=many)
+        return WordPart(many=many)
     effect, _, kind = word.partition(":")
     if effect not in EFFECTS and effect != "run":
         raise ValueError(f"effects.toml: {name} has no effect {effect!r}")
     if kind not in KINDS:
         raise ValueError(f"effects.toml: {name} has no kind {kind!r}")
-    return Part(None if effect == "run" else effect, kind, many)  # type: ignore[arg-type]
+    return WordPart(None if effect == "run" else effect, kind, many)  # type: ignore[arg-type]

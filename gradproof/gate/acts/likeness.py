@@ -1,7 +1,7 @@
 """Which calls a correction speaks for: those that do no more than the corrected one, or no less.
 
-An *allow* covers a call where every act of it has a counterpart in the corrected call, and is no wider. A *block* covers a
-call with an act of the same effect, program and verb that is at least as wide as the one that was named.
+An *allow* covers a call where every act of it has a counterpart in the corrected call, and is no wider. A *block*
+covers a call with an act of the same effect, program and verb that is at least as wide as the one that was named.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from gradproof.gate.acts.act import Act, Target
+from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.paths import within
 
 ALONE = ("spend", "unknown", "persist", "escalate")  # only exactly the same call is covered
@@ -56,7 +56,7 @@ def _inside(act: Act, known: Act, widened: str) -> bool:
     return own.name == other.name
 
 
-def _path_inside(own: Target, other: Target, act: Act, widened: str) -> bool:
+def _path_inside(own: ActTarget, other: ActTarget, act: Act, widened: str) -> bool:
     if own.name == other.name:
         return other.folder or not own.folder or act.effect == "read"
     if widened == "project":
@@ -65,7 +65,7 @@ def _path_inside(own: Target, other: Target, act: Act, widened: str) -> bool:
     return (other.folder or widened == "folder") and folder not in ("", "/") and within(own.name, folder)
 
 
-def _place_inside(own: Target, other: Target) -> bool:
+def _place_inside(own: ActTarget, other: ActTarget) -> bool:
     if own.within == other.within:
         return other.folder or not own.folder
     if "?" in own.within or ".." in own.within.split("/"):
@@ -74,7 +74,7 @@ def _place_inside(own: Target, other: Target) -> bool:
     return folder and len(other.within) > 1 and within(own.within, other.within.rstrip("/"))
 
 
-def _resource_inside(own: Target, other: Target) -> bool:
+def _resource_inside(own: ActTarget, other: ActTarget) -> bool:
     """`namespace/kind/name`: another of the same kind in the same namespace is no wider; all of them are."""
     if own.name == other.name:
         return True

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 
 UNKNOWN = "\0"  # stands in a text for what could not be resolved
 STAR, ANY, RANGE, TILDE = "\ue000", "\ue001", "\ue002", "\ue003"  # an unquoted * ? [ and a leading ~
@@ -176,7 +176,7 @@ def climbs(text: str) -> bool:
 
 def place(
     text: str, effect: Effect, around: Surroundings, cwd: str | None = None, *, folder: bool = False
-) -> tuple[Target, Scope] | None:
+) -> tuple[ActTarget, ActScope] | None:
     """What a path names and its scope for an effect; None for what is no target, such as /dev/null."""
     cwd, deep = around.cwd if cwd is None else cwd, folder
     folder = folder or text.endswith(("/", "/.", "/..")) or text in (".", "..", TILDE)
@@ -188,23 +188,23 @@ def place(
         return None
     if path.startswith(("/dev/tcp/", "/dev/udp/")):
         host = path.split("/")[3]
-        return Target("host", host), "local" if is_loopback(host) else "remote"
+        return ActTarget("host", host), "local" if is_loopback(host) else "remote"
     if pattern:
         return _place_glob(path, pattern, effect, around)
-    return Target("path", path, folder), scope(path, effect, around, folder=deep if effect == "read" else folder)
+    return ActTarget("path", path, folder), scope(path, effect, around, folder=deep if effect == "read" else folder)
 
 
-def _without_cwd(text: str, effect: Effect, around: Surroundings, folder: bool) -> tuple[Target, Scope]:
+def _without_cwd(text: str, effect: Effect, around: Surroundings, folder: bool) -> tuple[ActTarget, ActScope]:
     """A path that depends on a variable, or a relative one without a folder to start from."""
     if UNKNOWN in text or text.startswith(TILDE):
-        return Target("path", text.replace(UNKNOWN, "?"), folder), "unknown"
+        return ActTarget("path", text.replace(UNKNOWN, "?"), folder), "unknown"
     plain = posixpath.normpath(unglobbed(text))
     if secret(plain):
-        return Target("path", plain, folder), "secret"
+        return ActTarget("path", plain, folder), "secret"
     if own_part(plain):
-        return Target("path", plain, folder), "own"
+        return ActTarget("path", plain, folder), "own"
     stays = not climbs(plain) and effect in ("read", "write")
-    return Target("path", plain, folder), "project" if stays else "outside"
+    return ActTarget("path", plain, folder), "project" if stays else "outside"
 
 
 def _split_glob(text: str) -> tuple[str, str]:
@@ -217,25 +217,25 @@ def _split_glob(text: str) -> tuple[str, str]:
     return stem, "/".join(parts[first:])
 
 
-def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -> tuple[Target, Scope]:
+def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -> tuple[ActTarget, ActScope]:
     """The scope of what a pattern could match."""
     first, _, deeper = pattern.partition("/")
     shape = unglobbed(first)
     whole = f"{path.rstrip('/')}/{unglobbed(pattern)}"
     if ".." in deeper.split("/"):
-        return Target("path", whole, True), "unknown"
+        return ActTarget("path", whole, True), "unknown"
     if not shape.strip("*?") or shape.startswith(("[", ".*", ".?", ".[")):  # nearly everything in the folder
         hidden = shape.startswith((".", "["))
-        found = scope(path, effect, around, folder=True, contents=not hidden)
-        return Target("path", path, True), found
+        reached = scope(path, effect, around, folder=True, contents=not hidden)
+        return ActTarget("path", path, True), reached
     names = [*AGENTS_HERE, *SECRET_EXAMPLES] if effect != "read" or not shape.startswith("*.") else SECRET_EXAMPLES
     for name in names:
         if fnmatchcase(name, shape) and not shape.startswith("*."):
             matched = scope(f"{path}/{name}", effect, around, folder=True)
             if matched in ("own", "secret"):
-                return Target("path", whole), matched
-    found = scope(f"{path.rstrip('/')}/{shape}", effect, around, folder=bool(deeper))
-    return Target("path", whole), found
+                return ActTarget("path", whole), matched
+    reached = scope(f"{path.rstrip('/')}/{shape}", effect, around, folder=bool(deeper))
+    return ActTarget("path", whole), reached
 
 
 AGENTS_HERE = (".claude", ".gemini", ".cursor", ".mcp.json", ".git")
@@ -247,7 +247,7 @@ def unglobbed(text: str) -> str:
     return text.replace(STAR, "*").replace(ANY, "?").replace(RANGE, "[").replace(TILDE, "~")
 
 
-def scope(path: str, effect: Effect, around: Surroundings, *, folder: bool = False, contents: bool = False) -> Scope:
+def scope(path: str, effect: Effect, around: Surroundings, *, folder: bool = False, contents: bool = False) -> ActScope:
     """The first scope that applies to an absolute path. `contents`: what is in the folder, but no hidden files."""
     if owned(path, effect, around, folder and not contents):
         return "own"
@@ -268,7 +268,7 @@ def scope(path: str, effect: Effect, around: Surroundings, *, folder: bool = Fal
     return "home" if _within(path, around.home) else "outside"
 
 
-def _in_project(path: str, effect: Effect, around: Surroundings) -> Scope:
+def _in_project(path: str, effect: Effect, around: Surroundings) -> ActScope:
     """The project folder as a whole, and its `.git`, are not to be removed, moved or given to others."""
     git = f"{around.project}/.git"
     if effect in ("delete", "change_rights") and (path == around.project or _within(path, git)):

@@ -10,11 +10,11 @@ import binascii
 import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gradproof.gate.acts.act import NOTHING, Act, Effect, Scope, Target
-from gradproof.gate.acts.knowledge import Deed, Part, knowledge
+from gradproof.gate.acts.act import NOTHING, Act, ActScope, ActTarget, Effect
+from gradproof.gate.acts.knowledge import Deed, WordPart, knowledge
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
@@ -154,23 +154,23 @@ SAME = {  # long and short names of one option
 METADATA = ("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254")  # hand out credentials
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
-Reader = Callable[["Command"], "Output | None"]
-READERS: dict[str, Reader] = {}
-BUILTINS: dict[str, Reader] = {}
+CommandReader = Callable[["Command"], "Output | None"]
+READERS: dict[str, CommandReader] = {}
+BUILTINS: dict[str, CommandReader] = {}
 
 
-def reader(name: str) -> Callable[[Reader], Reader]:
+def reader(name: str) -> Callable[[CommandReader], CommandReader]:
     """Makes a function the reader of that name in effects.toml."""
 
-    def keep(function: Reader) -> Reader:
+    def keep(function: CommandReader) -> CommandReader:
         READERS[name] = function
         return function
 
     return keep
 
 
-def builtin(*names: str) -> Callable[[Reader], Reader]:
-    def keep(function: Reader) -> Reader:
+def builtin(*names: str) -> Callable[[CommandReader], CommandReader]:
+    def keep(function: CommandReader) -> CommandReader:
         BUILTINS.update(dict.fromkeys(names, function))
         return function
 
@@ -187,7 +187,7 @@ class Command:
     state: State
     stdin: Output = NO_INPUT
     walk: Any = None
-    deed: Deed = Deed()
+    deed: Deed = field(default_factory=Deed)
     verb: str = ""
 
     @property
@@ -195,12 +195,12 @@ class Command:
         return [word.text for word in self.words]
 
     def act(
-        self, effect: Effect, scope: Scope, target: Target = NOTHING, *, marks: Sequence[str] = (), why: str = ""
+        self, effect: Effect, scope: ActScope, target: ActTarget = NOTHING, *, marks: Sequence[str] = (), why: str = ""
     ) -> Act:
         """Adds an act; where the command runs elsewhere, its scope is there."""
         if self.state.elsewhere is not None and scope not in ("unknown", "remote"):
             scope, host = self.state.elsewhere
-            target = Target("host", host, target.folder, target.amount, str(target) if target.name else "")
+            target = ActTarget("host", host, target.folder, target.amount, str(target) if target.name else "")
         done = Act(effect, self.program, scope, self.verb, target, self.state.via, frozenset(marks), why)
         self.reading.acts.append(done)
         return done
@@ -378,7 +378,7 @@ def _nameless(reading: Reading, words: list[Word], state: State, stdin: Output) 
 
 
 def _fetched(program: str, host: str, state: State) -> Act:
-    return Act("fetch_and_run", program, "remote", target=Target("host", host), via=state.via)
+    return Act("fetch_and_run", program, "remote", target=ActTarget("host", host), via=state.via)
 
 
 def _run(command: Command, text: str) -> Output | None:
@@ -450,7 +450,7 @@ def _strange(command: Command) -> Output | None:
     """A program that nobody knows: it runs, with the scope of its arguments."""
     if _asks_itself(command):
         return None
-    scope: Scope = "project" if command.reading.around.project else "local"
+    scope: ActScope = "project" if command.reading.around.project else "local"
     command.act("execute", scope)
     for word in command.words:
         _argument(command, word, "execute")
@@ -511,14 +511,13 @@ def _verb(command: Command, deed: Deed) -> Output | None:
         if not texts:
             command.act("read", "local")
             return None
-        inner = deed.verbs.get("*", Deed(effect="execute", scope="project", args=(Part("execute", "path", True),)))
+        inner = deed.verbs.get("*", Deed(effect="execute", scope="project", args=(WordPart("execute", "path", True),)))
     _options(command, deed, parsed)
-    if command.program in ("docker", "podman") and (there := parsed.value("-H", "--host", "-c", "--context")):
-        if there.text not in ("default", "desktop-linux", "colima", "orbstack"):
-            command.state = command.beside(elsewhere=("remote", there.text))
-    command.state = (
-        command.beside(context=command.state.context | _leading(deed, parsed)) if parsed.options else command.state
-    )
+    there = parsed.value("-H", "--host", "-c", "--context") if command.program in ("docker", "podman") else None
+    if there is not None and there.text not in ("default", "desktop-linux", "colima", "orbstack"):
+        command.state = command.beside(elsewhere=("remote", there.text))
+    if parsed.options:
+        command.state = command.beside(context=command.state.context | _leading(parsed))
     command.deed = inner
     if _asks_itself(command):
         return None
@@ -527,14 +526,14 @@ def _verb(command: Command, deed: Deed) -> Output | None:
     return apply(command, inner, parse(command.words, inner))
 
 
-def _leading(deed: Deed, parsed: Parsed) -> frozenset[str]:
+def _leading(parsed: Parsed) -> frozenset[str]:
     """Options before a verb: a context, a profile, a folder."""
     return frozenset(f"{name}={value.text if value else ''}" for name, value in parsed.options if name not in QUIET)
 
 
 def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     """Effects of the words by their places, of the options, and of the whole."""
-    effect_of = next((deed.flags[name] for name, _ in parsed.options if name in deed.flags), None)
+    effect_of: Effect | None = next((deed.flags[name] for name, _ in parsed.options if name in deed.flags), None)
     folder = any(name in deed.folder for name, _ in parsed.options)
     marks = marked(deed, parsed)
     before = len(command.reading.acts)
@@ -547,12 +546,12 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
         elif command.program in LISTS and not parsed.positional:
             here(command, "read")
     if deed.effect is not None:
-        effect = effect_of or deed.effect
+        effect: Effect = effect_of or deed.effect
         scope = deed.scope or "project"
         if scope == "project":
             here(command, effect, marks)
         else:
-            command.act(effect, scope, Target("none", deed.target), marks=marks)
+            command.act(effect, scope, ActTarget("none", deed.target), marks=marks)
     return printed(command, parsed)
 
 
@@ -573,11 +572,11 @@ def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
         return
     for cwd in command.state.cwds:
         if not cwd:
-            stays: Scope = "project" if effect in ("read", "write") else "outside"
-            command.act(effect, stays, Target("path", "."), marks=marks)
+            stays: ActScope = "project" if effect in ("read", "write") else "outside"
+            command.act(effect, stays, ActTarget("path", "."), marks=marks)
             continue
         if UNKNOWN in cwd:
-            command.act(effect, "unknown", Target("path", "?"), marks=marks)
+            command.act(effect, "unknown", ActTarget("path", "?"), marks=marks)
             continue
         around = command.reading.around
         inside = around.project and within(cwd, around.project)
@@ -597,7 +596,7 @@ def _options(command: Command, deed: Deed, parsed: Parsed) -> None:
             command.touch("write", value)
 
 
-def assigned_parts(parts: Sequence[Part], words: Sequence[Word]) -> Iterator[tuple[Part, Word]]:
+def assigned_parts(parts: Sequence[WordPart], words: Sequence[Word]) -> Iterator[tuple[WordPart, Word]]:
     """Which word is what: a part with * takes what the parts behind it leave."""
     parts = list(parts)
     for at, part in enumerate(parts):
@@ -613,7 +612,7 @@ def assigned_parts(parts: Sequence[Part], words: Sequence[Word]) -> Iterator[tup
 
 
 def _part(
-    command: Command, part: Part, word: Word, effect_of: Effect | None, folder: bool, marks: Sequence[str]
+    command: Command, part: WordPart, word: Word, effect_of: Effect | None, folder: bool, marks: Sequence[str]
 ) -> None:
     if part.kind == "command":
         command.again(command.words[command.words.index(word) :] if word in command.words else [word])
@@ -638,7 +637,7 @@ def locate(
     for text in word.texts:
         text = unglobbed(text)
         if UNKNOWN in text and kind not in ("package", "name", "process"):
-            command.act(effect, "unknown", Target("none", text.replace(UNKNOWN, "?")), marks=marks)
+            command.act(effect, "unknown", ActTarget("none", text.replace(UNKNOWN, "?")), marks=marks)
         elif kind == "url":
             target, scope = of_url(text)
             command.act(effect, scope, target, marks=marks)
@@ -647,22 +646,22 @@ def locate(
         elif kind == "process":
             everything = text in ("-1", "0", ".", ".*", "*", "1")
             scope = "unknown" if UNKNOWN in text else "root" if everything else "local"
-            command.act(effect, scope, Target("process", text.replace(UNKNOWN, "?")), marks=marks)
+            command.act(effect, scope, ActTarget("process", text.replace(UNKNOWN, "?")), marks=marks)
         elif kind == "device":
-            command.act(effect, "device", Target("path", text), marks=marks)
+            command.act(effect, "device", ActTarget("path", text), marks=marks)
         elif kind == "resource":
-            command.act(effect, "remote", Target("resource", text), marks=marks)
+            command.act(effect, "remote", ActTarget("resource", text), marks=marks)
         elif kind in ("service", "user"):
-            command.act(effect, "system", Target("resource", text), marks=marks)
+            command.act(effect, "system", ActTarget("resource", text), marks=marks)
         elif kind == "package":
-            command.act(effect, "system", Target("package", text.replace(UNKNOWN, "?")), marks=marks)
+            command.act(effect, "system", ActTarget("package", text.replace(UNKNOWN, "?")), marks=marks)
         elif kind == "container":
-            command.act(effect, "local", Target("resource", text), marks=marks)
+            command.act(effect, "local", ActTarget("resource", text), marks=marks)
         elif kind == "database":
-            target, scope = of_url(text) if "://" in text else (Target("table", text), "local")
+            target, scope = of_url(text) if "://" in text else (ActTarget("table", text), "local")
             command.act(effect, scope, target, marks=marks)
         else:
-            command.act(effect, "local", Target("none", text), marks=marks)
+            command.act(effect, "local", ActTarget("none", text), marks=marks)
 
 
 def touch(
@@ -684,7 +683,7 @@ def touch(
             scope, host = state.elsewhere
             if "/dev/null" in text:
                 continue
-            target = Target("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
+            target = ActTarget("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
         elif text == "-" or text.startswith("/dev/fd/"):
             continue
         else:
@@ -693,7 +692,7 @@ def touch(
                 continue
             target, scope = located
             if UNKNOWN in target.name:
-                target, scope = Target("path", "?", folder), "unknown"
+                target, scope = ActTarget("path", "?", folder), "unknown"
         done_there = turned(target.name, effect) if target.kind == "path" else effect
         act = Act(done_there, program, scope, verb, target, state.via, frozenset(marks))
         if act not in done:
@@ -712,24 +711,23 @@ def resolved(reading: Reading, word: Word, state: State) -> list[str]:
     return [path for path in paths if path is not None]
 
 
-def of_url(text: str) -> tuple[Target, Scope]:
+def of_url(text: str) -> tuple[ActTarget, ActScope]:
     """Host and scope of a URL, a connection string or `host:port`."""
     rest = text.split("://", 1)[1] if "://" in text else text
     if text.startswith("file://"):
-        return Target("path", rest), "unknown"
+        return ActTarget("path", rest), "unknown"
     authority = rest.split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
     host = authority.rsplit("@", 1)[-1]
-    port = ""
     if host.startswith("["):
         host = host[1:].split("]", 1)[0]
     else:
-        host, _, port = host.partition(":")
+        host = host.partition(":")[0]
     if not host or UNKNOWN in host or "$" in host:
-        return Target("host", host.replace(UNKNOWN, "?")), "unknown"
+        return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
     within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
     if host.lower() in METADATA:
-        return Target("host", host.lower(), within=within_), "secret"
-    return Target("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
+        return ActTarget("host", host.lower(), within=within_), "secret"
+    return ActTarget("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
 
 
 def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Sequence[str] = ()) -> None:
@@ -740,8 +738,8 @@ def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Seque
             command.touch("read" if effect == "read" else "write", Word((text,)), folder=False, marks=marks)
             return
         host = host.rsplit("@", 1)[-1]
-        scope: Scope = "local" if is_loopback(host) else "remote"
-        command.act(effect, scope, Target("host", host.lower(), within=inner), marks=marks)
+        scope: ActScope = "local" if is_loopback(host) else "remote"
+        command.act(effect, scope, ActTarget("host", host.lower(), within=inner), marks=marks)
         return
     target, scope = of_url(text)
     command.act(effect, scope, target, marks=marks)
@@ -834,11 +832,11 @@ def _cd(command: Command) -> Output:
     if not words:
         state.cwds = (around.home,)
         return Output("")
-    found = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
-    if words[0].text == "-" or any(path is None for path in found):
+    folders = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
+    if words[0].text == "-" or any(path is None for path in folders):
         state.cwds = (UNKNOWN,)
     else:
-        state.cwds = tuple(dict.fromkeys(path for path in found if path is not None))[:4]
+        state.cwds = tuple(dict.fromkeys(path for path in folders if path is not None))[:4]
     return Output("")
 
 

@@ -1,4 +1,5 @@
-"""Python code, read by its syntax tree: the calls that touch files, programs or the network, and what they are given."""
+"""Python code, read by its syntax tree: the calls that touch files, programs or the network, and what they are
+given."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import TILDE, UNKNOWN, is_loopback, secret
 from gradproof.gate.acts.programs import Command, of_url, parse, reader, resolved
@@ -48,7 +48,7 @@ def curl(command: Command) -> Output | None:
         command.unknown("options that are read from a file")
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
         for word in parsed.values(name):
-            command.act("send", "unknown" if UNKNOWN in word.text else "remote", Target("host", word.text))
+            command.act("send", "unknown" if UNKNOWN in word.text else "remote", ActTarget("host", word.text))
     hidden = any(_is_secret(command, word) for word in payload)
     hidden = hidden or any(
         _mentions_secret(word) for name in ("-H", "--header", "-b", "--cookie") for word in parsed.values(name)
@@ -183,7 +183,7 @@ def copy(command: Command) -> Output | None:
     hidden = False
     for source in sources:
         if host := _host(source.texts[0]):
-            command.act("read", _reach(host), Target("host", host, within=source.text.partition(":")[2]))
+            command.act("read", _reach(host), ActTarget("host", host, within=source.text.partition(":")[2]))
         else:
             acts = command.touch("read", source, folder=True)
             hidden = hidden or any(act.scope == "secret" for act in acts)
@@ -199,10 +199,10 @@ def copy(command: Command) -> Output | None:
     )
     if to_host:
         within = destination.text.partition(":")[2]
-        scope: Scope = "unknown" if UNKNOWN in to_host else _reach(to_host)
-        command.act("send", scope, Target("host", to_host.replace(UNKNOWN, "?"), within=within), marks=marks)
+        scope: ActScope = "unknown" if UNKNOWN in to_host else _reach(to_host)
+        command.act("send", scope, ActTarget("host", to_host.replace(UNKNOWN, "?"), within=within), marks=marks)
         if deletes:
-            command.act("delete", scope, Target("host", to_host, True, within=within), marks=("flag:delete",))
+            command.act("delete", scope, ActTarget("host", to_host, True, within=within), marks=("flag:delete",))
     else:
         command.touch("write", destination)
         if deletes:
@@ -220,7 +220,7 @@ def _host(text: str) -> str:
     return host.rsplit("@", 1)[-1].lower()
 
 
-def _reach(host: str) -> Scope:
+def _reach(host: str) -> ActScope:
     return "local" if is_loopback(host) else "remote"
 
 
@@ -231,15 +231,17 @@ def netcat(command: Command) -> Output | None:
         command.words, Deed(values=frozenset({"-p", "-w", "-s", "-e", "-c", "--exec", "--sh-exec", "-q", "-i"}))
     )
     for code in parsed.values("-e", "-c", "--exec", "--sh-exec"):
-        command.act("fetch_and_run", "remote", Target("host", parsed.positional[0].text if parsed.positional else "?"))
+        command.act(
+            "fetch_and_run", "remote", ActTarget("host", parsed.positional[0].text if parsed.positional else "?")
+        )
         command.shell(code.text, command.beside(via=command.state.via | {"elsewhere"}))
     marks = ["payload:secret"] if command.stdin.secret else []
     host = next((word.text for word in parsed.positional), "")
     if parsed.has("-z"):
-        command.act("read", "local" if is_loopback(host) else "remote", Target("host", host))
+        command.act("read", "local" if is_loopback(host) else "remote", ActTarget("host", host))
     elif parsed.has("-l", "--listen") or not host:
-        command.act("send", "local", Target("host", "localhost"), marks=marks)
+        command.act("send", "local", ActTarget("host", "localhost"), marks=marks)
     else:
-        scope: Scope = "unknown" if UNKNOWN in host else _reach(host)
-        command.act("send", scope, Target("host", host.replace(UNKNOWN, "?")), marks=marks)
+        scope: ActScope = "unknown" if UNKNOWN in host else _reach(host)
+        command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?")), marks=marks)
     return Output(None, host, False, True)

@@ -1,8 +1,8 @@
 """Shell, read by tree-sitter-bash: which programs run, with which words, in which folder, fed by what.
 
-The reader follows what the shell itself would know: literals assigned in the same call, words of a loop, the folder after
-`cd`, functions and aliases, heredocs, substitutions. What it cannot know is UNKNOWN in a word. A node of error, and text
-beyond the cap, become an act `unknown` beside what could be read.
+The reader follows what the shell itself would know: literals assigned in the same call, words of a loop, the folder
+after `cd`, functions and aliases, heredocs, substitutions. What it cannot know is UNKNOWN in a word. A node of error,
+and text beyond the cap, become an act `unknown` beside what could be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from gradproof.gate import MISSING_EXTRA
-from gradproof.gate.acts.act import Act, Scope, Via, unknown
+from gradproof.gate.acts.act import Act, ActScope, unknown
 from gradproof.gate.acts.paths import ANY, RANGE, STAR, TILDE, UNKNOWN, Surroundings, unglobbed
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ class State:
     aliases: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)  # path → what was written to it in this call
     fetched: dict[str, str] = field(default_factory=dict)  # path → the host that it came from
-    via: frozenset[Via] = frozenset()
-    elsewhere: tuple[Scope, str] | None = None  # where ssh, docker exec and the like have gone
+    via: frozenset[str] = frozenset()
+    elsewhere: tuple[ActScope, str] | None = None  # where ssh, docker exec and the like have gone
     parameters: tuple[Word, ...] | None = None
     unsure: bool = False  # inside a branch or a loop: what is assigned may not be
     strict: bool = False  # set -e
@@ -185,7 +185,8 @@ class Reading:
 
 
 HEREDOC_BODY = re.compile(
-    r"(?P<start><<(?P<dash>-?)[ \t]*(?:'(?P<a>[^'\n]+)'|\"(?P<b>[^\"\n]+)\")[^\n]*\n)(?P<body>(?:[^\n]*\n)*?)(?P<end>[ \t]*(?:(?P=a)|(?P=b))(?=\n|\Z))"
+    r"(?P<start><<-?[ \t]*(?:'(?P<a>[^'\n]+)'|\"(?P<b>[^\"\n]+)\")[^\n]*\n)"
+    r"(?P<body>(?:[^\n]*\n)*?)(?P<end>[ \t]*(?:(?P=a)|(?P=b))(?=\n|\Z))"
 )
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
@@ -668,7 +669,7 @@ class _Walk:
 
     def _string(self, node: Node, state: State, quiet: bool) -> Word:
         """A double-quoted string: the parser leaves out blanks between its parts, so they are taken from the source."""
-        pieces, at, source = [], node.start_byte + node.text.find(b'"') + 1, node.text
+        pieces, at, source = [], node.start_byte + (node.text or b"").find(b'"') + 1, node.text or b""
         for child in node.children:
             if not child.is_named:
                 continue

@@ -1,11 +1,12 @@
-"""Programs of the system whose words need more than a table: dd, tar, kill, systemctl, crontab, chmod, sed, cloud tools."""
+"""Programs of the system whose words need more than a table: dd, tar, kill, systemctl, crontab, chmod, sed, cloud
+tools."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from gradproof.gate.acts.act import Effect, Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import (
@@ -22,6 +23,16 @@ from gradproof.gate.acts.programs import (
 )
 from gradproof.gate.acts.shell import Output, Word
 
+HANDS_OUT_KEYS = re.compile(
+    r"\b(?:secretsmanager get-secret|ssm get-parameter\S* .*--with-decryption|secrets versions access"
+    r"|keyvault secret show"
+    r"|get-login-password|print-access-token|get-access-token|sts assume-role|get-session-token|create-access-key"
+    r"|credentials)"
+)
+GIVES_RIGHTS = re.compile(
+    r"\b(?:add-iam-policy-binding|set-iam-policy|put-bucket-acl|put-bucket-policy|role assignment|attach-\S*policy"
+    r"|put-\S*policy|authorize-security-group)"
+)
 SETUID = re.compile(r"(?:^|,)[ugoa]*\+[rwx]*s|^[2467]\d{3}$")
 
 
@@ -128,11 +139,11 @@ def kill(command: Command) -> Output | None:
         return None
     users = parsed.values("-u", "-U")
     for word in users:
-        command.act("stop", "root" if not words else "local", Target("process", f"user {word.text}"))
+        command.act("stop", "root" if not words else "local", ActTarget("process", f"user {word.text}"))
     for word in words:
         locate(command, "stop", "process", word)
     if not words and not users:
-        command.act("stop", "unknown" if command.stdin.piped else "local", Target("process", "?"))
+        command.act("stop", "unknown" if command.stdin.piped else "local", ActTarget("process", "?"))
     return None
 
 
@@ -187,11 +198,13 @@ def systemctl(command: Command) -> Output | None:
     effect = effects.get(verb, "execute")
     if verb == "start":
         effect = "execute"
-    scope: Scope = "home" if parsed.has("--user") else "system"
+    scope: ActScope = "home" if parsed.has("--user") else "system"
     if verb in ("poweroff", "reboot", "halt", "isolate"):
         scope = "root"
     for word in words[1:] or [Word(("",))]:
-        command.act(effect, "local" if effect == "read" else scope, Target("resource", word.text.replace(UNKNOWN, "?")))
+        command.act(
+            effect, "local" if effect == "read" else scope, ActTarget("resource", word.text.replace(UNKNOWN, "?"))
+        )
     return None
 
 
@@ -201,10 +214,10 @@ def crontab(command: Command) -> Output | None:
     if "-l" in texts:
         command.act("read", "local")
     elif "-r" in texts:
-        command.act("delete", "home", Target("path", "crontab"))
+        command.act("delete", "home", ActTarget("path", "crontab"))
     else:
-        scope: Scope = "system" if "-u" in texts else "home"
-        command.act("persist", scope, Target("path", "crontab"))
+        scope: ActScope = "system" if "-u" in texts else "home"
+        command.act("persist", scope, ActTarget("path", "crontab"))
         if command.stdin.text:
             for line in command.stdin.text.splitlines():
                 fields = line.split(None, 5)
@@ -215,7 +228,7 @@ def crontab(command: Command) -> Output | None:
 
 @reader("at")
 def at(command: Command) -> Output | None:
-    command.act("persist", "home", Target("path", "at"))
+    command.act("persist", "home", ActTarget("path", "at"))
     if command.stdin.text:
         command.shell(command.stdin.text, command.beside())
     return None
@@ -311,15 +324,15 @@ def cloud(command: Command) -> Output | None:
     verbs = knowledge().verbs
     program = command.program
     effect: Effect = "read"
-    found = ""
+    spoken = ""
     for word in words[:5]:
         for part in re.split(r"[-_:]", word):
             if part in verbs:
-                effect, found = verbs[part], word
+                effect, spoken = verbs[part], word
                 break
-        if found:
+        if spoken:
             break
-    index = words.index(found) if found else min(2, len(words))
+    index = words.index(spoken) if spoken else min(2, len(words))
     command.verb = " ".join(words[: index + 1]).replace(UNKNOWN, "?") if words else ""
     rest = " ".join(words[index + 1 :]).replace(UNKNOWN, "?")
     joined = " ".join(words)
@@ -328,18 +341,12 @@ def cloud(command: Command) -> Output | None:
         return None
     if words[0] in ("configure", "config", "auth", "login", "logout", "init", "version", "help", "completion"):
         return _own_settings(command, words, parsed)
-    scope: Scope = "remote"
-    if re.search(
-        r"\b(?:secretsmanager get-secret|ssm get-parameter\S* .*--with-decryption|secrets versions access|keyvault secret show|get-login-password|print-access-token|get-access-token|sts assume-role|get-session-token|create-access-key|iam create-access|keys create|credentials)",
-        " ".join(command.texts),
-    ):
-        scope = "secret" if effect == "read" else scope
+    scope: ActScope = "remote"
+    if HANDS_OUT_KEYS.search(" ".join(command.texts)) and effect == "read":
+        scope = "secret"
     if words[0] in ("iam", "role", "ad", "policy") and effect in ("write", "delete", "send", "publish"):
         effect = "change_rights"
-    if re.search(
-        r"\b(?:add-iam-policy-binding|set-iam-policy|put-bucket-acl|put-bucket-policy|role assignment|attach-\S*policy|put-\S*policy|authorize-security-group)",
-        joined,
-    ):
+    if GIVES_RIGHTS.search(joined):
         effect = "change_rights"
     if UNKNOWN in joined and effect != "read":
         scope = "unknown"
@@ -352,7 +359,7 @@ def cloud(command: Command) -> Output | None:
         for name, _ in parsed.options
         if name in ("--force", "--admin", "--recursive", "--all")
     ]
-    command.act(effect, scope, Target("resource", rest), marks=[*extra, *marked(command.deed, parsed)])
+    command.act(effect, scope, ActTarget("resource", rest), marks=[*extra, *marked(command.deed, parsed)])
     return None
 
 
@@ -368,7 +375,7 @@ def _own_settings(command: Command, words: list[str], parsed) -> None:
         command.touch("write", Word((f"{TILDE}/.config/{command.program}/config",)))
 
 
-def _storage(command: Command, words: list[str], parsed, scope: Scope) -> bool:
+def _storage(command: Command, words: list[str], parsed, scope: ActScope) -> bool:
     """Copies between here and a bucket."""
     verbs = [
         word
@@ -389,22 +396,24 @@ def _storage(command: Command, words: list[str], parsed, scope: Scope) -> bool:
             command.act(
                 "delete",
                 scope,
-                Target("host", _bucket(path), recursive, within=_key(path)),
+                ActTarget("host", _bucket(path), recursive, within=_key(path)),
                 marks=["flag:recursive"] if recursive else [],
             )
         return True
     if verb in ("ls", "cat", "presign"):
-        command.act("send" if verb == "presign" else "read", scope, Target("host", _bucket(paths[0]) if paths else ""))
+        command.act(
+            "send" if verb == "presign" else "read", scope, ActTarget("host", _bucket(paths[0]) if paths else "")
+        )
         return True
     if len(paths) < 2:
-        command.act("write", scope, Target("host", _bucket(paths[0]) if paths else ""))
+        command.act("write", scope, ActTarget("host", _bucket(paths[0]) if paths else ""))
         return True
     source, destination = paths[-2:]
     hidden = False
     if "://" in source:
-        command.act("read", scope, Target("host", _bucket(source), within=_key(source)))
+        command.act("read", scope, ActTarget("host", _bucket(source), within=_key(source)))
         if verb == "mv":
-            command.act("delete", scope, Target("host", _bucket(source), within=_key(source)))
+            command.act("delete", scope, ActTarget("host", _bucket(source), within=_key(source)))
     else:
         acts = command.touch("read", Word((source,)), folder=True)
         hidden = any(act.scope == "secret" for act in acts)
@@ -412,11 +421,11 @@ def _storage(command: Command, words: list[str], parsed, scope: Scope) -> bool:
         command.act(
             "send",
             scope,
-            Target("host", _bucket(destination), within=_key(destination)),
+            ActTarget("host", _bucket(destination), within=_key(destination)),
             marks=["payload:secret"] if hidden else [],
         )
         if parsed.has("--delete", "-d"):
-            command.act("delete", scope, Target("host", _bucket(destination), True), marks=("flag:delete",))
+            command.act("delete", scope, ActTarget("host", _bucket(destination), True), marks=("flag:delete",))
     else:
         command.touch("write", Word((destination,)))
         if parsed.has("--delete", "-d"):
@@ -491,7 +500,7 @@ def pip(command: Command) -> Output | None:
             locate(command, "fetch_and_run", "url", Word((package.text.removeprefix("git+"),)))
     effect: Effect = "install" if verb == "install" else "delete" if verb == "uninstall" else "execute"
     target = parsed.value("-t", "--target", "--prefix", "--root")
-    name = Target("package", " ".join(word.text for word in packages).replace(UNKNOWN, "?"))
+    name = ActTarget("package", " ".join(word.text for word in packages).replace(UNKNOWN, "?"))
     if target is not None:
         command.touch("write", target)
     if parsed.has("--break-system-packages", "--system"):
@@ -516,7 +525,7 @@ def npm(command: Command) -> Output | None:
     is_global = parsed.has("-g", "--global", "--location") or words[:2] == ["global", "add"]
     if registry := parsed.value("--registry"):
         locate(command, "fetch_and_run", "url", registry)
-    name = Target("package", " ".join(words[1:]).replace(UNKNOWN, "?"))
+    name = ActTarget("package", " ".join(words[1:]).replace(UNKNOWN, "?"))
     if verb in ("install", "i", "add", "ci", "update", "up", "upgrade", "link", "dedupe", "rebuild"):
         for text in words[1:]:
             if "://" in text or text.startswith("git+"):
@@ -579,7 +588,7 @@ def npm(command: Command) -> Output | None:
     return None
 
 
-def _installed(command: Command, effect: Effect, is_global: bool, name: Target) -> None:
+def _installed(command: Command, effect: Effect, is_global: bool, name: ActTarget) -> None:
     if is_global:
         command.act(effect, "system", name, marks=("flag:global",))
     else:
@@ -616,7 +625,7 @@ def gradproof(command: Command) -> Output | None:
         if verb in ("evaluate", "status", "audit", "decide", "hook", "--help"):
             command.act("read", "local")
         else:
-            command.act("write", "own", Target("resource", f"gate {verb}"), marks=("judging",))
+            command.act("write", "own", ActTarget("resource", f"gate {verb}"), marks=("judging",))
         return None
     here(command, "execute")
     return None
@@ -631,7 +640,7 @@ def mail(command: Command) -> Output | None:
         hidden = hidden or any(act.scope == "secret" for act in command.touch("read", file))
     marks = ["payload:secret"] if hidden else []
     for word in parsed.positional or [Word(("?",))]:
-        command.act("send", "remote", Target("recipient", word.text.replace(UNKNOWN, "?").lower()), marks=marks)
+        command.act("send", "remote", ActTarget("recipient", word.text.replace(UNKNOWN, "?").lower()), marks=marks)
     return None
 
 
@@ -662,7 +671,7 @@ def printenv(command: Command) -> Output | None:
     """The whole environment may hold secrets; a variable is one by its name."""
     names = [word.text for word in command.words if not word.text.startswith("-")]
     hidden = not names or any(re.search(r"(?i)key|token|secret|pass|credential", name) for name in names)
-    command.act("read", "secret" if hidden else "local", Target("none", " ".join(names) or "environment"))
+    command.act("read", "secret" if hidden else "local", ActTarget("none", " ".join(names) or "environment"))
     return Output(None, "", hidden, True)
 
 
@@ -731,7 +740,7 @@ def npx(command: Command) -> Output | None:
     words = parsed.positional
     if parsed.has("-y", "--yes", "-p", "--package") or command.program in ("uvx", "bunx"):
         name = words[0].text if words else ""
-        command.act("fetch_and_run", "remote", Target("package", name.replace(UNKNOWN, "?")))
+        command.act("fetch_and_run", "remote", ActTarget("package", name.replace(UNKNOWN, "?")))
         return None
     if words and words[0].text in knowledge().programs:
         return command.again(words)
@@ -746,7 +755,7 @@ def pipx(command: Command) -> Output | None:
     verb = next((text for text in command.texts if not text.startswith("-")), "list")
     command.verb = verb
     if verb == "run":
-        command.act("fetch_and_run", "remote", Target("package", command.texts[-1].replace(UNKNOWN, "?")))
+        command.act("fetch_and_run", "remote", ActTarget("package", command.texts[-1].replace(UNKNOWN, "?")))
     else:
         command.act("read" if verb in ("list", "environment") else "install", "local" if verb == "list" else "home")
     return None
@@ -815,7 +824,7 @@ def gh(command: Command) -> Output | None:
     """GitHub's and GitLab's command lines."""
     parsed = parse(command.words, command.deed)
     words = [word.text for word in parsed.positional]
-    group, verb = (words + ["", ""])[:2]
+    group, verb = [*words, "", ""][:2]
     command.verb = f"{group} {verb}".strip().replace(UNKNOWN, "?")
     repository = parsed.value("-R", "--repo")
     rest = "/".join([*([repository.text] if repository is not None else []), *words[2:]]).replace(UNKNOWN, "?")
@@ -825,7 +834,7 @@ def gh(command: Command) -> Output | None:
         kind = method.text.upper() if method is not None else "POST" if fields else "GET"
         from gradproof.gate.acts.requests import METHODS
 
-        command.act(METHODS.get(kind, "send"), "remote", Target("resource", verb))
+        command.act(METHODS.get(kind, "send"), "remote", ActTarget("resource", verb))
         return None
     if group == "auth":
         command.act(
@@ -833,17 +842,17 @@ def gh(command: Command) -> Output | None:
             "secret" if verb == "token" else "local" if verb == "status" else "home",
         )
         if verb == "token":
-            command.act("read", "secret", Target("resource", "token"))
+            command.act("read", "secret", ActTarget("resource", "token"))
         return None
     if group == "repo" and verb == "clone":
-        command.act("read", "remote", Target("resource", rest))
+        command.act("read", "remote", ActTarget("resource", rest))
         here(command, "write")
         return None
     if group in ("alias", "extension", "config") and verb in ("set", "install", "create"):
-        command.act("install" if group == "extension" else "write", "home", Target("resource", rest))
+        command.act("install" if group == "extension" else "write", "home", ActTarget("resource", rest))
         return None
     if group == "secret" and verb in GH_READS:
-        command.act("read", "remote", Target("resource", rest))
+        command.act("read", "remote", ActTarget("resource", rest))
         return None
     effects: dict[str, Effect] = {
         **dict.fromkeys(GH_READS, "read"),
@@ -883,7 +892,7 @@ def gh(command: Command) -> Output | None:
     ]
     if group == "gist" and verb == "create":
         marks += _carried(command, parsed.positional[2:])
-    command.act(effect, "remote", Target("resource", rest), marks=marks)
+    command.act(effect, "remote", ActTarget("resource", rest), marks=marks)
     if verb == "checkout":
         here(command, "write")
     return None

@@ -1,7 +1,7 @@
 """Tool calls: the shapes that people have them in, and what each kind of tool does, as acts.
 
-Shell commands are read as shell, whatever the tool is called; file tools by their path, SQL and HTTP by what they are given,
-any other tool by the verb in its name and by the names of its arguments.
+Shell commands are read as shell, whatever the tool is called; file tools by their path, SQL and HTTP by what they are
+given, any other tool by the verb in its name and by the names of its arguments.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gradproof.gate.acts import programs
-from gradproof.gate.acts.act import Act, Effect, Scope, Target
+from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.databases import statements
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
@@ -260,7 +260,7 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
         command.act("read", "local")
         return None
     if name in STOPS:
-        command.act("stop", "local", Target("process", str(arguments.get("shell_id", ""))))
+        command.act("stop", "local", ActTarget("process", str(arguments.get("shell_id", ""))))
         return None
     if name in FILE_TOOLS and (
         any(PATH_ARGUMENTS.match(key) for key in arguments) or name in ("grep", "glob", "ls", "apply_patch")
@@ -388,7 +388,7 @@ def _is_sql(tool: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
-    scope: Scope = "remote"
+    scope: ActScope = "remote"
     database = str(
         arguments.get("database") or arguments.get("db") or arguments.get("schema") or server_name(tool) or ""
     )
@@ -409,7 +409,7 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
             before = len(command.reading.acts)
             statements(command, value, scope, database)
             if len(command.reading.acts) == before:
-                command.act("read", scope, Target("table", database))
+                command.act("read", scope, ActTarget("table", database))
 
 
 def _is_http(name: str, arguments: Mapping[str, Any]) -> bool:
@@ -426,15 +426,15 @@ def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
     method = str(arguments.get("method") or "").upper()
     body = next((key for key in ("body", "data", "json", "payload", "form", "content") if arguments.get(key)), None)
     if not method:
-        found = [part for part in NAME_PARTS.findall(name) if part.upper() in METHODS]
-        method = found[0].upper() if found else "POST" if body and name not in WEB_TOOLS else "GET"
+        acted = [part for part in NAME_PARTS.findall(name) if part.upper() in METHODS]
+        method = acted[0].upper() if acted else "POST" if body and name not in WEB_TOOLS else "GET"
     done = False
     for key, value in leaves("", arguments):
         if URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
             request(command, method, Word((value,)), payload=body is not None, secret_payload=carries_key(arguments))
             done = True
     if not done:  # a search
-        command.act("read", "remote", Target("host", name))
+        command.act("read", "remote", ActTarget("host", name))
 
 
 def carries_key(arguments: Mapping[str, Any]) -> bool:
@@ -468,36 +468,36 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
     amount = _amount(arguments)
     if effect == "spend":
         to = " ".join(_values(arguments, TO_ARGUMENTS))
-        command.act("spend", "remote", Target("recipient", to.lower(), amount=amount))
+        command.act("spend", "remote", ActTarget("recipient", to.lower(), amount=amount))
         return
-    found = False
+    acted = False
     for key, value in leaves("", arguments):
         leaf = key.rsplit(".", 1)[-1]
         if not isinstance(value, str) or not value:
             continue
         if leaf in SHELL_ARGUMENTS:
             command.reading.shell(value, command.state)
-            found = True
+            acted = True
         elif URL_ARGUMENTS.match(leaf) and ("://" in value or "." in value):
             target, scope = of_url(value)
             command.act(effect, scope, target)
-            found = True
+            acted = True
         elif PATH_ARGUMENTS.match(leaf) and _is_path(leaf, value, server):
             here_effect: Effect = effect if effect in PATH_EFFECTS else "read"
             if moves and leaf.lower() in ("source", "src", "old_path", "from", "path"):
                 here_effect = "delete"
             command.touch(here_effect, path_word(value), folder=moves)
-            found = found or effect not in ("send", "publish")
+            acted = acted or effect not in ("send", "publish")
     recipients = _values(arguments, TO_ARGUMENTS)
     if effect == "send":
         hidden = carries_key(arguments) or any(act.scope == "secret" for act in command.reading.acts)
         marks = ["payload:secret"] if hidden else []
-        for to in recipients or ([""] if not found else []):
-            command.act("send", "remote", Target("recipient", to.lower()), marks=marks)
+        for to in recipients or ([""] if not acted else []):
+            command.act("send", "remote", ActTarget("recipient", to.lower()), marks=marks)
         return
-    if not found:
+    if not acted:
         local = server in LOCAL_SERVERS or is_loopback(str(arguments.get("host", "")))
-        scope: Scope = "local" if local or (effect == "read" and not server) else "remote"
+        scope: ActScope = "local" if local or (effect == "read" and not server) else "remote"
         if effect == "execute" and verb == "":
             scope = "unknown" if not server else "remote"
         named = [
@@ -506,19 +506,19 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
             if isinstance(arguments[key], str | int)
             and re.search(r"(?i)id$|name$|owner|repo|number|key|project|namespace|title|branch", key)
         ]
-        command.act(effect, scope, Target("resource", "/".join(named)[:200], amount=amount))
+        command.act(effect, scope, ActTarget("resource", "/".join(named)[:200], amount=amount))
 
 
 def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
     """The worst verb among the first words of a name; a tool without a verb runs."""
     verbs = knowledge().verbs
-    found = [(verbs[word], word) for word in words if word in verbs]
-    if not found:
+    spoken: list[tuple[Effect, str]] = [(verbs[word], word) for word in words if word in verbs]
+    if not spoken:
         return "execute", ""
-    leading = [pair for pair in found if pair[1] in words[:1]]
-    if leading and leading[0][0] in ("read",) and not any(pair[0] in ("delete", "spend") for pair in found):
+    leading = [pair for pair in spoken if pair[1] in words[:1]]
+    if leading and leading[0][0] in ("read",) and not any(pair[0] in ("delete", "spend") for pair in spoken):
         return leading[0]
-    return min(found, key=lambda pair: SEVERITY.index(pair[0]) if pair[0] in SEVERITY else 0)
+    return min(spoken, key=lambda pair: SEVERITY.index(pair[0]) if pair[0] in SEVERITY else 0)
 
 
 def _is_path(key: str, value: str, server: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gradproof.gate.acts.act import Scope, Target
+from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
 from gradproof.gate.acts.programs import Command, parse, reader
@@ -97,28 +97,28 @@ def ssh(command: Command) -> Output | None:
         return None
     host, *words = parsed.positional
     name = host.text.rsplit("@", 1)[-1].removeprefix("ssh://").split(":")[0].lower()
-    scope: Scope = "unknown" if UNKNOWN in name else "local" if is_loopback(name) else "remote"
+    scope: ActScope = "unknown" if UNKNOWN in name else "local" if is_loopback(name) else "remote"
     if scope == "unknown":
-        command.act("execute", "unknown", Target("host", name.replace(UNKNOWN, "?")))
+        command.act("execute", "unknown", ActTarget("host", name.replace(UNKNOWN, "?")))
     state = command.beside(
         via=command.state.via | {"elsewhere"}, elsewhere=(scope, name.replace(UNKNOWN, "?")), cwds=(f"/{UNKNOWN}",)
     )
     if command.stdin.secret:
-        command.act("send", scope, Target("host", name), marks=("payload:secret",))
+        command.act("send", scope, ActTarget("host", name), marks=("payload:secret",))
     if any(flag in ("-L", "-R", "-D", "-N", "-f") for flag, _ in parsed.options) and not words:
-        command.act("send", scope, Target("host", name))
+        command.act("send", scope, ActTarget("host", name))
         return None
     if not words:
         feed = command.stdin
         if feed.text is not None:
             command.shell(feed.text, state)
             return None
-        command.act("execute", scope, Target("host", name))
+        command.act("execute", scope, ActTarget("host", name))
         return None
     before = len(command.reading.acts)
     output = command.shell(" ".join(word.text for word in words), state, command.stdin)
     if len(command.reading.acts) == before:
-        command.act("read", scope, Target("host", name))
+        command.act("read", scope, ActTarget("host", name))
     return replace(output, text=None, fetched=name if scope == "remote" else "")
 
 

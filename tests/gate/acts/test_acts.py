@@ -1,4 +1,5 @@
-"""400 calls of our own: what they do, and what the default policy says of them; corrections, and what they must not open."""
+"""400 calls of our own: what they do, and what the default policy says of them; corrections, and what they must not
+open."""
 
 import json
 from pathlib import Path
