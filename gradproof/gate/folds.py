@@ -6,7 +6,9 @@ class has at least as many groups as there are folds; otherwise rows are split, 
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
@@ -53,14 +55,32 @@ def near_duplicates(texts: Sequence[str]) -> np.ndarray:
     return np.unique(root_U[unique_R], return_inverse=True)[1]
 
 
-def unlike(made: Sequence[str], texts: Sequence[str]) -> list[str]:
+def unlike(made: Sequence[str], texts: Sequence[str], alike: float = RESEMBLING) -> list[str]:
     """What was made up, less whatever half resembles one of the texts: much further apart than near-duplicates."""
     taken = [_shingles(normalised(text)) for text in dict.fromkeys(texts)]
-    return [made_up for made_up in made if not _resembles(_shingles(normalised(made_up)), taken)]
+    known = Counter(shingle for own in taken for shingle in own)
+    index: dict[str, list[frozenset[str]]] = {}
+    for own in taken:
+        for shingle in _rarest(own, known, alike):
+            index.setdefault(shingle, []).append(own)
+    return [made_up for made_up in made if not _resembles(_shingles(normalised(made_up)), index, known, alike)]
 
 
-def _resembles(own: frozenset[str], taken: Sequence[frozenset[str]]) -> bool:
-    return any(len(own & other) >= RESEMBLING * len(own | other) for other in taken)
+def _rarest(own: frozenset[str], known: Counter[str], alike: float) -> list[str]:
+    """So many of the rarest shingles that two texts which are `alike` share one of theirs: of |own| shingles at least
+    alike · |own| are shared, so no more than the rest can be missed."""
+    ordered = sorted(own, key=lambda shingle: (known[shingle], shingle))
+    return ordered[: len(own) - math.ceil(alike * len(own)) + 1]
+
+
+def _resembles(own: frozenset[str], index: dict[str, list[frozenset[str]]], known: Counter[str], alike: float) -> bool:
+    seen: set[int] = set()
+    for shingle in _rarest(own, known, alike):
+        for other in index.get(shingle, ()):
+            if id(other) not in seen and len(own & other) >= alike * len(own | other):
+                return True
+            seen.add(id(other))
+    return False
 
 
 def make(
