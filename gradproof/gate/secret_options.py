@@ -7,9 +7,9 @@ ends with the text. What lies in quotes may be a command itself, and is read aga
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, NamedTuple
 
 from gradproof.gate.secret_rules import Program, is_literal, is_secret, named, rules
@@ -18,6 +18,7 @@ from gradproof.gate.secret_spans import Scan
 MOST_DEPTH = 3  # of commands within quotes
 MOST_PROGRAMS = 6  # whose rules apply to one command: sudo, docker exec, mysql …
 SUB_WITHIN = 3  # words that may stand before a subcommand, such as the values of options
+MOST_IN_PARENTHESES = 8  # commands whose output is piped together
 LONGEST_HEREDOC = 1 << 14  # bytes
 COST_OF_WORD = 0.1  # of a candidate, to read it or to compare it with the options of a program
 OPERATOR, WORD = 1, 2
@@ -63,9 +64,23 @@ def find_options(scan: Scan, match: Any) -> int:
 
 def _find_on_line(scan: Scan, start: int, end: int, depth: int) -> int:
     commands, end = _line(scan, start, end, depth)
-    for before, command in pairwise([None, *commands]):
-        find_in_words(scan, command, before)
+    for place, command in enumerate(commands):
+        find_in_words(scan, command, _piped(commands, place) if command.piped else ())
     return end
+
+
+def _piped(commands: list[Command], place: int) -> list[Word]:
+    """What the command before this one prints, or those in the parentheses before it: (echo a; echo b) | …"""
+    closed = not commands[place - 1].words
+    earlier = commands[max(0, place - MOST_IN_PARENTHESES) : place] if closed else [commands[place - 1]]
+    return [word for command in earlier for word in _printed(command)]
+
+
+def _printed(command: Command) -> list[Word]:
+    """What echo or printf prints."""
+    printer = next((place for place, word in enumerate(command.words[:3]) if word.text in _PRINTERS), None)
+    words = [] if printer is None else command.words[printer + 1 :]
+    return [word for word in words if not _FORMAT.match(word.text)]
 
 
 def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[Command], int]:
@@ -132,8 +147,8 @@ def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
         body += len(line)
 
 
-def find_in_words(scan: Scan, command: Command, before: Command | None = None) -> None:
-    """Adds the secrets of one command, by the rules of every known program among its words."""
+def find_in_words(scan: Scan, command: Command, printed: Sequence[Word] = ()) -> None:
+    """Adds the secrets of one command, by the rules of every known program among its words. `printed` is piped in."""
     table, applied = rules().programs, 0
     for index, word in enumerate(command.words):
         programs = table.get(word.text) or table.get(_base(word.text))
@@ -141,7 +156,7 @@ def find_in_words(scan: Scan, command: Command, before: Command | None = None) -
             continue
         words = _affordable(scan, command.words[index + 1 :], len(programs))
         for program in programs:
-            _apply(scan, program, words, command, before)
+            _apply(scan, program, words, command, printed)
         applied += 1
         if applied == MOST_PROGRAMS:
             break
@@ -164,7 +179,7 @@ def _base(word: bytes) -> bytes:
     return word[:-4] if word[-4:].lower() == b".exe" else word
 
 
-def _apply(scan: Scan, program: Program, words: list[Word], command: Command, before: Command | None) -> None:
+def _apply(scan: Scan, program: Program, words: list[Word], command: Command, printed: Sequence[Word]) -> None:
     arguments = _after_sub(program, words)
     if arguments is None or not _has_needed(program, words):
         return
@@ -179,7 +194,7 @@ def _apply(scan: Scan, program: Program, words: list[Word], command: Command, be
     if program.pairs or program.named:
         _find_pairs(scan, program, arguments)
     if program.stdin is not None:
-        _find_input(scan, program, command, before)
+        _find_input(scan, program, command, printed)
 
 
 def _after_sub(program: Program, words: list[Word]) -> list[Word] | None:
@@ -270,14 +285,10 @@ def _find_pairs(scan: Scan, program: Program, arguments: list[Word]) -> None:
                 _add(scan, rule.kind, value)
 
 
-def _find_input(scan: Scan, program: Program, command: Command, before: Command | None) -> None:
-    """What echo or printf pipes in, or what stands behind <<< or in the lines of a here document."""
-    secrets = [*command.here, *(word for start in command.documents for word in _heredoc(scan, start))]
-    if command.piped and before is not None:
-        printer = next((place for place, word in enumerate(before.words[:3]) if word.text in _PRINTERS), None)
-        if printer is not None:
-            secrets += [word for word in before.words[printer + 1 :] if not _FORMAT.match(word.text)]
-    for word in secrets:
+def _find_input(scan: Scan, program: Program, command: Command, printed: Sequence[Word]) -> None:
+    """What is piped in, what stands behind <<<, and the lines of a here document."""
+    documents = (word for start in command.documents for word in _heredoc(scan, start))
+    for word in (*printed, *command.here, *documents):
         _add(scan, program.kind, _behind(scan, word, program.stdin or b""))
 
 

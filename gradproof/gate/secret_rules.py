@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from base64 import b64decode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -158,7 +159,7 @@ def rules() -> Rules:
         ),
         switches=_set(data["names"]["switches"]),
         names=tuple(map(_name, data["name"])),
-        name=compiled("|".join(f"({row['regex'].replace('{tail}', data['names']['tail'])})" for row in data["name"])),
+        name=compiled("|".join(f"({_with_lists(row['regex'], data['names'])})" for row in data["name"])),
         reference=compiled(values["reference"]),
         variable=compiled(f"{values['reference']}|{values['variable']}"),
         code=compiled(f"{values['reference']}|{values['variable']}|{values['code']}"),
@@ -217,6 +218,13 @@ def _name(row: dict[str, Any]) -> Name:
     flags = (row.get(flag, False) for flag in ("looks", "colon_looks", "line"))
     value = compiled(row["value"]) if "value" in row else None
     return Name(row.get("kind", ""), value, row.get("least", 1), *flags)
+
+
+def _with_lists(regex: str, lists: dict[str, list[str]]) -> str:
+    """The expression with each {list} of names as its alternatives."""
+    for name, words in lists.items():
+        regex = regex.replace(f"{{{name}}}", "|".join(words))
+    return regex
 
 
 def _programs(rows: list[dict[str, Any]]) -> dict[bytes, tuple[Program, ...]]:
@@ -281,8 +289,21 @@ def looks_secret(value: bytes) -> bool:
     """Letters and digits that are no word, path, version or UUID; hexadecimal digits must be many."""
     if _HEX.match(value):
         return len(value) >= LEAST_HEX
+    if _is_basic(value):
+        return True
     mixed = len(value) >= 8 and _LETTER.search(value) and _DIGIT.search(value)
     return bool(mixed) and not rules().ordinary.fullmatch(value)
+
+
+def _is_basic(value: bytes) -> bool:
+    """Whether a value is user:password in base64."""
+    if len(value) % 4 or not 8 <= len(value) <= LONGEST_NAME:
+        return False
+    try:
+        decoded = b64decode(value, validate=True)
+    except ValueError:
+        return False
+    return b":" in decoded[1:] and decoded.isascii() and decoded.decode().isprintable()
 
 
 def looks_random(text: bytes) -> bool:

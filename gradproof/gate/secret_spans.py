@@ -38,11 +38,15 @@ class Scan:
         self.most = self.left = 0.0
         self.settled = self.end
 
+    def begin(self, most: int) -> None:
+        """So many candidates can be afforded from here on."""
+        self.most = self.left = float(most)
+
     def run(self, finders: Iterable[Finder], most: int) -> None:
         """Judges the candidates of all finders in the order of the text, so that what lies before the last one that
         can be afforded is read completely."""
         order, waiting = list(finders), []
-        self.most = self.left = float(most)
+        self.begin(most)
         for number, finder in enumerate(order):
             match = finder.regex.search(self.data, 0, self.end)
             if match:
@@ -126,7 +130,7 @@ def placeholder(kind: str, secret: bytes, key: bytes) -> bytes:
 
 def _whole(data: bytes, start: int, end: int) -> tuple[int, int]:
     """A span that cuts neither a character of UTF-8 nor a placeholder in two."""
-    while 0 < start and (data[start] & 0xC0 == 0x80 or data[start - 1 : start + 1] == 2 * MASK):
+    while start > 0 and (data[start] & 0xC0 == 0x80 or data[start - 1 : start + 1] == 2 * MASK):
         start -= 1
     while end < len(data) and (data[end] & 0xC0 == 0x80 or data[end - 1 : end + 1] == 2 * MASK):
         end += 1

@@ -42,12 +42,14 @@ KEY_FILE, KEY_BYTES = "redaction.key", 32
 MOST_CANDIDATES = 2000  # in one text, which bounds the time; what lies behind the last is withheld
 MOST_ROUNDS = 4  # a placeholder may change what its neighbours look like; a text that never settles is withheld
 MOST_DEPTH = 64  # of nested arguments
+SHORT_NAME = 16  # characters; a shorter word of letters, digits and underscores is never a secret by itself
 LONGEST_BLOCK = 1 << 14  # bytes of a private key
 LONGEST_VALUE = 1 << 10  # bytes of a named value; a longer one is a secret whatever it looks like
 _OPENING = re.compile(rb"(?:[bBrRuUfFN@$]{1,2}(?=[\"']))?(\\*+[\"'])")
 _PLAIN = re.compile(rb"[^\s\"'`;&|<>\xff]++")
+_WITHIN = re.compile(rb"[^\"'`;&|<>\xff\r\n]++")
 _LINE = re.compile(rb"[^\"'\r\n]++")
-_NEXT_NAME = re.compile(rb",[\w.-]{1,64}+[=:]|\\[nrt\"']|\xe2\x86\xb5")  # the last is ↵, the line break of calls.py
+_NEXT_NAME = re.compile(rb"[,\s]++[\w.-]{1,64}+[=:]|\\[nrt\"']|" + "↵".encode())  # ↵: a line break in calls.py
 _SCHEME = re.compile(rb"([A-Za-z][\w-]{1,20})[ \t]+(?=\S)")
 _LINE_END = re.compile(rb"[\"' \t]*+(?:[\r\n]|\Z)")
 _COOKIE = re.compile(rb"[\w.%-]++=")
@@ -66,6 +68,8 @@ class Value(NamedTuple):
 
 def redact(text: str, key: bytes = b"") -> str:
     """The text with a placeholder for each secret. Redacting it again, with whatever key, changes nothing."""
+    if len(text) < SHORT_NAME and text.isidentifier():
+        return text
     data = _encoded(text)
     for _ in range(MOST_ROUNDS):
         scan = Scan(data)
@@ -83,7 +87,7 @@ def redact_value(name: str, value: str, key: bytes = b"") -> str:
     """A value as it is stored under this name: all of it where the name says that it is a secret."""
     rule = named(_encoded(name))
     data = masked(_encoded(value))
-    if rule is None or not is_secret(rule, data.strip(), b"'", colon=True):
+    if rule is None or not is_secret(rule, data.strip(), b"'"):
         return redact(value, key)
     scheme = _SCHEME.match(data)
     kept = scheme.end() if scheme and scheme[1].lower() in rules().schemes else 0
@@ -142,7 +146,7 @@ def _redacted(name: str, value: Any, key: bytes, depth: int) -> Any:
     if isinstance(value, str):
         return redact_value(name, value, key)
     if depth == 0:
-        return placeholder("text", _encoded(repr(value)), key).decode()
+        return placeholder("text", b"nested too deeply", key).decode()
     if isinstance(value, Mapping):
         return _redacted_fields(name, value, key, depth)
     if isinstance(value, list | tuple):
@@ -189,7 +193,7 @@ def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
     for word in encoded:
         command.words.append(Word(scan.data[start : start + len(word)], start, start + len(word), b"'"))
         start += len(word) + 1
-    scan.most = scan.left = float(MOST_CANDIDATES)
+    scan.begin(MOST_CANDIDATES)
     find_in_words(scan, command)
     _find_all(scan)
     spans = scan.merged()
@@ -264,6 +268,9 @@ def _find_assignment(scan: Scan, match: Any) -> int:
     rule = named(match[1])
     if rule is None or scan.data[match.start() - 3 : match.start()] == b"://":
         return match.end()
+    quote = scan.data[match.start() - 1 : match.start()]
+    if quote in (b'"', b"'") and match[2] is None and match[4] == b"=":  # 'password=…'
+        return _find_value(scan, rule, match.end(), within=quote)
     empty = match[4] == b"=" and match[5] and not match[3]  # PASSWORD= ./run
     return _find_value(scan, rule, match.end(), colon=match[4] == b":", last=bool(empty))
 
@@ -276,9 +283,10 @@ def _find_flag(scan: Scan, match: Any) -> int:
     return _find_value(scan, rule, match.end())
 
 
-def _find_value(scan: Scan, rule: Name, at: int, colon: bool = False, last: bool = False) -> int:
-    """Adds the value behind a name if it is a secret, and says where to read on. `last` wants it to end its line."""
-    value = _value(scan, at, rule.line and colon)
+def _find_value(scan: Scan, rule: Name, at: int, colon: bool = False, last: bool = False, within: bytes = b"") -> int:
+    """Adds the value behind a name if it is a secret, and says where to read on. `last` wants it to end its line,
+    `within` is a quote around name and value."""
+    value = _value(scan, at, rule.line and colon, within)
     if value is None or (last and not _LINE_END.match(scan.data, value.end, scan.end)):
         return at
     value = _behind_scheme(scan, rule, value)
@@ -301,18 +309,21 @@ def _behind_scheme(scan: Scan, rule: Name, value: Value) -> Value:
     return _value(scan, scheme.end(), False) or value
 
 
-def _value(scan: Scan, at: int, line: bool) -> Value | None:
-    """The value that begins here, quoted or not."""
+def _value(scan: Scan, at: int, line: bool, within: bytes = b"") -> Value | None:
+    """The value that begins here, quoted or not. In quotes with its name, it may hold spaces."""
     opening = _OPENING.match(scan.data, at, min(scan.end, at + 16))
     if opening is not None:
         return _quoted(scan, opening.end(), opening[1])
     bound = min(scan.end, at + LONGEST_VALUE)
-    match = (_LINE if line else _PLAIN).match(scan.data, at, bound)
+    run = _LINE if line else _WITHIN if within else _PLAIN
+    match = run.match(scan.data, at, bound)
+    if match and match.end() == bound < scan.end:
+        match = run.match(scan.data, at, scan.end)
+        return Value(at, match.end(), b"") if match else None
+    if match and run is _WITHIN and not scan.data.startswith(within, match.end()):
+        return _value(scan, at, line)
     if match is None:
         return None
-    if match.end() == bound < scan.end:
-        match = (_LINE if line else _PLAIN).match(scan.data, at, scan.end)
-        return Value(at, match.end(), b"") if match else None
     text = match[0].rstrip()
     cut = None if line else _NEXT_NAME.search(text)
     text = text[: cut.start()] if cut else text
@@ -321,26 +332,26 @@ def _value(scan: Scan, at: int, line: bool) -> Value | None:
 
 def _quoted(scan: Scan, start: int, quote: bytes) -> Value | None:
     """As far as the same quote, or the end of the line where it is not closed."""
-    if _CLOSING.match(scan.data, start, scan.end):  # it closes a quote that was opened before the name
+    data, bound = scan.data, min(scan.end, start + LONGEST_VALUE)
+    if _CLOSING.match(data, start, scan.end) and _is_open(data, start - len(quote), quote):
         return None
-    bound = min(scan.end, start + LONGEST_VALUE)
-    line = scan.data.find(b"\n", start, bound)
-    close = scan.data.find(quote, start, bound)
-    while close > 0 and quote == b'"' and scan.data[close - 1] == 0x5C and (line < 0 or close < line):
-        close = scan.data.find(quote, close + 1, bound)
+    line, close = data.find(b"\n", start, bound), data.find(quote, start, bound)
+    while close > 0 and quote == b'"' and data[close - 1] == 0x5C and (line < 0 or close < line):
+        close = data.find(quote, close + 1, bound)
     if close < 0 and line < 0 and bound < scan.end:
-        ends = [
-            end for end in (scan.data.find(quote, bound, scan.end), scan.data.find(b"\n", bound, scan.end)) if end >= 0
-        ]
-        return Value(start, min(ends, default=scan.end), quote)
-    if close < 0 or 0 <= line < close:
-        close = line if line >= 0 else bound
-    return Value(start, close, quote)
+        close, line, bound = data.find(quote, bound, scan.end), data.find(b"\n", bound, scan.end), scan.end
+    return Value(start, min((end for end in (close, line) if end >= 0), default=bound), quote)
+
+
+def _is_open(data: bytes, at: int, quote: bytes) -> bool:
+    """Whether a quote was opened before on this line, so that this one closes it."""
+    line = max(data.rfind(b"\n", max(0, at - LONGEST_VALUE), at) + 1, at - LONGEST_VALUE, 0)
+    return data.count(quote, line, at) % 2 == 1
 
 
 def _find_card(scan: Scan, match: Any) -> int:
     if is_card(match[0]):
-        scan.add(*match.span(), "card")
+        scan.add(match.start(), match.end(), "card")
         return match.end()
     group = _DIGITS.search(match[0])  # the next group of digits may begin one
     return match.start() + group.start() if group else match.end()
@@ -361,7 +372,7 @@ def _find_email(scan: Scan, match: Any) -> int:
     last = domain.rpartition(b".")[2].lower()
     ordinary = account.lower() in rules().accounts or last in rules().files
     if not ordinary and len(last) >= 2 and last.isalpha() and not _in_url(scan.data, match.start()):
-        scan.add(*match.span(), "email")
+        scan.add(match.start(), match.end(), "email")
     return match.end()
 
 

@@ -377,6 +377,26 @@ def test_values_that_stay(name, value):
     assert redact_value(name, value) == value
 
 
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=20), st.sampled_from(COMMANDS)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.one_of(st.text(max_size=8), st.sampled_from(("password", "name", "value", "pin", "command", "a@b.com"))),
+            inner,
+            max_size=4,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.text(max_size=8), st.dictionaries(st.text(max_size=8), JSON, max_size=4))
+def test_any_arguments_can_be_read_and_twice_changes_nothing(tool, arguments):
+    once = redact_arguments(tool, arguments)
+    assert repr(redact_arguments(tool, once)) == repr(once)  # repr: nan is not equal to itself
+
+
 def test_deep_and_odd_arguments():
     deep: dict = {}
     inner = deep
@@ -387,7 +407,8 @@ def test_deep_and_odd_arguments():
 
 
 @pytest.mark.parametrize(
-    "name", ("PGPASSWORD", "dbPassword", "X-Api-Key", "AWS_SECRET_ACCESS_KEY", "_authToken", "a.pwd")
+    "name",
+    ("PGPASSWORD", "dbPassword", "X-Api-Key", "AWS_SECRET_ACCESS_KEY", "_authToken", "a.pwd", "PASSWORD2", "new_token"),
 )
 def test_names_of_secrets(name):
     assert named(name.encode()) is not None
@@ -422,7 +443,7 @@ def test_without_re2_it_says_what_to_install(monkeypatch):
     secret_rules.rules.cache_clear()
     try:
         with pytest.raises(ValueError, match=re.escape(MISSING_EXTRA)):
-            redact("x")
+            redact("x y")
     finally:
         secret_rules.rules.cache_clear()
 
