@@ -1,7 +1,7 @@
 """Secrets among the arguments of programs: mysql -pSECRET, curl -u user:SECRET, echo SECRET | sudo -S.
 
-Commands are found by the names in secrets.toml and cut into words as a shell would do it; a quote that is not closed
-ends with the text. What lies in quotes may be a command itself, and is read again.
+Commands are found by the program names in secrets.toml and split into words roughly as a shell does it. An unclosed
+quote extends to the end of the text. Quoted text may be a command, too, and is searched again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 from gradproof.gate.secret_rules import Program, is_literal, is_secret, named, rules
 from gradproof.gate.secret_spans import Scan
 
-MOST_DEPTH = 3  # of commands within quotes
-MOST_PROGRAMS = 6  # whose rules apply to one command: sudo, docker exec, mysql …
-SUB_WITHIN = 3  # words that may stand before a subcommand, such as the values of options
+MOST_DEPTH = 3  # of commands in quotes
+MOST_PROGRAMS = 6  # in one command: sudo docker exec db mysql
+SUB_WITHIN = 3  # the subcommand is among this many words: option values may come first
 MOST_IN_PARENTHESES = 8  # commands whose output is piped together
 LONGEST_HEREDOC = 1 << 14  # bytes
-COST_OF_WORD = 0.1  # of a candidate, to read it or to compare it with the options of a program
+COST_OF_WORD = 0.1  # for reading a word, and for each rule that looks at it
 OPERATOR, WORD = 1, 2
 _TOKENS = re.compile(
     rb"""(<<<|<<-?|\d{0,2}(?:>>|>&|<&|>\||[<>])|&>>?|\|\|?|&&|[;&()`\n]|\\\r?\n)"""
@@ -38,7 +38,7 @@ _PRINTERS = frozenset((b"echo", b"printf", b"print", b"yes"))
 
 
 class Word(NamedTuple):
-    """A word of a command: what the shell makes of it, as far as one pair of quotes goes, and where that lies."""
+    """A word of a command without the quotes around it, and its span."""
 
     text: bytes
     start: int
@@ -48,8 +48,8 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True)
 class Command:
-    """The words of a simple command. `piped` says that it reads what the command before it prints; `here` are the words
-    behind <<<, and `documents` the places behind << where here documents are named."""
+    """A simple command. `piped`: its input is the output of the previous one. `here`: the words after <<<.
+    `documents`: where the delimiters of its here-documents start."""
 
     piped: bool = False
     words: list[Word] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Command:
 
 
 def find_options(scan: Scan, match: Any) -> int:
-    """Adds the secrets of the commands on the line of a program's name, and says where the line ends."""
+    """Adds the secrets of all commands on the line of a program name, and returns where the line ends."""
     return _find_on_line(scan, scan.data.rfind(b"\n", 0, match.end() - 1) + 1, scan.end, 0)
 
 
@@ -70,21 +70,21 @@ def _find_on_line(scan: Scan, start: int, end: int, depth: int) -> int:
 
 
 def _piped(commands: list[Command], place: int) -> list[Word]:
-    """What the command before this one prints, or those in the parentheses before it: (echo a; echo b) | …"""
+    """What is piped into a command by the one before it, or by those in parentheses: (echo a; echo b) | …"""
     closed = not commands[place - 1].words
     earlier = commands[max(0, place - MOST_IN_PARENTHESES) : place] if closed else [commands[place - 1]]
     return [word for command in earlier for word in _printed(command)]
 
 
 def _printed(command: Command) -> list[Word]:
-    """What echo or printf prints."""
+    """The arguments of echo or printf."""
     printer = next((place for place, word in enumerate(command.words[:3]) if word.text in _PRINTERS), None)
     words = [] if printer is None else command.words[printer + 1 :]
     return [word for word in words if not _FORMAT.match(word.text)]
 
 
 def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[Command], int]:
-    """The commands of a line, and where it ends; a backslash before the line break carries it on."""
+    """The commands of a line, and where it ends. A backslash at the end continues the line."""
     commands, last, before, reserve = [Command()], start, b"", scan.left / 2
     for match in _TOKENS.finditer(scan.data, start, end):
         if not scan.afford(match.start(), COST_OF_WORD, reserve):
@@ -112,7 +112,7 @@ def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[Command], 
 
 
 def _unquoted(word: Word) -> Word:
-    """Without the quotes around it."""
+    """The word without the quotes around it."""
     quote = word.text[:1]
     if quote not in (b'"', b"'"):
         return word
@@ -121,7 +121,7 @@ def _unquoted(word: Word) -> Word:
 
 
 def _find_within(scan: Scan, word: Word, depth: int) -> None:
-    """Adds the secrets of commands within quotes: bash -c "…", ssh host '…'."""
+    """Adds the secrets of commands in quotes: bash -c "…", ssh host '…'."""
     if depth == MOST_DEPTH or not _SPACE.search(word.text):
         return
     inner = min(at for at in (word.text.find(b'"'), word.text.find(b"'")) if at >= 0) + 1
@@ -132,7 +132,7 @@ def _find_within(scan: Scan, word: Word, depth: int) -> None:
 
 
 def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
-    """The lines of a here document, each as one word."""
+    """The lines of a here-document."""
     name = _TOKENS.search(scan.data, start, scan.end)
     body = scan.data.find(b"\n", start, scan.end) + 1
     if name is None or name.lastindex != WORD or not body:
@@ -140,7 +140,7 @@ def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
     delimiter = name[WORD].strip(b"\"'\\")
     for line in scan.data[body : min(scan.end, body + LONGEST_HEREDOC)].splitlines(keepends=True):
         text = line.strip()
-        if text == delimiter or not scan.afford(body, COST_OF_WORD):
+        if text == delimiter or not scan.afford(body, 2 * COST_OF_WORD):
             return
         at = body + line.find(text)
         yield Word(text, at, at + len(text))
@@ -148,7 +148,7 @@ def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
 
 
 def find_in_words(scan: Scan, command: Command, printed: Sequence[Word] = ()) -> None:
-    """Adds the secrets of one command, by the rules of every known program among its words. `printed` is piped in."""
+    """Adds the secrets of one command, for each known program among its words. `printed` is its input."""
     table, applied = rules().programs, 0
     for index, word in enumerate(command.words):
         programs = table.get(word.text) or table.get(_base(word.text))
@@ -163,7 +163,7 @@ def find_in_words(scan: Scan, command: Command, printed: Sequence[Word] = ()) ->
 
 
 def _affordable(scan: Scan, words: list[Word], times: int) -> list[Word]:
-    """As many words as can be compared that often; the text is withheld from the first that cannot."""
+    """The words that the budget allows to be looked at so many times."""
     for count, word in enumerate(words):
         if not scan.afford(word.start, COST_OF_WORD * times):
             return words[:count]
@@ -171,7 +171,7 @@ def _affordable(scan: Scan, words: list[Word], times: int) -> list[Word]:
 
 
 def _base(word: bytes) -> bytes:
-    """The program's name in /usr/bin/mysql and .\\mysql.exe; a/b is an argument."""
+    """The program name in /usr/bin/mysql or .\\mysql.exe. A relative path without a dot is an argument."""
     if word[:1] in (b"/", b".", b"~", b"$"):
         word = word.rpartition(b"/")[2]
     if b"\\" in word:
@@ -198,7 +198,7 @@ def _apply(scan: Scan, program: Program, words: list[Word], command: Command, pr
 
 
 def _after_sub(program: Program, words: list[Word]) -> list[Word] | None:
-    """The words behind the subcommand; None where it is another one."""
+    """The words after the subcommand, or None if it is a different one."""
     if not program.sub:
         return words
     others = (place for place, word in enumerate(words) if word.text[:1] != b"-" or word.text in program.sub)
@@ -240,23 +240,23 @@ def _find_option_values(scan: Scan, program: Program, words: list[Word]) -> None
 
 
 def _find_option_value(scan: Scan, program: Program, word: Word, following: Word | None) -> bool:
-    """Adds the secret in an option's value. True where that is the following word."""
+    """Adds the secret in the value of an option. Returns whether the value is the next word."""
     text, options = word.text, program.options
     name = b"-" + text[-1:] if program.cluster and _GROUP.match(text) else text
     if name in options and following is not None:
-        _add_marked(scan, program, following, options[name])
+        _add_after(scan, program, following, options[name])
         return True
     name = text.partition(b":" if text[:1] == b"/" else b"=")[0]
     if name in options:
-        _add_marked(scan, program, _part(scan, word, len(name) + 1), options[name])
+        _add_after(scan, program, _part(scan, word, len(name) + 1), options[name])
     elif text[:2] in options:
-        _add_marked(scan, program, _part(scan, word, 2), tuple(filter(None, options[text[:2]])))
+        _add_after(scan, program, _part(scan, word, 2), tuple(filter(None, options[text[:2]])))
     return False
 
 
-def _add_marked(scan: Scan, program: Program, value: Word, marks: tuple[bytes, ...]) -> None:
-    for mark in marks:
-        _add(scan, program.kind, _behind(scan, value, mark))
+def _add_after(scan: Scan, program: Program, value: Word, separators: tuple[bytes, ...]) -> None:
+    for separator in separators:
+        _add(scan, program.kind, _after(scan, value, separator))
 
 
 def _find_positions(scan: Scan, program: Program, arguments: list[Word]) -> None:
@@ -264,19 +264,19 @@ def _find_positions(scan: Scan, program: Program, arguments: list[Word]) -> None
     for position in program.words:
         if -len(others) <= position < len(others):
             word = others[position]
-            if program.mark:
-                before, _, secret = word.text.partition(program.mark)
+            if program.separator:
+                before, _, secret = word.text.partition(program.separator)
                 if not before or before[:1] == b"@":
                     continue
                 length = secret.rfind(program.until)
-                word = _part(scan, word, len(before) + len(program.mark), length if length > 0 else len(secret))
+                word = _part(scan, word, len(before) + len(program.separator), length if length > 0 else len(secret))
             _add(scan, program.kind, word)
 
 
 def _find_pairs(scan: Scan, program: Program, arguments: list[Word]) -> None:
     for place, word in enumerate(arguments):
         if program.pairs and b"=" in word.text and not word.text.startswith((b"-", b"@")):
-            _add(scan, program.kind, _behind(scan, word, b"="))
+            _add(scan, program.kind, _after(scan, word, b"="))
         if b"=" in word.text or b"\xff" in word.text:
             continue
         if program.named and place + 1 < len(arguments) and not _OPTION.match(arguments[place + 1].text):
@@ -286,20 +286,20 @@ def _find_pairs(scan: Scan, program: Program, arguments: list[Word]) -> None:
 
 
 def _find_input(scan: Scan, program: Program, command: Command, printed: Sequence[Word]) -> None:
-    """What is piped in, what stands behind <<<, and the lines of a here document."""
+    """Adds what is piped in, the words after <<< and the lines of here-documents."""
     documents = (word for start in command.documents for word in _heredoc(scan, start))
     for word in (*printed, *command.here, *documents):
-        _add(scan, program.kind, _behind(scan, word, program.stdin or b""))
+        _add(scan, program.kind, _after(scan, word, program.stdin or b""))
 
 
-def _behind(scan: Scan, word: Word, mark: bytes) -> Word | None:
-    """The part of a word behind a mark, which must be there."""
-    at = word.text.find(mark)
-    return _part(scan, word, at + len(mark)) if at >= 0 else None
+def _after(scan: Scan, word: Word, separator: bytes) -> Word | None:
+    """The part of a word after a separator, or None without the separator."""
+    at = word.text.find(separator)
+    return _part(scan, word, at + len(separator)) if at >= 0 else None
 
 
 def _part(scan: Scan, word: Word, offset: int, length: int | None = None) -> Word:
-    """A part of a word without quotes of its own; a quote that opens later and holds spaces is not part of it."""
+    """A part of a word, without the quotes around it. It ends before a later quote that contains spaces."""
     start = word.start + offset
     text = scan.data[start : word.end if length is None else start + length]
     opening = text.lstrip(b"\\")[:1]

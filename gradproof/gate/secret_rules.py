@@ -1,4 +1,4 @@
-"""The rules of redaction, read from secrets.toml: how a secret looks, what names it, and what only seems to be one."""
+"""The redaction rules of secrets.toml, compiled, and the checks that tell a secret from an ordinary value."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from typing import Any, NamedTuple
 from gradproof.gate import MISSING_EXTRA
 
 FILE = Path(__file__).with_name("secrets.toml")
-LONGEST_NAME = 128  # bytes of a name that are compared; the last ones, which say what it is
-LEAST_RANDOM = 24  # bytes; shorter strings are judged by their names only
+LONGEST_NAME = 128  # bytes; only the end of a longer name is compared
+LEAST_RANDOM = 24  # bytes; a shorter string never counts as random
 LEAST_HEX = 16  # digits of a hexadecimal key
-LONGEST_RANDOM = 1 << 12  # bytes of it that are judged
-LEAST_DISTINCT = 12  # bytes in it
-LEAST_WORD, WORDS = 4, 0.4  # letters of one case in a row, and their share: 0.1 in random base64, over 0.5 in names
-AWS_SECRET = 40  # bytes; in a string of this length capitals are no words
-CHANGES = 0.3  # runs of one class of characters, per character: 0.6 in random base64
+LONGEST_RANDOM = 1 << 12  # bytes; only the beginning of a longer string is checked
+LEAST_DISTINCT = 12  # different bytes in a random string
+LEAST_WORD, WORDS = 4, 0.4  # share of runs of ≥ 4 letters of one case: 0.1 in random base64, over 0.5 in identifiers
+AWS_SECRET = 40  # bytes of an AWS secret key, in which runs of capitals do not count as words
+CHANGES = 0.3  # runs of one character class per character: 0.6 in random base64
 _CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(rb"[^a-z0-9]+")
 _HEX = re.compile(rb"(?:0[xX])?[0-9a-fA-F]++\Z")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
-_MARKS = re.compile(rb"[\x00-/:-@\[-`{-\x7f\xff]*+\Z")  # only ASCII that is no letter or digit, and what is masked
-_EMPTY = frozenset(b"*.-_ \t<>,:;=\xff")  # of which no password consists
+_MARKS = re.compile(rb"[\x00-/:-@\[-`{-\x7f\xff]*+\Z")  # ASCII punctuation and masked bytes
+_EMPTY = frozenset(b"*.-_ \t<>,:;=\xff")  # a value made only of these is a mask or a separator
 _RUNS = re.compile(rb"a++|b++|c++")
 _CLASSES = bytes(ord("b" if chr(i).isupper() else "c" if chr(i).isdigit() else "a") for i in range(256))
 
 
 class Token(NamedTuple):
-    """A secret known by how it begins: `rest` is what must follow."""
+    """A token with a known prefix: `rest` must match right after it."""
 
     kind: str
     rest: Any
@@ -41,7 +41,7 @@ class Token(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A secret known by what stands around it: the first of the groups that matched, or all of the match."""
+    """A secret recognized by its context: the first group that matched, or the whole match."""
 
     kind: str
     regex: Any
@@ -50,7 +50,7 @@ class Pattern(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What follows from a name. Without a kind, the value is no secret."""
+    """What a name says about its value. Without a kind, the value is no secret."""
 
     kind: str
     value: Any
@@ -62,8 +62,8 @@ class Name(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Which arguments of a program are secrets; secrets.toml says what each field means. `options` are the marks before
-    the secret in an option's value, the empty mark for `secret` and the others for `marked`."""
+    """Which arguments of a program are secrets; secrets.toml explains the fields. `options` maps an option to the
+    separators after which its value is a secret: the empty one for `secret`, the others for `after`."""
 
     kind: str
     options: dict[bytes, tuple[bytes, ...]]
@@ -73,7 +73,7 @@ class Program:
     glued: tuple[bytes, ...] = ()
     cluster: bool = False
     words: tuple[int, ...] = ()
-    mark: bytes = b""
+    separator: bytes = b""
     until: bytes = b""
     pairs: bool = False
     named: bool = False
@@ -88,7 +88,7 @@ class Rules:
     tokens: dict[bytes, Token]
     token_start: Any
     token_words: Any
-    patterns: tuple[Pattern, ...]  # one for each of its keywords
+    patterns: tuple[Pattern, ...]  # repeated for each of its keywords
     pattern_keywords: Any
     begin: Any
     private: bytes
@@ -119,14 +119,14 @@ class Rules:
     secret_tool: Any
 
     def patterns_for(self, data: bytes) -> list[Pattern]:
-        """Those of which a keyword is in the text."""
+        """The patterns that have a keyword in the text."""
         numbers = self.pattern_keywords.Match(data) or ()
         return list(dict.fromkeys(self.patterns[number] for number in sorted(numbers)))
 
 
 @cache
 def rules() -> Rules:
-    """The rules, compiled once; ValueError where RE2 is not installed."""
+    """Compiles the rules once. Raises ValueError if RE2 is not installed."""
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     tokens = {
         keyword.encode(): Token(row.get("kind", "key"), compiled(row["rest"]), row.get("looks", False))
@@ -175,7 +175,7 @@ def rules() -> Rules:
 
 
 def compiled(regex: str) -> Any:
-    """An RE2 pattern on bytes, which takes time linear in its text. A dot is any byte."""
+    """An RE2 pattern on bytes. A dot matches any byte, including a line break."""
     try:
         import re2
     except ImportError:
@@ -187,7 +187,7 @@ def compiled(regex: str) -> Any:
 
 
 def _alternatives(words: Iterable[bytes]) -> str:
-    """The longest first, because the first that matches is taken."""
+    """Longest first, because RE2 takes the first alternative that matches."""
     return "|".join(re.escape(word.decode()) for word in sorted(words, key=lambda word: (-len(word), word)))
 
 
@@ -201,12 +201,12 @@ def _pattern(row: dict[str, Any]) -> Pattern:
 
 
 def _keyword_set(words: Iterable[str]) -> Any:
-    """Says in one pass which words are in a text, by their numbers, in either case."""
+    """Finds in one pass which words occur in a text, ignoring case."""
     import re2
 
     options = re2.Options()
     options.encoding, options.case_sensitive, options.literal = re2.Options.Encoding.LATIN1, False, True
-    options.max_mem = 1 << 26  # more than a set of plain words can take
+    options.max_mem = 1 << 26  # far more than a set of literal words needs
     chosen = re2.Set.SearchSet(options)
     for word in words:
         chosen.Add(word.encode())
@@ -221,7 +221,7 @@ def _name(row: dict[str, Any]) -> Name:
 
 
 def _with_lists(regex: str, lists: dict[str, list[str]]) -> str:
-    """The expression with each {list} of names as its alternatives."""
+    """Replaces each {list} in an expression by its alternatives."""
     for name, words in lists.items():
         regex = regex.replace(f"{{{name}}}", "|".join(words))
     return regex
@@ -232,9 +232,9 @@ def _programs(rows: list[dict[str, Any]]) -> dict[bytes, tuple[Program, ...]]:
     for row in rows:
         names, kind = row.pop("names"), row.pop("kind", "password")
         options: dict[bytes, tuple[bytes, ...]] = {}
-        for mark, marked in {"": row.pop("secret", ()), **row.pop("marked", {})}.items():
-            for option in map(str.encode, marked):
-                options[option] = (*options.get(option, ()), mark.encode())
+        for separator, listed in {"": row.pop("secret", ()), **row.pop("after", {})}.items():
+            for option in map(str.encode, listed):
+                options[option] = (*options.get(option, ()), separator.encode())
         program = Program(kind, options, **{field: _bytes(value) for field, value in row.items()})
         for name in map(str.encode, names):
             programs[name] = (*programs.get(name, ()), program)
@@ -242,34 +242,34 @@ def _programs(rows: list[dict[str, Any]]) -> dict[bytes, tuple[Program, ...]]:
 
 
 def _bytes(value: Any) -> Any:
-    """Strings of secrets.toml as bytes, lists as tuples."""
+    """Encodes strings, and turns lists into tuples."""
     if isinstance(value, list):
         return tuple(map(_bytes, value))
     return value.encode() if isinstance(value, str) else value
 
 
 def _first_and_last(digits: str) -> tuple[str, str]:
-    """`51-55` as its two ends, `4` as 4 and 4."""
+    """51-55 is a range of prefixes, 4 a single one."""
     first, _, last = digits.partition("-")
     return first, last or first
 
 
 @lru_cache(8192)
 def snake(name: bytes) -> bytes:
-    """X-Api-Key, apiKey and API_KEY as x_api_key, api_key and api_key."""
+    """x_api_key for X-Api-Key, api_key for apiKey and API_KEY."""
     return _SEPARATORS.sub(b"_", _CAMEL.sub(b"_", name[-LONGEST_NAME:]).lower()).strip(b"_")
 
 
 @lru_cache(8192)
 def named(name: bytes) -> Name | None:
-    """The rule for values of this name, if they are secrets."""
+    """The rule for a name whose values are secrets, or None."""
     match = rules().name.fullmatch(snake(name))
     rule = rules().names[(match.lastindex or 1) - 1] if match else None
     return rule if rule and rule.kind else None
 
 
 def is_secret(rule: Name, value: bytes, quote: bytes = b"", colon: bool = False) -> bool:
-    """Whether a value is the secret that its name promises."""
+    """Whether a value with a secret name is a secret."""
     if len(value) < rule.least or not is_literal(value, quote, code=not quote):
         return False
     if rule.value is not None and not rule.value.fullmatch(value):
@@ -278,7 +278,7 @@ def is_secret(rule: Name, value: bytes, quote: bytes = b"", colon: bool = False)
 
 
 def is_literal(value: bytes, quote: bytes = b"", code: bool = False) -> bool:
-    """Whether a value stands for itself: no variable, no placeholder, no file, no expression, not only marks."""
+    """Whether a value stands for itself: it is no variable, file, placeholder or, with `code`, expression."""
     if _MARKS.match(value) and not (quote and len(set(value) - _EMPTY) >= 3):
         return False
     other = rules().reference if quote.endswith(b"'") else rules().code if code else rules().variable
@@ -286,7 +286,7 @@ def is_literal(value: bytes, quote: bytes = b"", code: bool = False) -> bool:
 
 
 def looks_secret(value: bytes) -> bool:
-    """Letters and digits that are no word, path, version or UUID; hexadecimal digits must be many."""
+    """Whether a value could be a key: letters and digits, but no word, path, version, UUID or short hex number."""
     if _HEX.match(value):
         return len(value) >= LEAST_HEX
     if _is_basic(value):
@@ -307,7 +307,7 @@ def _is_basic(value: bytes) -> bool:
 
 
 def looks_random(text: bytes) -> bool:
-    """Letters of both cases and digits thoroughly mixed, as in base64; no digest and no words."""
+    """Whether upper case, lower case and digits are mixed as in base64. Digests and identifiers are not."""
     if len(text) < LEAST_RANDOM or text.islower() or text.isupper() or _HEX.match(text):
         return False
     characters = text[:LONGEST_RANDOM].translate(_CLASSES, delete=b"+/_=-")

@@ -1,7 +1,7 @@
-"""Where the secrets of one text lie, and the text with placeholders in their place.
+"""Spans of secrets in a text, and the placeholders that replace them.
 
-A placeholder is `<kind#hash>`. Equal secrets have equal hashes under one key; without the key nobody can try out what
-was hidden. Of an e-mail address the domain stays: `<email:@example.com#hash>`.
+A placeholder is `<kind#hash>`. Under one key, equal secrets have equal hashes; without the key, a guess cannot be
+checked against a hash. E-mail addresses keep their domain: `<email:@example.com#hash>`.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
 HASH_BYTES = 8
-SPARE = 0.25  # of the candidates that can be afforded, left unused where a text has too many
-MASK = b"\xff"  # in no UTF-8: stands for what must not be read again
+SPARE = 0.25  # share of the budget that is left for the next round when a text is cut
+MASK = b"\xff"  # does not occur in UTF-8; replaces what must not be read again
 PLACEHOLDER = re.compile(rb"<[a-z-]{1,16}(?::@[A-Za-z0-9.-]{1,255})?#[0-9a-f]{16}>")
 _DOMAIN = re.compile(rb"@[A-Za-z0-9.-]{1,255}\Z")
 
 
 class Finder(NamedTuple):
-    """Candidates for secrets: `find` adds those that are, and says where to read on."""
+    """A pattern for candidates. `find` adds the secrets of a match and returns where to continue."""
 
     regex: Any
     find: Callable[[Scan, Any], int]
@@ -28,7 +28,9 @@ class Finder(NamedTuple):
 
 
 class Scan:
-    """The spans that were found in one text so far. `data` is the text with its placeholders masked."""
+    """The spans found in a text so far. In `data`, placeholders are masked.
+
+    Every candidate costs something. When the budget is spent, the text is cut: the rest is withheld as one secret."""
 
     def __init__(self, data: bytes):
         self.data = self.masked = masked(data)
@@ -39,12 +41,12 @@ class Scan:
         self.settled = self.end
 
     def begin(self, most: int) -> None:
-        """So many candidates can be afforded from here on."""
+        """Sets the budget."""
         self.most = self.left = float(most)
 
     def run(self, finders: Iterable[Finder], most: int) -> None:
-        """Judges the candidates of all finders in the order of the text, so that what lies before the last one that
-        can be afforded is read completely."""
+        """Handles the candidates of all finders in the order of the text, so that everything before a cut has been
+        read by every finder."""
         order, waiting = list(finders), []
         self.begin(most)
         for number, finder in enumerate(order):
@@ -62,7 +64,7 @@ class Scan:
                 heappush(waiting, (match.start(), number, match))
 
     def afford(self, at: int, cost: float = 1.0, reserve: float = 0.0) -> bool:
-        """Counts a candidate. Beyond the last one nothing is read any more, and the rest of the text withheld."""
+        """Pays for a candidate, leaving at least `reserve`. Cuts the text if that is not possible."""
         if self.left - cost < reserve:
             self.cut(at)
             return False
@@ -72,7 +74,7 @@ class Scan:
         return True
 
     def cut(self, at: int) -> None:
-        """Withholds the text from where most of the candidates were counted, so that the next round has enough."""
+        """Withholds the rest of the text, from a point at which the next round will stay within its budget."""
         self.end = min(self.end, self.settled, at)
 
     def add(self, start: int, end: int, kind: str) -> None:
@@ -80,11 +82,11 @@ class Scan:
             self.spans.append((start, end, kind))
 
     def keep(self, start: int, end: int) -> None:
-        """What is neither an e-mail address nor random, whatever it looks like."""
+        """Marks text that is neither an e-mail address nor a random string."""
         self.kept.append((start, end))
 
     def mask(self) -> None:
-        """What was found so far, and what is kept, is not read again."""
+        """Hides what was found or kept from the finders that follow."""
         if self.kept or self.spans:
             rest = bytearray(self.data)
             for start, end, *_ in (*self.kept, *self.spans):
@@ -92,7 +94,7 @@ class Scan:
             self.data = bytes(rest)
 
     def merged(self) -> list[tuple[int, int, str]]:
-        """Spans that do not overlap, in order; one that lies in another is part of it."""
+        """The spans in order, with overlapping ones merged."""
         spans = sorted(self.spans, key=lambda span: (span[0], -span[1]))
         if self.end < len(self.data):
             spans = [span for span in spans if span[0] < self.end] + [(self.end, len(self.data), "text")]
@@ -114,7 +116,7 @@ def masked(data: bytes) -> bytes:
 
 
 def replaced(data: bytes, spans: list[tuple[int, int, str]], key: bytes) -> bytes:
-    """The text with a placeholder for each span."""
+    """Replaces each span by a placeholder."""
     pieces, position = [], 0
     for start, end, kind in spans:
         pieces += [data[position:start], placeholder(kind, data[start:end], key)]
@@ -129,7 +131,7 @@ def placeholder(kind: str, secret: bytes, key: bytes) -> bytes:
 
 
 def _whole(data: bytes, start: int, end: int) -> tuple[int, int]:
-    """A span that cuts neither a character of UTF-8 nor a placeholder in two."""
+    """Extends a span so that it splits neither a character nor a placeholder."""
     while start > 0 and (data[start] & 0xC0 == 0x80 or data[start - 1 : start + 1] == 2 * MASK):
         start -= 1
     while end < len(data) and (data[end] & 0xC0 == 0x80 or data[end - 1 : end + 1] == 2 * MASK):

@@ -1,14 +1,14 @@
 """Redaction: secrets become placeholders before anything is stored or learned.
 
-The gate decides on the call as it came; what is stored is redacted. Hosts, paths, user names and the domains of e-mail
-addresses stay, because they say what a call does; so do digests, git hashes and UUIDs. A secret is known by its form
-(tokens, private keys, card numbers), by its name (`password=…`, `--token …`, `"api_key": …`), by the option of a
-program that takes one (`mysql -p…`, `curl -u user:…`), or because it looks random. The rules are in secrets.toml.
+The gate decides on the raw call and stores the redacted one. Redaction keeps what a decision depends on: hosts, paths,
+user names and the domains of e-mail addresses. Git hashes, UUIDs and digests are no secrets. A secret is recognized by
+its form (tokens, private keys, card numbers), by its name (`password=…`, `--token …`, `"api_key": …`), by the program
+that takes it as an argument (`mysql -p…`, `curl -u user:…`), or because it looks random. secrets.toml holds the rules.
 
     mysql -u root -phunter2 -h db.example.com    mysql -u root -p<password#1f0c…> -h db.example.com
     mail -s hi bob@example.com                   mail -s hi <email:@example.com#99ab…>
 
-The time is linear in the text. A text with more candidates than anybody writes is withheld from there on.
+Redaction takes linear time. A text with too many candidates is cut: one placeholder replaces the rest.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from gradproof.gate.secret_rules import (
 from gradproof.gate.secret_spans import Finder, Scan, masked, placeholder, replaced
 
 KEY_FILE, KEY_BYTES = "redaction.key", 32
-MOST_CANDIDATES = 2000  # in one text, which bounds the time; what lies behind the last is withheld
-MOST_ROUNDS = 4  # a placeholder may change what its neighbours look like; a text that never settles is withheld
+MOST_CANDIDATES = 1200  # in a text; keeps the time for 1 MB of any text below 100 ms
+MOST_ROUNDS = 4  # a placeholder can change how its neighbours are read; a text that keeps changing is withheld
 MOST_DEPTH = 64  # of nested arguments
-SHORT_NAME = 16  # characters; a shorter word of letters, digits and underscores is never a secret by itself
+SHORT_NAME = 16  # characters; a shorter identifier is never a secret by itself
 LONGEST_BLOCK = 1 << 14  # bytes of a private key
-LONGEST_VALUE = 1 << 10  # bytes of a named value; a longer one is a secret whatever it looks like
+LONGEST_VALUE = 1 << 10  # bytes; a longer value with a secret name is always redacted
 _OPENING = re.compile(rb"(?:[bBrRuUfFN@$]{1,2}(?=[\"']))?(\\*+[\"'])")
 _PLAIN = re.compile(rb"[^\s\"'`;&|<>\xff]++")
 _WITHIN = re.compile(rb"[^\"'`;&|<>\xff\r\n]++")
@@ -59,7 +59,7 @@ _PARTS = re.compile(rb"[^/]{%d,}+" % LEAST_RANDOM)
 
 
 class Value(NamedTuple):
-    """A value behind its name: where it lies, without its quotes."""
+    """The span of a value without the quotes around it."""
 
     start: int
     end: int
@@ -67,7 +67,7 @@ class Value(NamedTuple):
 
 
 def redact(text: str, key: bytes = b"") -> str:
-    """The text with a placeholder for each secret. Redacting it again, with whatever key, changes nothing."""
+    """Replaces each secret in a text by a placeholder. Redacting the result again changes nothing, under any key."""
     if len(text) < SHORT_NAME and text.isidentifier():
         return text
     data = _encoded(text)
@@ -84,7 +84,7 @@ def redact(text: str, key: bytes = b"") -> str:
 
 
 def redact_value(name: str, value: str, key: bytes = b"") -> str:
-    """A value as it is stored under this name: all of it where the name says that it is a secret."""
+    """Redacts the value of an argument: all of it if the name says that it is a secret."""
     rule = named(_encoded(name))
     data = masked(_encoded(value))
     if rule is None or not is_secret(rule, data.strip(), b"'"):
@@ -98,13 +98,13 @@ def redact_value(name: str, value: str, key: bytes = b"") -> str:
 
 
 def redact_arguments(tool: str, arguments: Mapping[str, Any], key: bytes = b"") -> dict[str, Any]:
-    """A call's arguments without secrets, in the same structure. A number that is a secret becomes a placeholder."""
+    """Redacts the arguments of a call and keeps their structure. A secret number becomes a placeholder, too."""
     label = "password" if rules().secret_tool.fullmatch(snake(_encoded(tool))) else ""
     return _redacted_fields("", arguments, key, MOST_DEPTH, label)
 
 
 def store_key(folder: Path) -> bytes:
-    """The key of a store's placeholders, made at first use. It is in no journal, and only its owner can read it."""
+    """Reads the key for the placeholders of a store, or creates it. Only the owner can read the file."""
     path = folder / KEY_FILE
     if not path.exists():
         _make_key(path)
@@ -115,7 +115,7 @@ def store_key(folder: Path) -> bytes:
 
 
 def _make_key(path: Path) -> None:
-    """Written aside and linked: of two processes that make a key at once, both read the one that came first."""
+    """Creates the key file atomically. If two processes do so at once, both use the first key."""
     aside = path.with_name(f".partial-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -159,7 +159,7 @@ def _redacted(name: str, value: Any, key: bytes, depth: int) -> Any:
 
 
 def _redacted_fields(name: str, value: Mapping[str, Any], key: bytes, depth: int, label: str = "") -> dict[str, Any]:
-    """Each field under its dotted name; in {"name": "PASSWORD", "value": …} the one says what the other is."""
+    """Redacts each field under its dotted name. In {"name": "PASSWORD", "value": …}, one field names the other."""
     labels = (part for field, part in value.items() if _encoded(str(field)).lower() in rules().field_names)
     label = label or next((part for part in labels if isinstance(part, str) and _names_secret(part)), "")
     fields = {}
@@ -172,7 +172,7 @@ def _redacted_fields(name: str, value: Mapping[str, Any], key: bytes, depth: int
 
 
 def _names_secret(label: str) -> bool:
-    """PASSWORD, `#user_password`, `input[name=password]` or `Password field`."""
+    """True for PASSWORD, `#user_password`, `input[name=password]` and `Password field`."""
     words = snake(_encoded(label)).split(b"_")
     return len(label) <= 128 and (named(_encoded(label)) is not None or any(_is_password(word) for word in words))
 
@@ -187,7 +187,7 @@ def _all_text(values: Any) -> bool:
 
 
 def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
-    """A command given as a list of words."""
+    """Redacts a command that is given as a list of words."""
     encoded = [_encoded(word) for word in words]
     scan, command, start = Scan(b" ".join(encoded)), Command(), 0
     for word in encoded:
@@ -204,16 +204,16 @@ def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
 
 
 def _replaced_within(data: bytes, word: Word, spans: list[tuple[int, int, str]], key: bytes) -> bytes:
-    """A word with placeholders for what lies in it of the spans of its command."""
+    """Replaces the parts of a command's spans that are in one of its words."""
     inside = ((max(start - word.start, 0), min(end - word.start, len(data)), kind) for start, end, kind in spans)
     return replaced(data, [span for span in inside if span[0] < span[1]], key)
 
 
-# the finders, each for one sort of secret
+# finders: each adds one sort of secret and returns where to continue
 
 
 def _find_all(scan: Scan) -> None:
-    """E-mail addresses and random strings come last: they may be part of another secret."""
+    """Finds all secrets. E-mail addresses and random strings come last: they can be part of other secrets."""
     patterns = (Finder(pattern.regex, partial(_find_pattern, pattern)) for pattern in rules().patterns_for(scan.data))
     scan.run((*_finders(), *patterns), MOST_CANDIDATES)
     scan.mask()
@@ -233,7 +233,7 @@ def _finders() -> tuple[Finder, ...]:
 
 
 def _find_private_key(scan: Scan, match: Any) -> int:
-    """From the first line to the last; without a last line, as far as it is base64. Public keys stay."""
+    """A private key ends with its END line or, without one, where the base64 ends. Public keys are kept."""
     bound, last = min(scan.end, match.end() + LONGEST_BLOCK), b"-----END " + match[1] + b"-----"
     close = scan.data.find(last, match.end(), bound)
     if rules().private not in match[1]:
@@ -284,12 +284,11 @@ def _find_flag(scan: Scan, match: Any) -> int:
 
 
 def _find_value(scan: Scan, rule: Name, at: int, colon: bool = False, last: bool = False, within: bytes = b"") -> int:
-    """Adds the value behind a name if it is a secret, and says where to read on. `last` wants it to end its line,
-    `within` is a quote around name and value."""
+    """The value after a name. `last`: it must be the last word of its line. `within`: the quote around both."""
     value = _value(scan, at, rule.line and colon, within)
     if value is None or (last and not _LINE_END.match(scan.data, value.end, scan.end)):
         return at
-    value = _behind_scheme(scan, rule, value)
+    value = _after_scheme(scan, rule, value)
     text = scan.data[value.start : value.end]
     if len(text) < LONGEST_VALUE and not is_secret(rule, text, value.quote, colon):
         return at
@@ -299,8 +298,8 @@ def _find_value(scan: Scan, rule: Name, at: int, colon: bool = False, last: bool
     return value.end
 
 
-def _behind_scheme(scan: Scan, rule: Name, value: Value) -> Value:
-    """The token in `Bearer token`; without quotes, the value was the scheme alone."""
+def _after_scheme(scan: Scan, rule: Name, value: Value) -> Value:
+    """Skips the scheme in `Bearer token`. An unquoted value ends at the space, so the token comes next."""
     scheme = _SCHEME.match(scan.data, value.start, min(scan.end, value.start + 64)) if rule.kind == "key" else None
     if not scheme or scheme[1].lower() not in rules().schemes:
         return value
@@ -310,7 +309,7 @@ def _behind_scheme(scan: Scan, rule: Name, value: Value) -> Value:
 
 
 def _value(scan: Scan, at: int, line: bool, within: bytes = b"") -> Value | None:
-    """The value that begins here, quoted or not. In quotes with its name, it may hold spaces."""
+    """The value that starts here. Inside quotes around it or around name and value, it can contain spaces."""
     opening = _OPENING.match(scan.data, at, min(scan.end, at + 16))
     if opening is not None:
         return _quoted(scan, opening.end(), opening[1])
@@ -331,7 +330,7 @@ def _value(scan: Scan, at: int, line: bool, within: bytes = b"") -> Value | None
 
 
 def _quoted(scan: Scan, start: int, quote: bytes) -> Value | None:
-    """As far as the same quote, or the end of the line where it is not closed."""
+    """A value that ends at the closing quote or, without one, at the end of the line."""
     data, bound = scan.data, min(scan.end, start + LONGEST_VALUE)
     if _CLOSING.match(data, start, scan.end) and _is_open(data, start - len(quote), quote):
         return None
@@ -344,7 +343,7 @@ def _quoted(scan: Scan, start: int, quote: bytes) -> Value | None:
 
 
 def _is_open(data: bytes, at: int, quote: bytes) -> bool:
-    """Whether a quote was opened before on this line, so that this one closes it."""
+    """Whether a quote is already open here, so that the next one closes it: echo "password: "; …"""
     line = max(data.rfind(b"\n", max(0, at - LONGEST_VALUE), at) + 1, at - LONGEST_VALUE, 0)
     return data.count(quote, line, at) % 2 == 1
 
@@ -353,12 +352,12 @@ def _find_card(scan: Scan, match: Any) -> int:
     if is_card(match[0]):
         scan.add(match.start(), match.end(), "card")
         return match.end()
-    group = _DIGITS.search(match[0])  # the next group of digits may begin one
+    group = _DIGITS.search(match[0])  # the next group of digits can start one
     return match.start() + group.start() if group else match.end()
 
 
 def is_card(number: bytes) -> bool:
-    """The issuer gives out numbers of this length, and the last digit is the Luhn check."""
+    """Whether some issuer uses this prefix and length, and the Luhn check passes."""
     digits = _DIGITS.sub(b"", number).decode()
     issued = any(
         first <= digits[: len(first)] <= last and len(digits) in lengths for first, last, lengths in rules().issuers
@@ -377,14 +376,14 @@ def _find_email(scan: Scan, match: Any) -> int:
 
 
 def _in_url(data: bytes, at: int) -> bool:
-    """Whether this is the user in https://user@host; a password there is found as such."""
+    """Whether this is the user in https://user@host."""
     before = data[max(0, at - 256) : at]
     scheme = before.rfind(b"://")
     return scheme >= 0 and not re.search(rb"[\s/\"'<>]", before[scheme + 3 :])
 
 
 def _find_random(scan: Scan, match: Any) -> int:
-    """A run of base64 that looks random, or those parts of a path that do."""
+    """A run of base64 characters that looks random, or parts of a path that do."""
     start, end = match.span()
     if end - start < LEAST_RANDOM:
         return end
@@ -399,6 +398,6 @@ def _find_random(scan: Scan, match: Any) -> int:
 
 
 def _is_public(data: bytes, start: int, end: int) -> bool:
-    """Whether this is a digest, a fingerprint or a public key."""
+    """Whether this is a digest, a fingerprint, a public key or an address."""
     before = data[max(0, start - 32) : start]
     return bool(rules().public.fullmatch(data[start:end]) or rules().public_before.search(before))

@@ -1,7 +1,7 @@
-"""Redaction: planted secrets never come out, the rest of the text stays as it was.
+"""Redaction removes secrets and leaves the rest of a text as it is.
 
-In the tables beside this file a secret stands between « and »; what is not between them must come out unchanged. A · in
-a token is left out when it is read: it keeps scanners of repositories from taking made-up tokens for real ones.
+In the tables next to this file, « and » enclose the secrets; everything else must come out unchanged. A · is dropped
+when a table is read. It keeps secret scanners from reporting the made-up tokens.
 """
 
 import base64
