@@ -1,3 +1,3 @@
 """A gate on agents' tool calls: a small transformer that reads a call and decides, and learns from corrections."""
 
-MISSING_EXTRA = "the gate needs tokenizers and lmdb: pip install 'gradproof[gate]'"
+MISSING_EXTRA = "the gate needs its extra: pip install 'gradproof[gate]'"

@@ -21,7 +21,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.secrets import redact
+from gradproof.gate.secrets import redact, redact_value
 
 MOST_BYTES = 4 * 2**20  # of a whole call
 MOST_DEPTH = 32  # of its arguments
@@ -279,19 +279,12 @@ def _name(name: str) -> str:
 def _kept(value: str, head: int, tail: int, name: str = "") -> str:
     """Head and tail of a value, redacted before they are cut. The name tells what is a secret, as in password=…"""
     if len(value) > head + tail + 2 * MARGIN:
-        before, after = _redacted(value[: head + MARGIN], name), _redacted(value[-tail - MARGIN :], name)
+        before, after = redact_value(name, value[: head + MARGIN]), redact_value(name, value[-tail - MARGIN :])
         kept = f"{before[:head]}…{after[-tail:]}"
     else:
-        kept = _redacted(value, name)
+        kept = redact_value(name, value)
         kept = kept if len(kept) <= head + tail else f"{kept[:head]}…{kept[-tail:]}"
     return "↵".join(kept.splitlines())
-
-
-def _redacted(value: str, name: str) -> str:
-    """The value as it would be redacted behind its name."""
-    before = f"{name[:MOST_NAME]}: "
-    whole = redact(before + value)
-    return whole[len(before) :] if whole.startswith(before) else whole
 
 
 def _kind(value: Any) -> str:

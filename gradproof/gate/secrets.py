@@ -1,83 +1,403 @@
-"""Secrets become placeholders before anything is stored or learned.
+"""Redaction: secrets become placeholders before anything is stored or learned.
 
-What is known by its form (private key blocks, tokens of well-known services, JWTs, passwords in URLs, e-mail
-addresses), what is named as a secret (`password=…`, `--token …`, `Authorization: …`), and long strings that look
-random. Ordinary paths, words and hexadecimal digests stay: they say what a call does."""
+The gate decides on the raw call and stores the redacted one. Redaction keeps what a decision depends on: hosts, paths,
+user names and the domains of e-mail addresses. Git hashes, UUIDs and digests are no secrets. A secret is recognized by
+its form (tokens, private keys, card numbers), by its name (`password=…`, `--token …`, `"api_key": …`), by the program
+that takes it as an argument (`mysql -p…`, `curl -u user:…`), or because it looks random. secrets.toml holds the rules.
+
+    mysql -u root -phunter2 -h db.example.com    mysql -u root -p<password#1f0c…> -h db.example.com
+    mail -s hi bob@example.com                   mail -s hi <email:@example.com#99ab…>
+
+Redaction takes linear time. A text with too many candidates is cut: one placeholder replaces the rest.
+"""
 
 from __future__ import annotations
 
-import math
+import json
+import os
 import re
-from collections import Counter
+import secrets
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
-# No pattern below may take longer than about the length of its text: who can stall a gate has passed it.
-MOST_ORDINARY = 24  # characters; a longer string without a path or a word in it may be a key
-WORDS = 0.3  # of its characters, from which a string is words with marks between them
-RANDOM_BITS = 3.9  # entropy a character; base64 of 24 random bytes has 4.3 or more, names have less
-
-_BLOCK = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY(?: BLOCK)?)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
-_BLOCK_END = re.compile(r"\A(?:(?!-----BEGIN ).)*-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----", re.DOTALL)
-_URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@'\"]*):([^\s/@'\"<][^\s/@'\"]*)@")
-_JWT = re.compile(r"\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?")
-_KNOWN = re.compile(
-    r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ABIA|ACCA)[A-Z0-9]{12,}\b"  # AWS
-    r"|\bgh[opusr]_\w{16,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"  # GitHub, GitLab
-    r"|\bxox[abeoprs]-[\w-]{10,}|\bxapp-[\w-]{10,}|hooks\.slack\.com/services/[\w/]{10,}"  # Slack
-    r"|\bsk-(?:[\w-]+-)?[\w-]{16,}|\b[prs]k_(?:live|test)_\w{10,}|\bwhsec_\w{16,}"  # OpenAI and others, Stripe
-    r"|\bAIza[\w-]{30,}|\bya29\.[\w-]{20,}"  # Google
-    r"|\bhf_\w{20,}|\bnpm_\w{20,}|\bpypi-[\w-]{20,}|\bdop_v1_\w{20,}|\bSG\.[\w-]{16,}\.[\w-]{16,}"
+from gradproof.files import sync
+from gradproof.gate.secret_options import Command, Word, find_in_words, find_options
+from gradproof.gate.secret_rules import (
+    LEAST_RANDOM,
+    Name,
+    Pattern,
+    is_literal,
+    is_secret,
+    looks_random,
+    looks_secret,
+    named,
+    rules,
+    snake,
 )
-_BEARER = re.compile(r"(?i)\b(bearer|basic|token)(\s+)(?=[\w+/.=~-]*\d)[\w+/.=~-]{12,}")
-_NAMED = re.compile(
-    r"(?i)((?:passw(?:or)?d|passphrase|secret|api[_-]?key|access[_-]?key|private[_-]?key|auth[_-]?token"
-    r"|access[_-]?token|credential|token)[\w-]{0,40}[\"']?(?:\s{0,8}[=:]\s{0,8}|\s{1,8}=>\s{1,8}))([\"']?)([^\s\"'<$`;|&)}{(]{4,})"
-)
-_FLAG = re.compile(
-    r"(?i)(?<!\S)((?!--?no-)--?(?:\w+-)*(?:password|passwd|pass|token|secret|api-?key)[ =])"
-    r"([\"']?)([^\s\"'<$`;|&-][^\s\"'<$`;|&]{3,})"
-)
-_DOMAIN = r"[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,8}\.[A-Za-z]{2,24}"
-_EMAIL = re.compile(rf"\b[A-Za-z0-9][\w.+-]{{0,64}}@{_DOMAIN}\b")
-_LONG = re.compile(rf"[A-Za-z0-9+_/=-]{{{MOST_ORDINARY},}}")
-_LOWER, _UPPER, _MARKS = re.compile(r"[a-z]"), re.compile(r"[A-Z]"), re.compile(r"[/_=+-]")
-_WORD = re.compile(r"[a-z]*(?:[A-Z][a-z]+)*\d*|[A-Z]+\d*")
-_AWS_SECRET = re.compile(
-    r"(?<![\w+/.-])(?=[\w+/]*\d)(?=[\w+/]*[a-z])(?=[\w+/]*[A-Z])[A-Za-z0-9+][A-Za-z0-9+/]{39}(?![\w+/=.-])"
-)
-_HEX = re.compile(r"\A(?:0[xX])?[0-9a-fA-F-]+\Z")
+from gradproof.gate.secret_spans import Finder, Scan, masked, placeholder, replaced
+
+KEY_FILE, KEY_BYTES = "redaction.key", 32
+MOST_CANDIDATES = 1200  # in a text; keeps the time for 1 MB of any text below 100 ms
+MOST_ROUNDS = 4  # a placeholder can change how its neighbours are read; a text that keeps changing is withheld
+MOST_DEPTH = 64  # of nested arguments
+SHORT_NAME = 16  # characters; a shorter identifier is never a secret by itself
+LONGEST_BLOCK = 1 << 14  # bytes of a private key
+LONGEST_VALUE = 1 << 10  # bytes; a longer value with a secret name is always redacted
+_OPENING = re.compile(rb"(?:[bBrRuUfFN@$]{1,2}(?=[\"']))?(\\*+[\"'])")
+_PLAIN = re.compile(rb"[^\s\"'`;&|<>\xff]++")
+_WITHIN = re.compile(rb"[^\"'`;&|<>\xff\r\n]++")
+_LINE = re.compile(rb"[^\"'\r\n]++")
+_NEXT_NAME = re.compile(rb"[,\s]++[\w.-]{1,64}+[=:]|\\[nrt\"']|" + "↵".encode())  # ↵: a line break in calls.py
+_SCHEME = re.compile(rb"([A-Za-z][\w-]{1,20})[ \t]+(?=\S)")
+_LINE_END = re.compile(rb"[\"' \t]*+(?:[\r\n]|\Z)")
+_COOKIE = re.compile(rb"[\w.%-]++=")
+_CLOSING = re.compile(rb"[\s;&|),\]}>]|\Z")
+_DIGITS = re.compile(rb"\D+")
+_PARTS = re.compile(rb"[^/]{%d,}+" % LEAST_RANDOM)
 
 
-def redact(text: str) -> str:
-    """The text with a placeholder for each secret: <PRIVATE_KEY>, <KEY>, <PASSWORD>, <EMAIL>. Twice changes nothing."""
-    text = _BLOCK.sub("<PRIVATE_KEY>", text)
-    text = _BLOCK_END.sub("<PRIVATE_KEY>", text)
-    text = _URL_PASSWORD.sub(r"\1:<PASSWORD>@", text)
-    text = _KNOWN.sub("<KEY>", _JWT.sub("<KEY>", text))
-    text = _BEARER.sub(r"\1\2<KEY>", text)
-    text = _NAMED.sub(r"\1\2<PASSWORD>", _FLAG.sub(r"\1\2<PASSWORD>", text))
-    text = _AWS_SECRET.sub(_aws, _EMAIL.sub("<EMAIL>", text))
-    return _LONG.sub(_random, text)
+class Value(NamedTuple):
+    """The span of a value without the quotes around it."""
+
+    start: int
+    end: int
+    quote: bytes
 
 
-def _aws(match: re.Match[str]) -> str:
-    """Forty characters of base64 are a secret access key, but forty of hexadecimal a digest."""
-    return match.group() if _HEX.match(match.group()) else "<KEY>"
+def redact(text: str, key: bytes = b"") -> str:
+    """Replaces each secret in a text by a placeholder. Redacting the result again changes nothing, under any key."""
+    if len(text) < SHORT_NAME and text.isidentifier():
+        return text
+    data = _encoded(text)
+    for _ in range(MOST_ROUNDS):
+        scan = Scan(data)
+        _find_all(scan)
+        spans = scan.merged()
+        if not spans:
+            break
+        data = replaced(data, spans, key)
+    else:
+        data = placeholder("text", data, key)
+    return _decoded(data)
 
 
-def _random(match: re.Match[str]) -> str:
-    """Each part of a path is judged alone; one long run of base64 may have slashes in it."""
-    text = match.group()
-    if _looks_random(text):
-        return "<KEY>"
-    return "/".join("<KEY>" if len(part) >= MOST_ORDINARY and _looks_random(part) else part for part in text.split("/"))
+def redact_value(name: str, value: str, key: bytes = b"") -> str:
+    """Redacts the value of an argument: all of it if the name says that it is a secret."""
+    rule = named(_encoded(name))
+    data = masked(_encoded(value))
+    if rule is None or not is_secret(rule, data.strip(), b"'"):
+        return redact(value, key)
+    scheme = _SCHEME.match(data)
+    kept = scheme.end() if scheme and scheme[1].lower() in rules().schemes else 0
+    if kept and not is_literal(data[kept:]):
+        return redact(value, key)
+    secret = _encoded(value)
+    return _decoded(secret[:kept] + placeholder(rule.kind, secret[kept:], key))
 
 
-def _looks_random(text: str) -> bool:
-    """Upper case, lower case and digits thoroughly mixed; no digest, and not made of words with marks between them."""
-    if _HEX.match(text) or sum(map(str.isdigit, text)) < 3 or not (_LOWER.search(text) and _UPPER.search(text)):
-        return False
-    words = sum(len(part) for part in _MARKS.split(text) if len(part) >= 3 and _WORD.fullmatch(part))
-    if words >= WORDS * len(text):
-        return False
-    counts = Counter(text)
-    return -sum(n / len(text) * math.log2(n / len(text)) for n in counts.values()) >= RANDOM_BITS
+def redact_arguments(tool: str, arguments: Mapping[str, Any], key: bytes = b"") -> dict[str, Any]:
+    """Redacts the arguments of a call and keeps their structure. A secret number becomes a placeholder, too."""
+    label = "password" if rules().secret_tool.fullmatch(snake(_encoded(tool))) else ""
+    return _redacted_fields("", arguments, key, MOST_DEPTH, label)
+
+
+def store_key(folder: Path) -> bytes:
+    """Reads the key for the placeholders of a store, or creates it. Only the owner can read the file."""
+    path = folder / KEY_FILE
+    if not path.exists():
+        _make_key(path)
+    key = path.read_bytes()
+    if len(key) != KEY_BYTES:
+        raise ValueError(f"{path} must hold {KEY_BYTES} bytes, not {len(key)}; restore it from a backup, or remove it")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    """Creates the key file atomically. If two processes do so at once, both use the first key."""
+    aside = path.with_name(f".partial-{path.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(aside, path)
+    except FileExistsError:
+        pass
+    finally:
+        aside.unlink()
+    sync(path.parent)
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _decoded(data: bytes) -> str:
+    return data.decode("utf-8", "surrogatepass")
+
+
+# nested arguments
+
+
+def _redacted(name: str, value: Any, key: bytes, depth: int) -> Any:
+    if isinstance(value, str):
+        return redact_value(name, value, key)
+    if depth == 0:
+        return placeholder("text", b"nested too deeply", key).decode()
+    if isinstance(value, Mapping):
+        return _redacted_fields(name, value, key, depth)
+    if isinstance(value, list | tuple):
+        if snake(_encoded(name)).rpartition(b"_")[2] in rules().field_commands and _all_text(value):
+            return redact_words(value, key)
+        return [_redacted(name, part, key, depth - 1) for part in value]
+    written = "" if value is None or isinstance(value, bool) else json.dumps(value, default=str)
+    stored = redact_value(name, written, key)
+    return value if stored == written else stored
+
+
+def _redacted_fields(name: str, value: Mapping[str, Any], key: bytes, depth: int, label: str = "") -> dict[str, Any]:
+    """Redacts each field under its dotted name. In {"name": "PASSWORD", "value": …}, one field names the other."""
+    labels = (part for field, part in value.items() if _encoded(str(field)).lower() in rules().field_names)
+    label = label or next((part for part in labels if isinstance(part, str) and _names_secret(part)), "")
+    fields = {}
+    for field, part in value.items():
+        full = f"{name}.{field}" if name else str(field)
+        if label and _encoded(str(field)).lower() in rules().field_values:
+            full = label if named(_encoded(label)) else "password"
+        fields[redact(str(field), key)] = _redacted(full, part, key, depth - 1)
+    return fields
+
+
+def _names_secret(label: str) -> bool:
+    """True for PASSWORD, `#user_password`, `input[name=password]` and `Password field`."""
+    words = snake(_encoded(label)).split(b"_")
+    return len(label) <= 128 and (named(_encoded(label)) is not None or any(_is_password(word) for word in words))
+
+
+def _is_password(word: bytes) -> bool:
+    rule = named(word)
+    return rule is not None and rule.kind in ("password", "pin") and len(word) > 2
+
+
+def _all_text(values: Any) -> bool:
+    return all(isinstance(value, str) for value in values)
+
+
+def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
+    """Redacts a command that is given as a list of words."""
+    encoded = [_encoded(word) for word in words]
+    scan, command, start = Scan(b" ".join(encoded)), Command(), 0
+    for word in encoded:
+        command.words.append(Word(scan.data[start : start + len(word)], start, start + len(word), b"'"))
+        start += len(word) + 1
+    scan.begin(MOST_CANDIDATES)
+    find_in_words(scan, command)
+    _find_all(scan)
+    spans = scan.merged()
+    return [
+        redact(_decoded(_replaced_within(data, word, spans, key)), key)
+        for data, word in zip(encoded, command.words, strict=True)
+    ]
+
+
+def _replaced_within(data: bytes, word: Word, spans: list[tuple[int, int, str]], key: bytes) -> bytes:
+    """Replaces the parts of a command's spans that are in one of its words."""
+    inside = ((max(start - word.start, 0), min(end - word.start, len(data)), kind) for start, end, kind in spans)
+    return replaced(data, [span for span in inside if span[0] < span[1]], key)
+
+
+# finders: each adds one sort of secret and returns where to continue
+
+
+def _find_all(scan: Scan) -> None:
+    """Finds all secrets. E-mail addresses and random strings come last: they can be part of other secrets."""
+    patterns = (Finder(pattern.regex, partial(_find_pattern, pattern)) for pattern in rules().patterns_for(scan.data))
+    scan.run((*_finders(), *patterns), MOST_CANDIDATES)
+    scan.mask()
+    scan.run((Finder(rules().email, _find_email), Finder(rules().random, _find_random, cost=0.5)), MOST_CANDIDATES)
+
+
+@cache
+def _finders() -> tuple[Finder, ...]:
+    return (
+        Finder(rules().begin, _find_private_key, cost=8.0),
+        Finder(rules().token_start, _find_token),
+        Finder(rules().assignment, _find_assignment),
+        Finder(rules().flag, _find_flag),
+        Finder(rules().program, find_options),
+        Finder(rules().card, _find_card),
+    )
+
+
+def _find_private_key(scan: Scan, match: Any) -> int:
+    """A private key ends with its END line or, without one, where the base64 ends. Public keys are kept."""
+    bound, last = min(scan.end, match.end() + LONGEST_BLOCK), b"-----END " + match[1] + b"-----"
+    close = scan.data.find(last, match.end(), bound)
+    if rules().private not in match[1]:
+        scan.keep(match.start(), close if close >= 0 else match.end())
+        return match.end()
+    body = None if close >= 0 else rules().body.match(scan.data, match.end(), bound)
+    end = close + len(last) if close >= 0 else body.end() if body else match.start()
+    scan.add(match.start(), end, "private-key")
+    return max(end, match.end())
+
+
+def _find_token(scan: Scan, match: Any) -> int:
+    token = rules().tokens[match[1]]
+    rest = token.rest.match(scan.data, match.end(), scan.end)
+    if rest is None:
+        return match.end()
+    if not rules().token_words.fullmatch(rest[0]) and (not token.looks or looks_secret(rest[0])):
+        scan.add(match.start(1), rest.end(), token.kind)
+    return rest.end()
+
+
+def _find_pattern(pattern: Pattern, scan: Scan, match: Any) -> int:
+    group = next((group for group in pattern.groups if match.start(group) >= 0), 0)
+    secret = match[group].rstrip(b"\\")
+    if is_literal(secret) and (not pattern.looks or looks_secret(secret)):
+        scan.add(match.start(group), match.start(group) + len(secret), pattern.kind)
+    return match.end()
+
+
+def _find_assignment(scan: Scan, match: Any) -> int:
+    """password=…, "api_key": "…", TOKEN := …"""
+    rule = named(match[1])
+    if rule is None or scan.data[match.start() - 3 : match.start()] == b"://":
+        return match.end()
+    quote = scan.data[match.start() - 1 : match.start()]
+    if quote in (b'"', b"'") and match[2] is None and match[4] == b"=":  # 'password=…'
+        return _find_value(scan, rule, match.end(), within=quote)
+    empty = match[4] == b"=" and match[5] and not match[3]  # PASSWORD= ./run
+    return _find_value(scan, rule, match.end(), colon=match[4] == b":", last=bool(empty))
+
+
+def _find_flag(scan: Scan, match: Any) -> int:
+    """--password …, --token … and "--secret", "…" """
+    rule, switch = named(match[1]), snake(match[1]).partition(b"_")[0]
+    if rule is None or switch in rules().switches or scan.data[match.end() : match.end() + 1] == b"-":
+        return match.end(1)
+    return _find_value(scan, rule, match.end())
+
+
+def _find_value(scan: Scan, rule: Name, at: int, colon: bool = False, last: bool = False, within: bytes = b"") -> int:
+    """The value after a name. `last`: it must be the last word of its line. `within`: the quote around both."""
+    value = _value(scan, at, rule.line and colon, within)
+    if value is None or (last and not _LINE_END.match(scan.data, value.end, scan.end)):
+        return at
+    value = _after_scheme(scan, rule, value)
+    text = scan.data[value.start : value.end]
+    if len(text) < LONGEST_VALUE and not is_secret(rule, text, value.quote, colon):
+        return at
+    name = _COOKIE.match(text) if rule.kind == "cookie" else None
+    if name is None or is_literal(text[name.end() :], value.quote):
+        scan.add(value.start + (name.end() if name else 0), value.end, rule.kind)
+    return value.end
+
+
+def _after_scheme(scan: Scan, rule: Name, value: Value) -> Value:
+    """Skips the scheme in `Bearer token`. An unquoted value ends at the space, so the token comes next."""
+    scheme = _SCHEME.match(scan.data, value.start, min(scan.end, value.start + 64)) if rule.kind == "key" else None
+    if not scheme or scheme[1].lower() not in rules().schemes:
+        return value
+    if value.quote or value.end > scheme.end():
+        return value._replace(start=scheme.end())
+    return _value(scan, scheme.end(), False) or value
+
+
+def _value(scan: Scan, at: int, line: bool, within: bytes = b"") -> Value | None:
+    """The value that starts here. Inside quotes around it or around name and value, it can contain spaces."""
+    opening = _OPENING.match(scan.data, at, min(scan.end, at + 16))
+    if opening is not None:
+        return _quoted(scan, opening.end(), opening[1])
+    bound = min(scan.end, at + LONGEST_VALUE)
+    run = _LINE if line else _WITHIN if within else _PLAIN
+    match = run.match(scan.data, at, bound)
+    if match and match.end() == bound < scan.end:
+        match = run.match(scan.data, at, scan.end)
+        return Value(at, match.end(), b"") if match else None
+    if match and run is _WITHIN and not scan.data.startswith(within, match.end()):
+        return _value(scan, at, line)
+    if match is None:
+        return None
+    text = match[0].rstrip()
+    cut = None if line else _NEXT_NAME.search(text)
+    text = text[: cut.start()] if cut else text
+    return Value(at, at + len(text.rstrip(b"\\" if line else b",;:)}]\\")), b"")
+
+
+def _quoted(scan: Scan, start: int, quote: bytes) -> Value | None:
+    """A value that ends at the closing quote or, without one, at the end of the line."""
+    data, bound = scan.data, min(scan.end, start + LONGEST_VALUE)
+    if _CLOSING.match(data, start, scan.end) and _is_open(data, start - len(quote), quote):
+        return None
+    line, close = data.find(b"\n", start, bound), data.find(quote, start, bound)
+    while close > 0 and quote == b'"' and data[close - 1] == 0x5C and (line < 0 or close < line):
+        close = data.find(quote, close + 1, bound)
+    if close < 0 and line < 0 and bound < scan.end:
+        close, line, bound = data.find(quote, bound, scan.end), data.find(b"\n", bound, scan.end), scan.end
+    return Value(start, min((end for end in (close, line) if end >= 0), default=bound), quote)
+
+
+def _is_open(data: bytes, at: int, quote: bytes) -> bool:
+    """Whether a quote is already open here, so that the next one closes it: echo "password: "; …"""
+    line = max(data.rfind(b"\n", max(0, at - LONGEST_VALUE), at) + 1, at - LONGEST_VALUE, 0)
+    return data.count(quote, line, at) % 2 == 1
+
+
+def _find_card(scan: Scan, match: Any) -> int:
+    if is_card(match[0]):
+        scan.add(match.start(), match.end(), "card")
+        return match.end()
+    group = _DIGITS.search(match[0])  # the next group of digits can start one
+    return match.start() + group.start() if group else match.end()
+
+
+def is_card(number: bytes) -> bool:
+    """Whether some issuer uses this prefix and length, and the Luhn check passes."""
+    digits = _DIGITS.sub(b"", number).decode()
+    issued = any(
+        first <= digits[: len(first)] <= last and len(digits) in lengths for first, last, lengths in rules().issuers
+    )
+    doubled = (sum(divmod(2 * int(digit), 10)) for digit in digits[-2::-2])
+    return issued and (sum(map(int, digits[-1::-2])) + sum(doubled)) % 10 == 0
+
+
+def _find_email(scan: Scan, match: Any) -> int:
+    account, _, domain = match[0].rpartition(b"@")
+    last = domain.rpartition(b".")[2].lower()
+    ordinary = account.lower() in rules().accounts or last in rules().files
+    if not ordinary and len(last) >= 2 and last.isalpha() and not _in_url(scan.data, match.start()):
+        scan.add(match.start(), match.end(), "email")
+    return match.end()
+
+
+def _in_url(data: bytes, at: int) -> bool:
+    """Whether this is the user in https://user@host."""
+    before = data[max(0, at - 256) : at]
+    scheme = before.rfind(b"://")
+    return scheme >= 0 and not re.search(rb"[\s/\"'<>]", before[scheme + 3 :])
+
+
+def _find_random(scan: Scan, match: Any) -> int:
+    """A run of base64 characters that looks random, or parts of a path that do."""
+    start, end = match.span()
+    if end - start < LEAST_RANDOM:
+        return end
+    text = scan.data[start:end]
+    spans = [(0, len(text))] if looks_random(text) else [part.span() for part in _PARTS.finditer(text)]
+    for first, last in spans:
+        if not looks_random(text[first:last]):
+            continue
+        if scan.afford(start + first) and not _is_public(scan.data, start + first, start + last):
+            scan.add(start + first, start + last, "key")
+    return end
+
+
+def _is_public(data: bytes, start: int, end: int) -> bool:
+    """Whether this is a digest, a fingerprint, a public key or an address."""
+    before = data[max(0, start - 32) : start]
+    return bool(rules().public.fullmatch(data[start:end]) or rules().public_before.search(before))
