@@ -102,19 +102,20 @@ class Decider:
         """The answer, and what is recorded of it."""
         self._refresh()
         serving, done = self.serving, read(call, self.store.folder)
-        plain = [safe(stored(act)) for act in done.acts]
-        texts = [redact(text) for text in act_texts(call, done.acts)]
+        key = self.store.key
+        plain = [safe(stored(act), key) for act in done.acts]
+        texts = [redact(text, key) for text in act_texts(call, done.acts)]
         p_A = self._score(serving, texts, done)
-        named = digest(call, self.store.key)
+        named = digest(call, key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
         judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
         i = worst([ActVerdict(one.outcome, one.reason) for one in judged])
         probability = _probability(judged[i], min(p_A), serving.policy)
-        told = [safe(act.plain()) for act in done.acts]
+        told = [safe(act.plain(), key) for act in done.acts]
         id = new_id(self.store.clock())
         answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
-        said = {"text": redact(calls.text(call)), "digest": named, "texts": texts, "worst": i, "acts": plain}
+        said = {"text": redact(calls.text(call), key), "digest": named, "texts": texts, "worst": i, "acts": plain}
         who = {"session": call.session, "actor": call.actor}
         return answer, {**answer._asdict(), **said, **own, **who}
 

@@ -91,8 +91,8 @@ class Giver(NamedTuple):
 class Journal:
     """Of `mebibytes` at most."""
 
-    def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float]):
-        self.folder, self.clock, self.mebibytes = folder, clock, mebibytes
+    def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float], key: bytes = b""):
+        self.folder, self.clock, self.mebibytes, self.key = folder, clock, mebibytes, key
         self.env = open_environment(folder, mebibytes, len(DATABASES))
         self._db = {name: self.env.open_db(name.encode()) for name in DATABASES}
 
@@ -440,7 +440,7 @@ class Journal:
     def _put(self, txn: Any, name: str, key: bytes, record: dict[str, Any]) -> None:
         txn.put(
             key,
-            json.dumps({field: safe(value) for field, value in record.items()}, ensure_ascii=False).encode(),
+            json.dumps({field: safe(value, self.key) for field, value in record.items()}, ensure_ascii=False).encode(),
             db=self._db[name],
         )
 
@@ -482,13 +482,13 @@ def is_held(text: str) -> bool:
     return _hash(text)[0] % HELD_SHARE == 0
 
 
-def safe(value: Any) -> Any:
+def safe(value: Any, key: bytes = b"") -> Any:
     """Without secrets."""
     if isinstance(value, str):
-        return redact(value)
+        return redact(value, key)
     if isinstance(value, dict):
-        return {name: safe(inner) for name, inner in value.items()}
-    return [*map(safe, value)] if isinstance(value, list | tuple) else value
+        return {name: safe(inner, key) for name, inner in value.items()}
+    return [safe(inner, key) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _just_made(id: str, now: float) -> bool:

@@ -37,7 +37,7 @@ _FORMAT = re.compile(rb"-[neEr]+\Z|(?:%[-\d.]*[a-z]|\\[a-z0-9]|\W)*+\Z")
 _PRINTERS = frozenset((b"echo", b"printf", b"print", b"yes"))
 
 
-class Word(NamedTuple):
+class PlainWord(NamedTuple):
     """A word of a command without the quotes around it, and its span."""
 
     text: bytes
@@ -47,13 +47,13 @@ class Word(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Command:
+class PlainCommand:
     """A simple command. `piped`: its input is the output of the previous one. `here`: the words after <<<.
     `documents`: where the delimiters of its here-documents start."""
 
     piped: bool = False
-    words: list[Word] = field(default_factory=list)
-    here: list[Word] = field(default_factory=list)
+    words: list[PlainWord] = field(default_factory=list)
+    here: list[PlainWord] = field(default_factory=list)
     documents: list[int] = field(default_factory=list)
 
 
@@ -69,29 +69,29 @@ def _find_on_line(scan: Scan, start: int, end: int, depth: int) -> int:
     return end
 
 
-def _piped(commands: list[Command], place: int) -> list[Word]:
+def _piped(commands: list[PlainCommand], place: int) -> list[PlainWord]:
     """What is piped into a command by the one before it, or by those in parentheses: (echo a; echo b) | …"""
     closed = not commands[place - 1].words
     earlier = commands[max(0, place - MOST_IN_PARENTHESES) : place] if closed else [commands[place - 1]]
     return [word for command in earlier for word in _printed(command)]
 
 
-def _printed(command: Command) -> list[Word]:
+def _printed(command: PlainCommand) -> list[PlainWord]:
     """The arguments of echo or printf."""
     printer = next((place for place, word in enumerate(command.words[:3]) if word.text in _PRINTERS), None)
     words = [] if printer is None else command.words[printer + 1 :]
     return [word for word in words if not _FORMAT.match(word.text)]
 
 
-def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[Command], int]:
+def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[PlainCommand], int]:
     """The commands of a line, and where it ends. A backslash at the end continues the line."""
-    commands, last, before, reserve = [Command()], start, b"", scan.left / 2
+    commands, last, before, reserve = [PlainCommand()], start, b"", scan.left / 2
     for match in _TOKENS.finditer(scan.data, start, end):
         if not scan.afford(match.start(), COST_OF_WORD, reserve):
             break
         last, text = match.end(), match[0]
         if match.lastindex == WORD:
-            word = Word(text, match.start(), last)
+            word = PlainWord(text, match.start(), last)
             if b'"' in text or b"'" in text:
                 _find_within(scan, word, depth)
                 word = _unquoted(word)
@@ -107,20 +107,20 @@ def _line(scan: Scan, start: int, end: int, depth: int) -> tuple[list[Command], 
             if text in (b"<<", b"<<-"):
                 commands[-1].documents.append(last)
             elif not _REDIRECTION.match(text):
-                commands.append(Command(piped=text == b"|"))
+                commands.append(PlainCommand(piped=text == b"|"))
     return commands, max(last, start + 1)
 
 
-def _unquoted(word: Word) -> Word:
+def _unquoted(word: PlainWord) -> PlainWord:
     """The word without the quotes around it."""
     quote = word.text[:1]
     if quote not in (b'"', b"'"):
         return word
     closed = len(word.text) > 1 and word.text.endswith(quote)
-    return Word(word.text[1 : len(word.text) - closed], word.start + 1, word.end - closed, quote)
+    return PlainWord(word.text[1 : len(word.text) - closed], word.start + 1, word.end - closed, quote)
 
 
-def _find_within(scan: Scan, word: Word, depth: int) -> None:
+def _find_within(scan: Scan, word: PlainWord, depth: int) -> None:
     """Adds the secrets of commands in quotes: bash -c "…", ssh host '…'."""
     if depth == MOST_DEPTH or not _SPACE.search(word.text):
         return
@@ -131,7 +131,7 @@ def _find_within(scan: Scan, word: Word, depth: int) -> None:
         start = max(_find_on_line(scan, line or start, end, depth + 1), match.end())
 
 
-def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
+def _heredoc(scan: Scan, start: int) -> Iterator[PlainWord]:
     """The lines of a here-document."""
     name = _TOKENS.search(scan.data, start, scan.end)
     body = scan.data.find(b"\n", start, scan.end) + 1
@@ -143,11 +143,11 @@ def _heredoc(scan: Scan, start: int) -> Iterator[Word]:
         if text == delimiter or not scan.afford(body, 2 * COST_OF_WORD):
             return
         at = body + line.find(text)
-        yield Word(text, at, at + len(text))
+        yield PlainWord(text, at, at + len(text))
         body += len(line)
 
 
-def find_in_words(scan: Scan, command: Command, printed: Sequence[Word] = ()) -> None:
+def find_in_words(scan: Scan, command: PlainCommand, printed: Sequence[PlainWord] = ()) -> None:
     """Adds the secrets of one command, for each known program among its words. `printed` is its input."""
     table, applied = rules().programs, 0
     for index, word in enumerate(command.words):
@@ -162,7 +162,7 @@ def find_in_words(scan: Scan, command: Command, printed: Sequence[Word] = ()) ->
             break
 
 
-def _affordable(scan: Scan, words: list[Word], times: int) -> list[Word]:
+def _affordable(scan: Scan, words: list[PlainWord], times: int) -> list[PlainWord]:
     """The words that the budget allows to be looked at so many times."""
     for count, word in enumerate(words):
         if not scan.afford(word.start, COST_OF_WORD * times):
@@ -179,7 +179,9 @@ def _base(word: bytes) -> bytes:
     return word[:-4] if word[-4:].lower() == b".exe" else word
 
 
-def _apply(scan: Scan, program: Program, words: list[Word], command: Command, printed: Sequence[Word]) -> None:
+def _apply(
+    scan: Scan, program: Program, words: list[PlainWord], command: PlainCommand, printed: Sequence[PlainWord]
+) -> None:
     arguments = _after_sub(program, words)
     if arguments is None or not _has_needed(program, words):
         return
@@ -197,7 +199,7 @@ def _apply(scan: Scan, program: Program, words: list[Word], command: Command, pr
         _find_input(scan, program, command, printed)
 
 
-def _after_sub(program: Program, words: list[Word]) -> list[Word] | None:
+def _after_sub(program: Program, words: list[PlainWord]) -> list[PlainWord] | None:
     """The words after the subcommand, or None if it is a different one."""
     if not program.sub:
         return words
@@ -210,7 +212,7 @@ def _after_sub(program: Program, words: list[Word]) -> list[Word] | None:
     return None
 
 
-def _has_needed(program: Program, words: list[Word]) -> bool:
+def _has_needed(program: Program, words: list[PlainWord]) -> bool:
     if not program.needs:
         return True
     for word in words:
@@ -223,7 +225,7 @@ def _has_needed(program: Program, words: list[Word]) -> bool:
     return False
 
 
-def _find_option_values(scan: Scan, program: Program, words: list[Word]) -> None:
+def _find_option_values(scan: Scan, program: Program, words: list[PlainWord]) -> None:
     taken = False
     for place, word in enumerate(words):
         if taken:
@@ -239,7 +241,7 @@ def _find_option_values(scan: Scan, program: Program, words: list[Word]) -> None
         taken = _find_option_value(scan, program, word, words[place + 1] if place + 1 < len(words) else None)
 
 
-def _find_option_value(scan: Scan, program: Program, word: Word, following: Word | None) -> bool:
+def _find_option_value(scan: Scan, program: Program, word: PlainWord, following: PlainWord | None) -> bool:
     """Adds the secret in the value of an option. Returns whether the value is the next word."""
     text, options = word.text, program.options
     name = b"-" + text[-1:] if program.cluster and _GROUP.match(text) else text
@@ -254,12 +256,12 @@ def _find_option_value(scan: Scan, program: Program, word: Word, following: Word
     return False
 
 
-def _add_after(scan: Scan, program: Program, value: Word, separators: tuple[bytes, ...]) -> None:
+def _add_after(scan: Scan, program: Program, value: PlainWord, separators: tuple[bytes, ...]) -> None:
     for separator in separators:
         _add(scan, program.kind, _after(scan, value, separator))
 
 
-def _find_positions(scan: Scan, program: Program, arguments: list[Word]) -> None:
+def _find_positions(scan: Scan, program: Program, arguments: list[PlainWord]) -> None:
     others = [word for word in arguments if word.quote or not _OPTION.match(word.text)]
     for position in program.words:
         if -len(others) <= position < len(others):
@@ -273,7 +275,7 @@ def _find_positions(scan: Scan, program: Program, arguments: list[Word]) -> None
             _add(scan, program.kind, word)
 
 
-def _find_pairs(scan: Scan, program: Program, arguments: list[Word]) -> None:
+def _find_pairs(scan: Scan, program: Program, arguments: list[PlainWord]) -> None:
     for place, word in enumerate(arguments):
         if program.pairs and b"=" in word.text and not word.text.startswith((b"-", b"@")):
             _add(scan, program.kind, _after(scan, word, b"="))
@@ -285,20 +287,20 @@ def _find_pairs(scan: Scan, program: Program, arguments: list[Word]) -> None:
                 _add(scan, rule.kind, value)
 
 
-def _find_input(scan: Scan, program: Program, command: Command, printed: Sequence[Word]) -> None:
+def _find_input(scan: Scan, program: Program, command: PlainCommand, printed: Sequence[PlainWord]) -> None:
     """Adds what is piped in, the words after <<< and the lines of here-documents."""
     documents = (word for start in command.documents for word in _heredoc(scan, start))
     for word in (*printed, *command.here, *documents):
         _add(scan, program.kind, _after(scan, word, program.stdin or b""))
 
 
-def _after(scan: Scan, word: Word, separator: bytes) -> Word | None:
+def _after(scan: Scan, word: PlainWord, separator: bytes) -> PlainWord | None:
     """The part of a word after a separator, or None without the separator."""
     at = word.text.find(separator)
     return _part(scan, word, at + len(separator)) if at >= 0 else None
 
 
-def _part(scan: Scan, word: Word, offset: int, length: int | None = None) -> Word:
+def _part(scan: Scan, word: PlainWord, offset: int, length: int | None = None) -> PlainWord:
     """A part of a word, without the quotes around it. It ends before a later quote that contains spaces."""
     start = word.start + offset
     text = scan.data[start : word.end if length is None else start + length]
@@ -306,13 +308,13 @@ def _part(scan: Scan, word: Word, offset: int, length: int | None = None) -> Wor
     if opening and opening in b"\"'":
         inner = text.find(opening) + 1
         text, quote = text[inner:].partition(text[:inner])[0], opening
-        return Word(text, start + inner, start + inner + len(text), quote)
+        return PlainWord(text, start + inner, start + inner + len(text), quote)
     later = _QUOTE.search(text) if not word.quote else None
     if later and (later[0][:1] == b"\\" or _SPACE.search(text, later.end())):
         text = text[: later.start()]
-    return Word(text, start, start + len(text), word.quote)
+    return PlainWord(text, start, start + len(text), word.quote)
 
 
-def _add(scan: Scan, kind: str, word: Word | None) -> None:
+def _add(scan: Scan, kind: str, word: PlainWord | None) -> None:
     if word is not None and is_literal(word.text, word.quote):
         scan.add(word.start, word.end, kind)

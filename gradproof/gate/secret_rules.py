@@ -82,7 +82,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Rules:
+class SecretRules:
     """All of secrets.toml, compiled."""
 
     tokens: dict[bytes, Token]
@@ -125,7 +125,7 @@ class Rules:
 
 
 @cache
-def rules() -> Rules:
+def rules() -> SecretRules:
     """Compiles the rules once. Raises ValueError if RE2 is not installed."""
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     tokens = {
@@ -136,7 +136,7 @@ def rules() -> Rules:
     programs = _programs(data["program"])
     stems = "|".join(data["names"]["stems"])
     email, card, values, fields = data["email"], data["card"], data["values"], data["fields"]
-    return Rules(
+    return SecretRules(
         tokens=tokens,
         token_start=compiled(rf"(?:^|[^0-9A-Za-z])({_alternatives(tokens)})"),
         token_words=compiled(data["tokens"]["words"]),

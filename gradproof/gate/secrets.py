@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.files import sync
-from gradproof.gate.secret_options import Command, Word, find_in_words, find_options
+from gradproof.gate.secret_options import PlainCommand, PlainWord, find_in_words, find_options
 from gradproof.gate.secret_rules import (
     LEAST_RANDOM,
     Name,
@@ -189,9 +189,9 @@ def _all_text(values: Any) -> bool:
 def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
     """Redacts a command that is given as a list of words."""
     encoded = [_encoded(word) for word in words]
-    scan, command, start = Scan(b" ".join(encoded)), Command(), 0
+    scan, command, start = Scan(b" ".join(encoded)), PlainCommand(), 0
     for word in encoded:
-        command.words.append(Word(scan.data[start : start + len(word)], start, start + len(word), b"'"))
+        command.words.append(PlainWord(scan.data[start : start + len(word)], start, start + len(word), b"'"))
         start += len(word) + 1
     scan.begin(MOST_CANDIDATES)
     find_in_words(scan, command)
@@ -203,7 +203,7 @@ def redact_words(words: Sequence[str], key: bytes = b"") -> list[str]:
     ]
 
 
-def _replaced_within(data: bytes, word: Word, spans: list[tuple[int, int, str]], key: bytes) -> bytes:
+def _replaced_within(data: bytes, word: PlainWord, spans: list[tuple[int, int, str]], key: bytes) -> bytes:
     """Replaces the parts of a command's spans that are in one of its words."""
     inside = ((max(start - word.start, 0), min(end - word.start, len(data)), kind) for start, end, kind in spans)
     return replaced(data, [span for span in inside if span[0] < span[1]], key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +17,10 @@ from pathlib import Path
 from gradproof.files import write_atomically
 from gradproof.gate.journal import SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
+from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
 
-SETTINGS, KEY = "store.json", "key"
+SETTINGS = "store.json"
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Store:
         except (json.JSONDecodeError, TypeError) as error:
             raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
         self.folder, self.clock, self.rules = folder, clock, folder / FILE
-        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock)
         self.key = store_key(folder)
+        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, self.key)
         self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
 
     @classmethod
@@ -91,15 +91,6 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
-
-
-def store_key(folder: Path) -> bytes:
-    """The key of the hashes that stand for secrets and calls: in a file of its own, which only its owner may read."""
-    path = folder / KEY
-    if not path.exists():
-        write_atomically(path, os.urandom(32).hex())
-        path.chmod(0o600)
-    return bytes.fromhex(path.read_text(encoding="utf-8").strip())
 
 
 def check_folder(folder: Path) -> bool:
