@@ -8,7 +8,8 @@ what is there; and inputs that are not contiguous. What a module refuses by itse
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -108,37 +109,52 @@ class Calls:
             for name, g in _given(grads, self.right):
                 total[name] += g
                 sizes[name] += float(g.norm())
-        yield from differing(dict(total), self.right, self._bands(self.right, sizes), self.unit)
+        yield from differing(dict(total), self.right, self._bands_of_sum(sizes), self.unit)
 
-    def _bands(self, right: Mapping[str, Tensor], sizes: Mapping[str, float]) -> dict[str, BandOf]:
+    def _usual_band(self, name: str) -> BandOf:
+        """As it was measured; else units of the whole gradient, for what cancels to less is rounding."""
+        size, whole = float(self.right[name].norm()), math.hypot(*(float(g.norm()) for g in self.right.values()))
+        width = self.unit * max(4 * size, whole)
+        return self.bands.get(name) or BandOf(width, max(self.unit, width / size if size else 0.0))
+
+    def _bands_of_sum(self, sizes: Mapping[str, float]) -> dict[str, BandOf]:
         """Bands where a gradient is a sum of terms of these sizes, and may be far smaller than they are."""
         bands = {}
-        for name, g in right.items():
-            size = float(g.norm())
-            own = self.bands.get(name, BandOf(4 * self.unit * size, self.unit))
+        for name, g in self.right.items():
+            size, own = float(g.norm()), self._usual_band(name)
             width = max(own.width, 4 * self.unit * sizes[name])
             bands[name] = BandOf(width, max(own.factor, width / size if size else 0.0))
         return bands
 
     def strided_cotangent(self) -> Iterator[tuple[str, Deviation]]:
         """Every second number of a larger tensor; other orders of the axes in memory; then those of `sum().backward()`
-        and `sum(0)`, which are expanded."""
-        apart = tuple(torch.stack([c, torch.full_like(c, torch.nan)], -1)[..., 0] for c in self.cotangents)
-        yield from self._wrong(self._pulled(apart))
-        most = max(c.dim() for c in self.cotangents)
-        if most >= 2:
-            yield from self._wrong(self._pulled(tuple(map(_reversed, self.cotangents))))
-        if most >= 3:
-            yield from self._wrong(self._pulled(tuple(map(_swapped, self.cotangents))))
-        yield from self._expanded(tuple(c.new_ones(()).expand(c.shape) for c in self.cotangents))
-        if most >= 2:
-            rows = tuple(c[:1].expand(c.shape) if c.dim() >= 2 and len(c) else c for c in self.cotangents)
-            yield from self._expanded(rows)
+        and `sum(0)`, which are expanded. A module may refuse some of them."""
+        refusals: list[Exception] = []
+        for attempt in self._attempts():
+            try:
+                yield from attempt()
+            except Exception as error:
+                refusals.append(error)
+        if refusals:
+            raise refusals[0]
 
-    def _expanded(self, cotangents: Outputs) -> Iterator[tuple[str, Deviation]]:
+    def _attempts(self) -> Iterator[Callable[[], Iterator[tuple[str, Deviation]]]]:
+        most = max(c.dim() for c in self.cotangents)
+        for axes, order in ((0, _apart), (2, _reversed), (3, _swapped)):
+            if most >= axes:
+                yield partial(self._as_plain, order)
+        for axes, expand in ((0, _one_number), (2, _one_row)):
+            if most >= axes:
+                yield partial(self._expanded, expand)
+
+    def _as_plain(self, order: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Deviation]]:
+        yield from self._wrong(self._pulled(tuple(map(order, self.cotangents))))
+
+    def _expanded(self, expand: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Deviation]]:
         """Cotangents of stride 0 beside contiguous ones of the same numbers."""
+        cotangents = tuple(map(expand, self.cotangents))
         plain = self._pulled(tuple(c.contiguous() for c in cotangents))
-        right = {name: g for name, g in _given(plain, self.right) if bool(g.isfinite().all())}
+        right = _finite(_given(plain, self.right))
         yield from differing(self._pulled(cotangents), right, self._bands_of(cotangents, right), self.unit)
 
     def _bands_of(self, cotangents: Outputs, right: Mapping[str, Tensor]) -> dict[str, BandOf]:
@@ -149,7 +165,7 @@ class Calls:
         bands = {}
         for name, g in right.items():
             usual, size = float(self.right[name].norm()), float(g.norm())
-            own = self.bands.get(name, BandOf(4 * self.unit * usual, self.unit))
+            own = self._usual_band(name)
             width = larger * max(own.width, 16 * self.unit * usual)
             bands[name] = BandOf(width, max(own.factor, width / size if size else 0.0))
         return bands
@@ -163,7 +179,7 @@ class Calls:
         """A forward, another one on other inputs and with other random numbers, and their backwards in either order."""
         values, others = self.runner.values, self._others()
         (alone,) = self._flight(values, others, (1,))
-        right = dict(_given(alone, alone))
+        right = _finite(_given(alone, alone))
         for order in ((0, 1), (1, 0)):
             taken = dict(zip(order, self._flight(values, others, order), strict=True))
             yield from self._wrong(taken[0])
@@ -211,7 +227,7 @@ class Calls:
         outputs, grads = self._step(values, reset=False)
         if not all(same(y, before, self.unit) for y, before in zip(outputs, from_start, strict=True)):
             raise Stateful("its forward depends on the calls before it")
-        yield from self._wrong(grads, {name: g for name, g in _given(right, self.right) if bool(g.isfinite().all())})
+        yield from self._wrong(grads, _finite(_given(right, self.right)))
 
     def _step(self, values: Mapping[str, Tensor], reset: bool = True) -> tuple[Outputs, Gradients]:
         runner = self.runner
@@ -285,6 +301,10 @@ def _given(grads: Gradients, among: Collection[str]) -> Iterator[tuple[str, Tens
     return ((name, g.detach().double()) for name, g in grads.items() if g is not None and name in among)
 
 
+def _finite(grads: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: g for name, g in grads if bool(g.isfinite().all())}
+
+
 def _cast(cotangent: Tensor, output: Tensor) -> Tensor:
     """In the output's dtype, with the same strides as before."""
     if cotangent.dtype == output.dtype or not cotangent.numel():
@@ -295,6 +315,18 @@ def _cast(cotangent: Tensor, output: Tensor) -> Tensor:
     return laid_out(cast, strides).expand(cotangent.shape)
 
 
+def _apart(cotangent: Tensor) -> Tensor:
+    return torch.stack([cotangent, torch.full_like(cotangent, torch.nan)], -1)[..., 0]
+
+
+def _one_number(cotangent: Tensor) -> Tensor:
+    return cotangent.new_ones(()).expand(cotangent.shape)
+
+
+def _one_row(cotangent: Tensor) -> Tensor:
+    return cotangent[:1].expand(cotangent.shape) if cotangent.dim() >= 2 and len(cotangent) else cotangent
+
+
 def _reversed(cotangent: Tensor) -> Tensor:
     """Column-major: the first axis is the fastest."""
     return permuted(cotangent, *reversed(range(cotangent.dim())))
@@ -302,8 +334,10 @@ def _reversed(cotangent: Tensor) -> Tensor:
 
 def _swapped(cotangent: Tensor) -> Tensor:
     """The last two axes the other way round, as after `transpose(1, 2)`."""
-    *outer, last, second = range(cotangent.dim()) if cotangent.dim() >= 2 else (0, 0)
-    return permuted(cotangent, *outer, second, last) if cotangent.dim() >= 2 else cotangent
+    if cotangent.dim() < 2:
+        return cotangent
+    *outer, rows, columns = range(cotangent.dim())
+    return permuted(cotangent, *outer, columns, rows)
 
 
 def _rolled(leaf: Any) -> Any:

@@ -5,7 +5,7 @@ A transposed view, or a slice of something larger, holds the same numbers as its
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradproof.proof.structure import dense
 
@@ -15,7 +15,7 @@ ROOM = 8  # times the numbers themselves: with larger gaps a copy is made withou
 def strides_to_keep(tensor: Tensor) -> tuple[int, ...] | None:
     """The strides that a copy needs; None if it can be contiguous: because the tensor is, because its entries share
     memory, or because the gaps are too large."""
-    if not dense(tensor) or tensor.is_contiguous():
+    if type(tensor) not in (Tensor, nn.Parameter) or not dense(tensor) or tensor.is_contiguous():
         return None
     extent = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):

@@ -298,6 +298,18 @@ class ManyOutputs(nn.Module):
         return [first, *(torch.tanh(i * first) for i in range(1, 9)), tenth]
 
 
+class BeforeNorm(nn.Module):
+    """The gradient of the bias before a norm is rounding alone, in one output as in both."""
+
+    def __init__(self):
+        super().__init__()
+        self.b, self.norm, self.out = nn.Parameter(torch.randn(6)), nn.BatchNorm1d(6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        y = self.norm(x + self.b)
+        return y, torch.tanh(self.out(y))
+
+
 # Features of very different size.
 
 
@@ -429,6 +441,8 @@ RIGHT = {
     ),
     "each output alone": lambda: (Flow(), (x(),)),
     "many outputs": lambda: (ManyOutputs(False), (x(),)),
+    "two outputs of a norm": lambda: (BeforeNorm(), (x(),)),
+    "two outputs of a norm in float64": lambda: (BeforeNorm().double(), (x().double(),)),
     "standardised features": standardised,
     "standardised features around zero": lambda: standardised(made=scattered),
     "a large feature with a small weight": lambda: large_feature(lambda x, z, w: z @ w.T),
