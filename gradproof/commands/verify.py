@@ -56,7 +56,7 @@ def verify(
         list[str] | None,
         typer.Option(
             help="Case: a check to leave out (dtype, point, parameters_only, inputs_only, strided_cotangent, "
-            "in_flight, retained_graph, accumulation, eval, one_row); may be repeated."
+            "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row); may be repeated."
         ),
     ] = None,
     allow_unjudged: Annotated[

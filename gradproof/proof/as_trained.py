@@ -11,9 +11,9 @@ are those of the float64 run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from torch.utils._pytree import tree_leaves
 from gradproof.contract import Gradients, Outputs
 from gradproof.precision.watching import Watching
 from gradproof.proof.runner import Runner
+
+T = TypeVar("T")
 
 REPLICAS = (4, 12)  # and so many more, where something leaves their band
 EXCESS = 6.0  # times the band, that a right gradient stays below
@@ -108,7 +110,7 @@ def as_trained(
     bands: dict[str, BandOf] = {}
     for more in REPLICAS:
         taken += [_run(runner, cotangents, like, seed) for seed in range(len(taken) + 1, len(taken) + 1 + more)]
-        bands = {name: _band(g, grads.get(name), [one.get(name) for one in taken], unit) for name, g in right.items()}
+        bands = {name: band_of(g, grads.get(name), [one.get(name) for one in taken], unit) for name, g in right.items()}
         wrong = {
             name: found for name, g in right.items() if (found := deviation(grads.get(name), g, bands[name], unit))
         }
@@ -118,9 +120,14 @@ def as_trained(
 
 
 def _run(runner: Runner, cotangents: Outputs, like: Watching, seed: int | None) -> Gradients:
-    """One run, off by units where there is a seed. Fused attention draws its dropout where nobody can draw it again,
-    and cancels where no unit is added: then it is taken apart."""
-    apart, grads = seed is not None or like.draws, Gradients()
+    _, grads = repeated(lambda: runner.run(runner.values, cotangents), like, seed)
+    return {name: None if grad is None else grad.detach().double() for name, grad in grads.items()}
+
+
+def repeated(run: Callable[[], T], like: Watching, seed: int | None = None) -> T:
+    """A run that draws and decides as `like` did, off by units where there is a seed. Fused attention draws its dropout
+    where nobody can draw it again, and cancels where no unit is added: then it is taken apart."""
+    apart = seed is not None or like.draws
     for routing in (True, False) if like.choices else (False,):
         mode: AbstractContextManager[Any] = nullcontext()
         if seed is not None:
@@ -129,15 +136,15 @@ def _run(runner: Runner, cotangents: Outputs, like: Watching, seed: int | None) 
             mode = Watching(like=like, routing=routing)
         try:
             with mode, sdpa_kernel(SDPBackend.MATH) if apart else nullcontext():
-                _, grads = runner.run(runner.values, cotangents)
-            break
+                return run()
         except RuntimeError:  # decisions that cannot be replayed: as they come, then
             if not routing:
                 raise
-    return {name: None if grad is None else grad.detach().double() for name, grad in grads.items()}
+    raise AssertionError("unreachable")
 
 
-def _band(right: Tensor, plain: Tensor | None, replicas: list[Tensor | None], unit: float) -> BandOf:
+def band_of(right: Tensor, plain: Tensor | None, replicas: Sequence[Tensor | None], unit: float) -> BandOf:
+    """What replicas of a tensor say of it."""
     size = float(right.norm())
     plain = torch.zeros_like(right) if plain is None else plain
     moved = [one - plain for one in replicas if one is not None and bool(one.isfinite().all())]

@@ -21,7 +21,7 @@ from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.watching import Watching
 from gradproof.proof.as_trained import Jitter, as_trained
-from gradproof.proof.calls import IN_WORDS, WAYS, Calls
+from gradproof.proof.calls import IN_WORDS, WAYS, Calls, Stateful, same
 from gradproof.proof.conventions import ALONG, FLOAT32_ERROR, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judge, Judgement, judge, overall
 from gradproof.proof.probing import Probe, Prober
@@ -36,6 +36,7 @@ IN_FLOAT64 = "judged in float64"  # what a verdict notes where nothing else need
 CHECKS = ("dtype", "point", *WAYS, "eval", "one_row")
 OTHERWISE = 0.3  # of the output's size: a float64 run that is further off computes something else
 NOT_ASKED = "no gradient is given for it, and none was asked for"
+OUTPUT_UNIT = 2.0**-50  # to a few of which two float64 forwards agree
 VANISHING = 1e-8  # of its size at the given point
 SENTINEL = 1e9  # inputs from here on are marks, not data
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
@@ -184,6 +185,7 @@ class ModuleProof:
             return self._finished()
         if not options.quick:
             self._second_point()
+            self._second_step()
             self._evaluated()
             self._one_row()
         self._as_trained(grads)
@@ -298,7 +300,23 @@ class ModuleProof:
         self.spent += prober.forwards
         return judged
 
-    # Other functions: eval() after train(), and one row.
+    # Other functions: the one after a first step, eval() after train(), and one row.
+
+    def _second_step(self) -> None:
+        """Where the forward depends on the calls before it, what it computes after a first step is another function.
+        Where it does not, the ways to call compare the gradients alone."""
+        if "second_step" in self.options.skip:
+            return
+        runner, state = self.runner, self.state
+        values = second_point(runner.values, frozenset(runner.inputs), self.fixed, self.options.seed)
+        with suppress(Exception, SystemExit), Recorder(runner.promote) if runner.promote else nullcontext():
+            from_start = runner.forward(values)
+            with state.after(lambda: runner.run(runner.values, self.cotangents)):
+                outputs = runner.forward(values)
+                self.spent += 3
+                if all(same(y, before, OUTPUT_UNIT) for y, before in zip(outputs, from_start, strict=True)):
+                    return
+                self._another("second_step", f"wrong {IN_WORDS['second_step']}", values)
 
     def _evaluated(self) -> None:
         if "eval" in self.options.skip or not any(m.training for m in self.module.modules()):
@@ -345,16 +363,17 @@ class ModuleProof:
             self.fixed = fixed
             self.runner.arguments(given)
 
-    def _another(self, check: str, lead: str) -> None:
+    def _another(self, check: str, lead: str, values: Mapping[str, Tensor] | None = None) -> None:
         """The module as another function, by two directions of differences."""
         runner = self.runner
+        values = runner.values if values is None else values
         with Recorder(runner.promote):
-            outputs = runner.forward(runner.values)
+            outputs = runner.forward(values)
         self._cotangents = draw_cotangents(outputs, self.options.seed)
         with runner.promoting:
-            _, grads = runner.run(runner.values, self._cotangents)
+            _, grads = runner.run(values, self._cotangents)
         self.spent += 2
-        subject, grads = self._subject(runner.values), self._asked(grads)
+        subject, grads = self._subject(values), self._asked(grads)
         found = self._screened(subject, grads, 2)
         seen = [name for name, j in found.items() if j.status == "refuted"]
         if seen:  # two directions may err; eight more, and each tensor by itself, do not
@@ -404,12 +423,17 @@ class ModuleProof:
             )  # fmt: skip
             narrow.chosen = self.runner.chosen
             trained = as_trained(narrow, self.cotangents, proven, watch, unit)
+            grads = trained.grads
+            if (
+                watch.draws or watch.choices
+            ):  # those were float64's; however it is called, it draws and decides by itself
+                _, grads = narrow.run(narrow.values, self.cotangents)
         except (Exception, SystemExit) as error:
             self._noted("dtype", f"in {words} it could not be judged: {one_line(error)}")
             self._back_in_float64()
             return None
         self._wrong("dtype", trained.wrong, f"right in float64, wrong in {words}")
-        return narrow, {n: g for n, g in trained.grads.items() if n not in trained.wrong}, trained.bands
+        return narrow, {n: g for n, g in grads.items() if n not in trained.wrong}, trained.bands
 
     def _back_in_float64(self) -> None:
         runner = self.runner
@@ -428,11 +452,17 @@ class ModuleProof:
             if self.judged[name].status != "refuted" and name not in self.runner.stepped and bool(g.isfinite().all())
         }
         for result in calls.results(skip):
-            if result.refusal is not None:
+            if isinstance(result.refusal, Stateful) and any(check.name == result.name for check in self.checks):
+                continue  # judged by differences
+            if result.refusal is not None and not result.wrong:
                 self._noted(result.name, f"{result.name} could not be tried: {one_line(result.refusal)}")
-            else:
-                new = {name: found for name, found in result.wrong.items() if self.judged[name].status != "refuted"}
-                self._wrong(result.name, new, f"wrong {IN_WORDS[result.name]}")
+                continue
+            # Where an output depends on the layout, that is the reason for whatever else was found.
+            new = {n: found for n, found in result.wrong.items() if result.name == "layout" or self._accusable(n)}
+            self._wrong(result.name, new, f"wrong {IN_WORDS[result.name]}")
+
+    def _accusable(self, name: str) -> bool:
+        return name not in self.judged or self.judged[name].status != "refuted"
 
     # The end.
 

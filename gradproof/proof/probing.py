@@ -3,6 +3,8 @@
 For a direction v and a step τ, with the displacements as they were rounded,
 
     R(τ) = [L(θ + τv) − L(θ − τv) − ⟨g, (θ + τv) − (θ − τv)⟩]/2τ  =  ⟨∇L − g, v⟩ + aτ² + noise/τ
+
+The entries of v are normal, times the size of the tensor or, where its columns differ in scale, of the column.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from gradproof.contract import Outputs, Subject
 from gradproof.proof.recorder import AS_IT_IS, Promotion, Recorder
+from gradproof.proof.value_sizes import sizes_of
 from gradproof.streams import seeded
 
 
@@ -73,9 +76,9 @@ class Prober:
         self.subject, self.cotangents, self.seed, self.promote = subject, cotangents, seed, promote
         self.values = {name: value.detach() for name, value in subject.values.items()}
         self.grads = {name: None if grad is None else self._judged(name, grad.double()) for name, grad in grads.items()}
-        self.sizes = _sizes({name: self._judged(name, value) for name, value in self.values.items()})
+        self.sizes = sizes_of({name: self._judged(name, value) for name, value in self.values.items()})
         self._weights = {
-            name: 0.0 if grad is None else self.sizes[name] * float(grad.norm()) for name, grad in self.grads.items()
+            name: 0.0 if grad is None else float((self.sizes[name] * grad).norm()) for name, grad in self.grads.items()
         }
         self.forwards = spent
         self.base = base or self._evaluate({})
@@ -177,14 +180,6 @@ class Prober:
             self.failure = error
             return Probe(math.nan, 0, 0.0, 0.0)
         return Probe.of(outputs, self.cotangents, recorder)
-
-
-def _sizes(values: Mapping[str, Tensor]) -> dict[str, float]:
-    """The root mean square of each tensor; one that is zero moves like the others do."""
-    rms = {name: float(value.double().square().mean().sqrt()) for name, value in values.items() if value.numel()}
-    known = [size for size in rms.values() if 0 < size < math.inf]
-    usual = statistics.median(known) if known else 1.0
-    return {name: size if 0 < (size := rms.get(name, 0.0)) < math.inf else usual for name in values}
 
 
 def extrapolated(wide: Pair, narrow: Pair, number: int) -> Direction:

@@ -1,7 +1,8 @@
 """Runs a user's module at given values: forward, and backward by `.backward()` on its own outputs.
 
 Every floating output with a gradient is projected, on a direction of its own. Tensors that share memory are one value,
-named after all of them. Before each run state, generators and values are what they were.
+named after all of them. Before each run state, generators and values are what they were. Inputs lie in memory as they
+were given.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gradproof.contract import Gradients, Outputs
 from gradproof.heap import give_back
+from gradproof.proof.memory_layout import laid_out, strides_to_keep
 from gradproof.proof.recorder import Promotion, Recorder
 from gradproof.proof.state import ModuleState, wider
 from gradproof.proof.structure import dense, floating, gradient_values, holding, leaves_of, numbers, opaque, rebuilt
@@ -40,6 +43,8 @@ class Runner:
     elsewhere  by name, where a gradient was found that did not go to `.grad`
     stepped    the parameters whose own values a backward has changed
     rewritten  those whose values the forward itself changes
+    strides    by name, those of the arguments that are not contiguous
+    copied     the names of those that are passed as contiguous copies all the same
     """
 
     def __init__(
@@ -63,6 +68,7 @@ class Runner:
         self.elsewhere: dict[str, str] = {}
         self.stepped: set[str] = set()
         self.rewritten: set[str] = set()
+        self.copied: frozenset[str] = frozenset()
         self.notes: list[str] = []
         self.chosen: tuple[int, ...] | None = None
         self.groups = self._groups()
@@ -79,8 +85,12 @@ class Runner:
         self.leaves = [_copied(leaf, self.dtype, self.device) for _, leaf in listed]
         self.inputs: dict[str, int] = {}
         self.asked: set[str] = set()  # inputs that require a gradient by themselves
+        self.strides: dict[str, tuple[int, tuple[int, ...]]] = {}
         for i, (path, leaf) in enumerate(listed):
             name = INPUT + _leaf_name(path, names, self.keyword)
+            strides = strides_to_keep(leaf) if isinstance(leaf, Tensor) else None
+            if strides is not None:
+                self.strides[name] = i, strides
             if name in self.held:
                 continue
             if isinstance(leaf, Tensor) and floating(leaf):
@@ -197,6 +207,8 @@ class Runner:
                 p.grad = None  # of a backward that did not come to its end
             if values[name] is not self._current[name] or name in self.stepped or name in self.rewritten:
                 self._put(group, values[name])
+            if values[name] is not self._current[name]:
+                increment_version(group)  # as an optimizer does: some caches go by it
                 self._current[name] = values[name]
         leaves = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
         self.leaf_inputs: dict[str, Tensor] = {}
@@ -206,6 +218,9 @@ class Runner:
             if differentiated:
                 self.leaf_inputs[name] = value.requires_grad_()
             leaves[i] = holding(self.leaves[i], value.clone())
+        for name, (i, strides) in self.strides.items():
+            if name not in self.copied:
+                leaves[i] = laid_out(leaves[i], strides)
         return rebuilt(self.given, iter(leaves))
 
     def _put(self, group: list[nn.Parameter], value: Tensor) -> None:

@@ -72,9 +72,7 @@ class ModuleState:
                 tensor.data.copy_(start)
             else:
                 tensor.data = start.clone()
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
+        seed_generators(seed)
 
     def restore(self) -> None:
         """The module as it was found."""
@@ -92,6 +90,18 @@ class ModuleState:
         change()
         self._scopes = [(scope, scope.copy()) for scope, _ in self._scopes]
 
+    @contextmanager
+    def after(self, steps: Callable[[], Any]) -> Iterator[None]:
+        """The state that `steps` leave is the one that `reset` goes back to."""
+        before = self._scopes, self._start
+        try:
+            steps()
+            self._scopes = [(scope, scope.copy()) for scope, _ in self._scopes]
+            self._start = [(tensor, tensor.data.clone()) for tensor, _ in self._start]
+            yield
+        finally:
+            self._scopes, self._start = before
+
     def _rewind(self) -> None:
         """Attributes, containers and generators."""
         for scope, copy in self._scopes:
@@ -102,10 +112,21 @@ class ModuleState:
             elif len(scope) != len(copy) or any(a is not b for a, b in zip(scope, copy, strict=True)):
                 scope.clear()
                 (scope.update if isinstance(scope, set) else scope.extend)(copy)
+        self.rewind_generators()
+
+    def rewind_generators(self) -> None:
+        """The module's own."""
         for generator, state in self._torch_generators:
             generator.set_state(state)
         for generator, state in self._numpy_generators:
             generator.bit_generator.state = state
+
+
+def seed_generators(seed: int) -> None:
+    """Those that all share: torch's, Python's and numpy's."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
 
 
 def wider(dtype: torch.dtype, target: torch.dtype | None) -> torch.dtype:

@@ -35,7 +35,7 @@ def test_model_is_proven(make):
     report = gradproof.verify(make(), (torch.randint(0, 64, (2, 10)),))
     assert report.status == "proven", report.summary
     (subject,) = report.subjects
-    assert subject.forwards <= 40 + 8 * len(subject.parameters)
+    assert subject.forwards <= 60 + 8 * len(subject.parameters)  # the ways to call it cost the same for any model
 
 
 def test_one_spoilt_expert_is_named():

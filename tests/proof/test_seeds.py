@@ -1,13 +1,18 @@
 """200 seeds of right modules: no false alarm."""
 
 import called_modules
+import misused_modules
 import modules
 import pytest
 import torch
 
 import gradproof
 
-RIGHT = {**modules.RIGHT, **{f"{name}, as it trains": case for name, case in called_modules.RIGHT.items()}}
+RIGHT = {
+    **modules.RIGHT,
+    **{f"{name}, as it trains": case for name, case in called_modules.RIGHT.items()},
+    **{f"{name}, called otherwise": case for name, case in misused_modules.RIGHT.items()},
+}
 
 
 @pytest.mark.slow
