@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.acts.act import NOTHING, Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart, knowledge
 from gradproof.gate.acts.paths import (
@@ -1006,5 +1007,9 @@ def _nothing(command: Command) -> Output:
 
 
 def load() -> None:
-    """Brings in the readers of the other files."""
+    """Brings in the readers of the other files, and the parser of SQL, which takes its time."""
+    try:
+        import sqlglot  # noqa: F401
+    except ImportError:
+        raise ValueError(MISSING_EXTRA) from None
     from gradproof.gate.acts import containers, databases, git, interpreters, requests, system, wrappers  # noqa: F401

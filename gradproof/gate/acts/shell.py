@@ -25,6 +25,7 @@ MOST_TEXT = 8 * 2**10  # bytes of shell that are parsed; quoted heredocs apart
 MOST_DEPTH = 12  # of commands inside commands
 MOST_ALTERNATIVES = 32  # that one word may stand for
 MOST_FOLDERS = 4
+MOST_COMMANDS = 500
 MOST_SAID = 2000  # characters of a command that an act keeps
 OPEN, CLOSE, COMMA = "\ue004", "\ue005", "\ue006"  # unquoted { } ,
 MARKS = str.maketrans({"*": STAR, "?": ANY, "[": RANGE, "{": OPEN, "}": CLOSE, ",": COMMA})
@@ -36,6 +37,14 @@ OTHER_SHELL = re.compile(
     r"|set -[lgxUe]{1,2} \w+ \S|end\s*$|function \w+\s*$|for \w+ in [^;\n]*\n(?!\s*do\b)\s*\w+[^\n]*\nend\b)"
 )
 BODIES = ("compound_statement", "do_group", "else_clause", "elif_clause", "case_item", "program", "subshell")
+STATEMENTS = frozenset(
+    (
+        *("list", "pipeline", "subshell", "compound_statement", "negated_command", "if_statement", "elif_clause"),
+        *("else_clause", "while_statement", "c_style_for_statement", "for_statement", "case_statement", "command"),
+        *("function_definition", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"),
+        "redirected_statement",
+    )
+)
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 ANSI = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
 
@@ -130,13 +139,18 @@ class Reading:
         self.written: dict[str, str] = {}  # path → what was written to it in this call, or before it
         self.fetched: dict[str, str] = {}  # path → the host that it came from
         self.explained: set[str] = set()  # words that are targets of acts
+        self.running: set[int] = set()  # functions that are being read
+        self.commands = 0
+        self.exhausted = False
+        self._unknown: set[Act] = set()
 
     def state(self) -> State:
         return State((self.around.cwd,), written=self.written, fetched=self.fetched)
 
     def unknown(self, program: str, why: str, state: State | None = None) -> None:
         act = unknown(program, why, state.via if state else frozenset())
-        if act not in self.acts:
+        if act not in self._unknown:
+            self._unknown.add(act)
             self.acts.append(act)
 
     # texts
@@ -158,36 +172,82 @@ class Reading:
     def _shell(self, text: str, state: State, stdin: Output) -> Output:
         bodies: list[str] = []
         short = HEREDOC_BODY.sub(lambda match: _set_aside(match, bodies), text) if "<<" in text else text
+        short = BLANK_LINES.sub("\n", short)
         source = short.encode("utf-8", "replace")
         if self.parsed + len(source) > MOST_TEXT:
-            source = self._cut(source, state)
-        self.parsed += len(source)
-        root = _parser().parse(source).root_node
-        if root.has_error:
+            source = self._cut(source, MOST_TEXT - self.parsed, state)
+        if (too_deep := _too_deep(source)) is not None:
+            source = self._cut(source, too_deep, state)
+        root = self._parsed(source, state)
+        if root.has_error or OTHER_SHELL.search(short[:MOST_TEXT]):
             self.unknown("sh", "shell that cannot be parsed", state)
-            if OTHER_SHELL.search(text):
-                self.unknown("sh", "the syntax of another shell", state)
-        elif OTHER_SHELL.search(short):
-            self.unknown("sh", "the syntax of another shell", state)
-        walk = _Walk(self, bodies)
+        walk = _Walk(self, bodies, source)
         return walk.statements(root.children, state, stdin)
 
-    def _cut(self, source: bytes, state: State) -> bytes:
+    def _parsed(self, source: bytes, state: State) -> Node:
+        """The tree of a text. The parser takes long over errors, and cannot be stopped: a long text is tried by its
+        beginning first, and where that is wrong, the rest is not read."""
+        size = FIRST_PIECE
+        while size < len(source):
+            piece = source[: _end(source, size)]
+            root = _parser().parse(piece).root_node
+            if _wrong_inside(root, len(piece) - size // 4):
+                self.parsed += len(piece)
+                self._cut(source, len(piece), state)
+                return root
+            size *= 2
+        self.parsed += len(source)
+        return _parser().parse(source).root_node
+
+    def _cut(self, source: bytes, room: int, state: State) -> bytes:
         """As much as is parsed, up to the end of a command."""
-        room = max(0, MOST_TEXT - self.parsed)
-        head, rest = source[:room], source[room:]
-        end = max(head.rfind(b"\n"), head.rfind(b";"), head.rfind(b"&&"), 0)
-        head, rest = source[:end], source[end:]
+        end = _end(source, max(0, room))
         self.unknown("sh", "more text than is read", state)
-        for act in unread(rest.decode("utf-8", "replace"), state):
-            self.acts.append(act)
-        return head
+        self.acts += unread(source[end:].decode("utf-8", "replace"), state)
+        return source[:end]
+
+
+def _end(source: bytes, room: int) -> int:
+    """Where the last command ends that fits."""
+    head = source[:room]
+    return max(head.rfind(b"\n"), head.rfind(b";"), head.rfind(b"&&"), 0)
+
+
+def _too_deep(source: bytes) -> int | None:
+    """Where a text gets so nested, or has so many marks in a row, as no shell has it and the parser takes long over."""
+    depth, runs = 0, RUNS.search(source)
+    for match in NESTING.finditer(source):
+        depth += 1 if match.lastgroup == "opens" else -1
+        if depth > MOST_NESTING:
+            return min(match.start(), runs.start()) if runs else match.start()
+        depth = max(depth, 0)
+    return runs.start() if runs else None
+
+
+def _wrong_inside(root: Node, before: int) -> bool:
+    """Whether there is an error that is not just the end of a text that was cut."""
+    if not root.has_error:
+        return False
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if (node.type == "ERROR" or node.is_missing) and node.end_byte < before:
+            return True
+        waiting += [child for child in node.children if child.has_error]
+    return False
 
 
 HEREDOC_BODY = re.compile(
     r"(?P<start><<-?[ \t]*(?:'(?P<a>[^'\n]+)'|\"(?P<b>[^\"\n]+)\")[^\n]*\n)"
     r"(?P<body>(?:[^\n]*\n)*?)(?P<end>[ \t]*(?:(?P=a)|(?P=b))(?=\n|\Z))"
 )
+BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
+RUNS = re.compile(rb"[][()<>|&;`${}]{12,}")  # of marks, as no shell has them and the parser takes long over
+NESTING = re.compile(
+    rb"(?P<opens>\b(?:do|then|case)\b|[({]|<<)|(?P<closes>\b(?:done|fi|esac)\b|[)}]|^EOF$)", re.MULTILINE
+)
+MOST_NESTING = 24
+FIRST_PIECE = 2**10
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
 
@@ -228,8 +288,8 @@ def _parser() -> Parser:
 class _Walk:
     """Through one tree."""
 
-    def __init__(self, reading: Reading, bodies: Sequence[str]):
-        self.reading, self.bodies = reading, bodies
+    def __init__(self, reading: Reading, bodies: Sequence[str], source: bytes = b""):
+        self.reading, self.bodies, self.source = reading, bodies, source
 
     # statements
 
@@ -239,6 +299,8 @@ class _Walk:
         for node in nodes:
             if not node.is_named or node.type == "comment":
                 continue
+            if self.reading.exhausted:
+                break
             before = state.cwds
             one = self.statement(node, state, stdin)
             if state.cwds != before and not state.strict and not _leaves_on_failure(node):
@@ -247,9 +309,8 @@ class _Walk:
         return output
 
     def statement(self, node: Node, state: State, stdin: Output = NO_INPUT) -> Output:
-        read = getattr(self, f"_{node.type}", None)
-        if read is not None:
-            return read(node, state, stdin)
+        if node.type in STATEMENTS:
+            return getattr(self, f"_{node.type}")(node, state, stdin)
         if node.type == "ERROR" or node.is_missing:
             self.reading.unknown("sh", "shell that cannot be parsed", state)
             return self.statements(node.children, state.copy(), stdin)
@@ -379,14 +440,17 @@ class _Walk:
 
     def call(self, body: Node, state: State, words: Sequence[Word], stdin: Output) -> Output:
         """A function, with its parameters."""
-        if self.reading.depth > MOST_DEPTH:
-            self.reading.unknown("sh", "a function that calls itself", state)
+        reading = self.reading
+        if reading.depth > MOST_DEPTH or body.id in reading.running:
+            reading.unknown("sh", "a function that calls itself", state)
             return Output()
-        self.reading.depth += 1
+        reading.depth += 1
+        reading.running.add(body.id)
         was, state.parameters = state.parameters, tuple(words)
         output = self.statement(body, state, stdin)
         state.parameters = was
-        self.reading.depth -= 1
+        reading.running.discard(body.id)
+        reading.depth -= 1
         return output
 
     # assignments
@@ -471,11 +535,23 @@ class _Walk:
         words += more
         if not words:
             return Output("")
+        self.reading.commands += 1
+        if self.reading.commands > MOST_COMMANDS:
+            self._too_many(node, state)
+            return Output()
         before = len(self.reading.acts)
         output = run(self.reading, words, inner, stdin, self)
         state.cwds = inner.cwds
         self._said(before, node)
         return output
+
+    def _too_many(self, node: Node, state: State) -> None:
+        """From a command on that is beyond those that are read."""
+        reading = self.reading
+        if not reading.exhausted:
+            reading.exhausted = True
+            reading.unknown("sh", "more commands than are read", state)
+            reading.acts += unread(_bytes(self.source, node.start_byte, len(self.source)), state)
 
     def _said(self, first: int, node: Node) -> None:
         """Notes of the acts since `first` which command did them; the innermost command counts."""

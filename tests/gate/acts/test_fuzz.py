@@ -1,4 +1,5 @@
-"""Calls that nobody wrote: random JSON, random bytes, mutated real ones. Other ones each time; a failure names its seed."""
+"""Calls that nobody wrote: random JSON, random bytes, mutated real ones; others each time, and a failure names its
+seed."""
 
 import json
 import os
