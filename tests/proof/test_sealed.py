@@ -14,15 +14,21 @@ import gradproof
 FOLDER = Path(__file__).parent / "sealed"
 
 
-def test_the_set_is_the_one_that_was_sealed():
-    digest, _ = (FOLDER / "modules.sha256").read_text().split()
-    assert hashlib.sha256((FOLDER / "modules.py").read_bytes()).hexdigest() == digest
+SETS = ("modules", "modules_2")
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_set_is_the_one_that_was_sealed(name):
+    digest, _ = (FOLDER / f"{name}.sha256").read_text().split()
+    assert hashlib.sha256((FOLDER / f"{name}.py").read_bytes()).hexdigest() == digest
 
 
 @pytest.mark.slow
-def test_every_module_of_the_sealed_set():
-    spec = importlib.util.spec_from_file_location("sealed_modules", FOLDER / "modules.py")
-    module = sys.modules["sealed_modules"] = importlib.util.module_from_spec(spec)
+@pytest.mark.parametrize("name", SETS)
+def test_every_module_of_the_sealed_set(name):
+    spec = importlib.util.spec_from_file_location(f"sealed_{name}", FOLDER / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[f"sealed_{name}"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
