@@ -417,8 +417,9 @@ def _copied(b: Bounds, out: Tensor, before: Any, source: Tensor, *_: Any) -> Ten
 
 def _put(b: Bounds, out: Tensor, before: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor:
     """Rows that are added up where they belong together, in any order."""
-    squares = aten.index_put(_zeros(out), indices, _float(values).square(), True)
-    through = aten.index_put(_like(b, before).square(), indices, _like(b, values).square(), accumulate).sqrt()
+    zeros, errors = _zeros(out), _like(b, before).square()  # a large table may be narrower than the rows put into it
+    squares = aten.index_put(zeros, indices, _float(values).square().to(zeros.dtype), True)
+    through = aten.index_put(errors, indices, _like(b, values).square().to(errors.dtype), accumulate).sqrt()
     count = max(1, values.shape[0] if values.dim() else 1)
     return _hypot(through, math.sqrt(count) * b.unit(out) * squares.sqrt()) if accumulate else through
 

@@ -51,3 +51,11 @@ def test_an_admission_without_evidence_is_judged_again(monkeypatch, tmp_path):
     key = admissions._key(path_of(variant, shape))
     cache.keep("admissions", key, dict(op="combine", kernel="cpu", admitted=True, reason="", evidence=[]))
     assert admissions.admission(variant, shape).evidence
+
+
+def test_a_large_table_of_tokens_is_admitted(monkeypatch, tmp_path):
+    """Its errors are held in float32, those of the rows that are added to it in float64."""
+    monkeypatch.setenv("GRADPROOF_CACHE", str(tmp_path))
+    monkeypatch.setattr(admissions, "_judged", {})
+    shape = shape_of("transformer-gate", 4)
+    assert [admissions.admission(variant, shape).reason for variant in admissions.variants("embedding", shape)] == [""]
