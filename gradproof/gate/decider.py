@@ -38,7 +38,7 @@ WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
 MOMENT = 0.05  # seconds of decisions that are written together
 LOOK_AGAIN = 50  # decisions between two looks at whether the model is trusted
-MOST_SCORED = 32  # acts of one call that the model reads, the strictest first
+MOST_SCORED = 16  # acts of one call that the model reads, the strictest first
 
 
 class Answer(NamedTuple):
@@ -81,6 +81,8 @@ class Decider:
         torch.set_num_threads(1)
         self.store, self.wait, self.alone = store, wait, alone
         self.serving = load_serving(store)
+        for many in (4, MOST_SCORED):  # kernels are proven before the first call that needs them
+            self.serving.probabilities([f"Bash\ncommand: word {i}" for i in range(many)])
         self.corrections = Corrections(store.journal.corrections())
         self._seen = self._news()
         self._loading: threading.Thread | None = None
@@ -193,14 +195,15 @@ class Decider:
     def _load(self) -> None:
         seen = self._news()
         if seen[0] != self.serving.number:
-            self.serving = load_serving(self.store)
+            self.serving = load_serving(self.store, self.serving)
         if seen[1] != self._seen[1]:
             self.corrections = Corrections(self.store.journal.corrections())
         self._seen = seen
 
 
-def load_serving(store: Store) -> Serving:
-    """The serving version; loaded again where it was replaced and pruned while being read."""
+def load_serving(store: Store, before: Serving | None = None) -> Serving:
+    """The serving version; loaded again where it was replaced and pruned while being read. What was checked of the
+    version `before` need not be checked again."""
     while True:
         number = store.versions.serving()
         if number == 0:
@@ -208,6 +211,8 @@ def load_serving(store: Store) -> Serving:
         try:
             record, weights = store.versions.get(number).record, store.versions.weights(number)
             serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]), record.get("people", False))
+            if before is not None and before.gate.network.config == serving.gate.network.config:
+                serving.gate.paths.update(before.gate.paths)
             # Its kernels are admitted and checked before the first call comes, on a text as long as any.
             serving.probabilities(["word " * serving.gate.network.config.context])
             return serving
