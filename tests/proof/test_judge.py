@@ -18,7 +18,7 @@ def test_op_is_proven(name):
     assert {evidence.claim for evidence in verdict.evidence} == claimed
 
 
-@pytest.mark.parametrize("name", ["moe", "dense"])
+@pytest.mark.parametrize("name", [pytest.param("moe", marks=pytest.mark.slow), "dense"])
 def test_model_is_proven_in_all_its_options(name):
     verdicts = list(judge_model(name))
     assert [v.name for v in verdicts if v.status != "proven"] == []

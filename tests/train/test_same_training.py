@@ -51,6 +51,7 @@ def check(figures):
     assert logged["kernels"] <= 2 * max(logged["one_ulp"]) + unit, figures
 
 
+@pytest.mark.slow
 def test_loss_ema_over_200_steps(script, device):
     """An approximation in a kernel (a fast exponential, a sum in bf16, TF32) would be within what admission allows in
     one call, and grow from step to step."""

@@ -80,7 +80,7 @@ def same_result(one, other):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("clip", [pytest.param(None, marks=pytest.mark.slow), 0.5])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bits_of_the_parts(name, clip, threads, calls):
     """A norm before the auxiliary terms, a count that is one behind, a correction that is not read: any would show."""

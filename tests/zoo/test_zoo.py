@@ -17,7 +17,7 @@ SAMPLE = [
     "overflow_square",
     "ties_softmax",
     "underflow_likelihood",
-    "loop_normaliser",
+    pytest.param("loop_normaliser", marks=pytest.mark.slow),
 ]
 
 
