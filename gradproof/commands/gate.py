@@ -42,6 +42,10 @@ def init(
             metavar="FILE.jsonl", help="Labelled calls of your own; left out, made-up ones, and a cold start."
         ),
     ] = None,
+    old: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="OLD", help="A store of the first format: learn from what people said there."),
+    ] = None,
     size: Annotated[int | None, typer.Option(metavar="MIB", help="Of decisions and signals, at most.", min=1)] = None,
     false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,
     false_block: Annotated[float | None, typer.Option(help="Share of calls to allow that may be blocked.")] = None,
@@ -71,7 +75,7 @@ def init(
         )
         settings = {name: value for name, value in given.items() if value is not None}
         with stages() as say:
-            record = _init(store, data, settings, seed, say)
+            record = _init(store, data, old, settings, seed, say)
         _show_status(record, json)
 
 
@@ -377,24 +381,30 @@ def _opened(kind: Any, folder: Path) -> Iterator[Store]:
         store.close()
 
 
-def _init(folder: Path, data: Path | None, given: dict[str, Any], seed: int, say: Any) -> dict[str, Any]:
+def _init(
+    folder: Path, data: Path | None, old: Path | None, given: dict[str, Any], seed: int, say: Any
+) -> dict[str, Any]:
     """Nothing is written before the model is trained."""
     from dataclasses import asdict
 
     from gradproof.gate import founding
+    from gradproof.gate.old_store import rows_of
     from gradproof.gate.status import status as status_of
     from gradproof.gate.store import Settings, Store, check_folder
 
     before = None
     if check_folder(folder):
-        with _opened(Store, folder) as old:
-            before = old.settings if old.versions.serving() else None
-    if before is not None and data is not None:
-        raise ValueError(f"there is a gate in {folder} already; name a new folder for one that starts from {data}")
+        with _opened(Store, folder) as there:
+            before = there.settings if there.versions.serving() else None
+    if before is not None and (data or old) is not None:
+        raise ValueError(
+            f"there is a gate in {folder} already; name a new folder for one that starts from {data or old}"
+        )
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
     trained = None
     if before is None:
         rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+        rows += rows_of(old) if old is not None else []
         learned, held = founding.split(rows, seed)
         trained = founding.train(learned, seed, say), learned, held
     with _opened(lambda path: Store.create(path, settings), folder) as store:
