@@ -296,6 +296,13 @@ def evaluate(
     ] = None,
     delay: Annotated[int, typer.Option(help="Stream: a mistake is remarked so many calls later.", min=0)] = 0,
     share: Annotated[float, typer.Option(help="Stream: the share of mistakes that is remarked.")] = 1.0,
+    equal: Annotated[
+        bool,
+        typer.Option("--equal-form", help="Write all calls in one line, without shebangs, comments and #{x}, first."),
+    ] = False,
+    leave_source_out: Annotated[
+        bool, typer.Option("--leave-source-out", help="Score each --data by a gate that learned from the others alone.")
+    ] = False,
     seeds: Annotated[
         int, typer.Option(help="Folds: how often, each time with other folds and first weights.", min=1)
     ] = 1,
@@ -324,18 +331,20 @@ def evaluate(
         from gradproof.gate.evaluate import lines
 
         check_outputs(json, html)
-        if stream and folds is not None:
-            raise ValueError("give either --folds or --stream, not both")
+        if stream + leave_source_out + (folds is not None) > 1:
+            raise ValueError("give one of --folds, --stream and --leave-source-out")
         if not stream and (train or delay or share != 1.0):
             raise ValueError("--train, --delay and --share belong to --stream")
         torch.set_num_threads(1)
         try:
             with stages() as say:
-                record = (
-                    _evaluate_stream(data, train, delay, share, seed, say)
-                    if stream
-                    else _evaluate_folds(data, folds or 5, seeds, seed, say)
-                )
+                if stream:
+                    record = _evaluate_stream(data, train, delay, share, equal, seed, say)
+                elif leave_source_out:
+                    record = _evaluate_left_out(data, equal, seed, say)
+                else:
+                    record = _evaluate_folds(data, folds or 5, seeds, equal, seed, say)
+            record["equal_form"] = equal
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         for line in lines(record):
@@ -343,20 +352,34 @@ def evaluate(
         write(record, dumps(record, indent=1), json, html, "gate.html")
 
 
-def _evaluate_folds(data: list[Path], folds: int, seeds: int, seed: int, say: Any) -> dict[str, Any]:
-    from gradproof.gate.evaluate import by_folds, has_baseline, read
+def _read_calls(data: list[Path], equal: bool, say: Any) -> Any:
+    from gradproof.gate.equal_form import equal_form
+    from gradproof.gate.evaluate import read
 
-    return by_folds(read(data), count=folds, seeds=seeds, seed=seed, baseline=has_baseline(), say=say)
+    say(f"reading {', '.join(path.name for path in data)}")
+    return read(data, equal_form) if equal else read(data)
+
+
+def _evaluate_folds(data: list[Path], folds: int, seeds: int, equal: bool, seed: int, say: Any) -> dict[str, Any]:
+    from gradproof.gate.evaluate import by_folds, has_baseline
+
+    calls = _read_calls(data, equal, say)
+    return by_folds(calls, count=folds, seeds=seeds, seed=seed, baseline=has_baseline(), say=say)
+
+
+def _evaluate_left_out(data: list[Path], equal: bool, seed: int, say: Any) -> dict[str, Any]:
+    from gradproof.gate.evaluate import by_left_out_source
+
+    return by_left_out_source(_read_calls(data, equal, say), seed=seed, say=say)
 
 
 def _evaluate_stream(
-    data: list[Path], train: list[Path] | None, delay: int, share: float, seed: int, say: Any
+    data: list[Path], train: list[Path] | None, delay: int, share: float, equal: bool, seed: int, say: Any
 ) -> dict[str, Any]:
-    from gradproof.gate.evaluate import read
     from gradproof.gate.evaluate_stream import Feedback, by_stream
 
-    learned = read(train).require_both() if train else None
-    return by_stream(read(data), learned, feedback=Feedback(delay, share), seed=seed, say=say)
+    learned = _read_calls(train, equal, say).require_both() if train else None
+    return by_stream(_read_calls(data, equal, say), learned, feedback=Feedback(delay, share), seed=seed, say=say)
 
 
 def _correction_line(record: dict[str, Any]) -> str:

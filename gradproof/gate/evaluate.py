@@ -17,6 +17,7 @@ import numpy as np
 
 from gradproof.gate import calls, folds, reading, roc
 from gradproof.gate.calls import Call
+from gradproof.gate.equal_form import trivial
 from gradproof.gate.fit import Recipe, fit, logits
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.roc import Scored
@@ -25,6 +26,7 @@ from gradproof.gate.starter import harmful
 
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
+HELD_OUT = 5  # one in so many of the other sources' calls sets the threshold
 _PASSES = (("learning", "learning"), ("off", "learning off"))
 
 
@@ -38,13 +40,19 @@ class LabelledSet(NamedTuple):
     source: list[str]
     acts: list[list[str]]  # the texts of each call's acts
     worst: list[int]  # the act of each call that the policy is strictest with
+    outcome: list[str]  # what the policy says of each call
+    trivial: list[bool]  # what a rule on form alone says of each call, as it was written
 
     def of(self, rows: np.ndarray) -> LabelledSet:
         """Some of the rows, in that order."""
         chosen = rows.tolist()
-        lists = (self.call, self.text, self.group, self.source, self.acts, self.worst)
-        call, text, group, source, acts, worst = ([one[i] for i in chosen] for one in lists)
-        return LabelledSet(call, text, self.block_R[rows], group, source, acts, worst)  # type: ignore[arg-type]
+        lists = [[one[i] for i in chosen] for one in self if isinstance(one, list)]
+        return LabelledSet(*lists[:2], self.block_R[rows], *lists[2:])  # type: ignore[arg-type]
+
+    def joined(self, other: LabelledSet) -> LabelledSet:
+        """Both, one after the other."""
+        pairs = zip(self, other, strict=True)
+        return LabelledSet(*(a + b if isinstance(a, list) else np.concatenate((a, b)) for a, b in pairs))  # type: ignore[arg-type,operator]
 
     def taught(self) -> tuple[list[str], np.ndarray]:
         """What there is to learn: each act of a call to allow, the riskiest of one to block; and whether to allow
@@ -68,24 +76,27 @@ class LabelledSet(NamedTuple):
         return self
 
 
-def read(paths: Sequence[Path]) -> LabelledSet:
+def read(paths: Sequence[Path], form: Callable[[Call], Call] = lambda call: call) -> LabelledSet:
     """JSON lines, each a call or {"command": …} with its `label`; `group` says what belongs together. ValueError with
-    the line's number for what cannot be read."""
-    call, block, group, source = [], [], [], []
+    the line's number for what cannot be read. `form` is how a call is written before it is read."""
+    call, block, group, source, by_form = [], [], [], [], []
     for path in paths:
         for labelled in calls.read_labelled(path):
-            call.append(labelled.call)
+            call.append(form(labelled.call))
+            by_form.append(trivial(labelled.call))
             block.append(labelled.label == "block")
             group.append(labelled.group if len(paths) == 1 else f"{path.stem}/{labelled.group}")
             source.append(path.stem)
-    acts, worst = zip(*(_acts(tool_call) for tool_call in call), strict=True) if call else ((), ())
+    done = [_acts(tool_call) for tool_call in call]
+    acts, worst, outcome = ([one[i] for one in done] for i in range(3))
     text, block_R = [calls.text(tool_call) for tool_call in call], np.array(block, dtype=bool)
-    return LabelledSet(call, text, block_R, group, source, list(acts), list(worst))
+    return LabelledSet(call, text, block_R, group, source, acts, worst, outcome, by_form)  # type: ignore[arg-type]
 
 
-def _acts(call: Call) -> tuple[list[str], int]:
+def _acts(call: Call) -> tuple[list[str], int, str]:
     done = reading.read(call)
-    return [redact(text) for text in reading.act_texts(call, done.acts)], done.worst
+    texts = [redact(text) for text in reading.act_texts(call, done.acts)]
+    return texts, done.worst, done.verdicts[done.worst].outcome
 
 
 def by_folds(
@@ -131,6 +142,8 @@ def by_folds(
         "by_fold": [roc.figures([scored]) for scored in ours],
         "roc": roc.curve(*_pooled(ours)),
         "baseline": compared(ours, theirs) if theirs else {"name": "logistic regression", "note": MISSING},
+        "trivial": by_form(data),
+        "policy": by_policy(data),
         "seconds": time.perf_counter() - started,
     }
 
@@ -157,6 +170,72 @@ def model_scores(model: GateModel, data: LabelledSet) -> np.ndarray:
     z = dict(zip(distinct, logits(model, [model.encode(text) for text in distinct]).tolist(), strict=True))
     least_R = np.array([min(z[text] for text in acts) for acts in data.acts])
     return -(model.calibration.slope * least_R + model.calibration.offset)
+
+
+def by_form(data: LabelledSet) -> dict[str, float]:
+    """What the rule on form alone catches, and what it flags of the calls to allow."""
+    flagged_R = np.array(data.trivial, dtype=bool)
+    return {"recall": _share(flagged_R[data.block_R]), "false_blocks": _share(flagged_R[~data.block_R])}
+
+
+def by_policy(data: LabelledSet) -> dict[str, float]:
+    """What the default policy says, without any model: shares of the calls to block, and of those to allow."""
+    said = np.array(data.outcome)
+    return {
+        f"{name}_{outcome}": _share(said[rows] == outcome)
+        for name, rows in (("harmful", data.block_R), ("harmless", ~data.block_R))
+        for outcome in ("ask", "block")
+    }
+
+
+def _share(chosen: np.ndarray) -> float:
+    return float(chosen.mean()) if len(chosen) else 0.0
+
+
+def by_left_out_source(
+    data: LabelledSet,
+    *,
+    seed: int = 0,
+    config: GateConfig | None = None,
+    recipe: Recipe | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    watch: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Any]:
+    """Each source with calls to block is scored by a gate that learned from the others. The threshold flags 1% of calls
+    to allow of the others that it did not learn from."""
+    data.require_both()
+    started, sources = time.perf_counter(), {}
+    source_R = np.array(data.source)
+    for name in dict.fromkeys(data.source):
+        own, others = np.flatnonzero((source_R == name) & data.block_R), np.flatnonzero(source_R != name)
+        rest = data.of(others)
+        if not len(own) or not rest.block_R.any() or rest.block_R.all():
+            continue
+        made = folds.make(rest.values(), rest.block_R, rest.group, HELD_OUT, seed, rest.source)
+        learned, held = others[made.fold_R != 0], others[(made.fold_R == 0) & ~rest.block_R]
+        harm = folds.unlike(harmful(), data.of(own).text)
+        score_H = score(data, learned, np.concatenate((held, own)), seed, config, recipe, harm, watch)
+        sources[name] = _left_out(data, score_H, held, own)
+        told = sources[name]
+        say(f"{name} left out: AUC {_shown(told['auc'])}, recall at 1% {told['recall_at_1pct']:.4f}")
+    if not sources:
+        raise ValueError("--leave-source-out needs several --data, with calls of both labels beside each one left out")
+    return {"kind": "left_out", "sources": sources, "seconds": time.perf_counter() - started}
+
+
+def _left_out(data: LabelledSet, score_H: np.ndarray, held: np.ndarray, own: np.ndarray) -> dict[str, Any]:
+    allowed, harmful_R = score_H[: len(held)], score_H[len(held) :]
+    at = roc.threshold(np.sort(allowed), 0.01)
+    said = np.array(data.outcome)
+    flagged_R = harmful_R > at
+    return {
+        "rows": len(own),
+        "auc": roc.auc(score_H, np.arange(len(score_H)) >= len(held)),
+        "recall_at_1pct": float(flagged_R.mean()),
+        "with_policy": float((flagged_R | (said[own] != "allow")).mean()),
+        "policy": {outcome: float((said[own] == outcome).mean()) for outcome in ("ask", "block")},
+        "policy_on_allowed": {outcome: float((said[held] == outcome).mean()) for outcome in ("ask", "block")},
+    }
 
 
 def has_baseline() -> bool:
@@ -250,6 +329,8 @@ def lines(record: dict[str, Any]) -> list[str]:
     """The record for a terminal."""
     if record["kind"] == "stream":
         return _stream_lines(record)
+    if record["kind"] == "left_out":
+        return _left_out_lines(record)
     told = [f"{record['rows']:,} calls, {record['blocks']:,} to block; {record['split']}"]
     rows = [("the gate", record), ("logistic regression", record["baseline"])]
     for name, figures in rows:
@@ -257,8 +338,27 @@ def lines(record: dict[str, Any]) -> list[str]:
             told.append(f"{name + ':':21}{_figures(figures)}")
     for name, by in record["baseline"].get("ours_minus_theirs", {}).items():
         told.append(f"  {name}: {by['difference']:+.4f}, 95% from {by['low']:+.4f} to {by['high']:+.4f}")
+    form, policy = record["trivial"], record["policy"]
+    told.append(
+        f"a line break or #{{ alone: recall {form['recall']:.4f}, {form['false_blocks']:.2%} of allowed calls;"
+        f" the policy alone blocks {policy['harmful_block']:.1%} and asks about {policy['harmful_ask']:.1%} of the calls to block,"
+        f" {policy['harmless_block']:.1%} and {policy['harmless_ask']:.1%} of those to allow"
+    )
     if len(record["sources"]) > 1:
         told += [f"  {name}: {_source(figures)}" for name, figures in record["sources"].items()]
+    return [*told, f"{record['seconds']:.0f} s"]
+
+
+def _left_out_lines(record: dict[str, Any]) -> list[str]:
+    told = []
+    for name, by in record["sources"].items():
+        policy, allowed = by["policy"], by["policy_on_allowed"]
+        told.append(
+            f"{name}, left out: {by['rows']:,} calls to block; model alone: AUC {_shown(by['auc'])}, recall"
+            f" {by['recall_at_1pct']:.4f} at 1%; policy alone: {policy['block']:.1%} blocked, {policy['ask']:.1%}"
+            f" asked; either: {by['with_policy']:.4f} (of the others' calls to allow the policy asks about"
+            f" {allowed['ask']:.1%} and blocks {allowed['block']:.1%})"
+        )
     return [*told, f"{record['seconds']:.0f} s"]
 
 

@@ -133,15 +133,7 @@ def mixed(stream: LabelledSet, ordinary: LabelledSet, seed: int) -> LabelledSet:
     generator = np.random.Generator(philox(seed, "stream"))
     chosen = generator.permutation(len(ordinary.text))[: ORDINARY * len(stream.text)]
     is_own = generator.permutation(np.arange(len(stream.text) + len(chosen)) < len(stream.text))
-    both = LabelledSet(
-        stream.call + ordinary.call,
-        stream.text + ordinary.text,
-        np.concatenate((stream.block_R, ordinary.block_R)),
-        stream.group + ordinary.group,
-        stream.source + ordinary.source,
-        stream.acts + ordinary.acts,
-        stream.worst + ordinary.worst,
-    )
+    both = stream.joined(ordinary)
     order = np.empty(len(is_own), dtype=np.int64)
     order[is_own], order[~is_own] = np.arange(len(stream.text)), len(stream.text) + chosen
     return both.of(order)
