@@ -341,8 +341,8 @@ def lines(record: dict[str, Any]) -> list[str]:
     form, policy = record["trivial"], record["policy"]
     told.append(
         f"a line break or #{{ alone: recall {form['recall']:.4f}, {form['false_blocks']:.2%} of allowed calls;"
-        f" the policy alone blocks {policy['harmful_block']:.1%} and asks about {policy['harmful_ask']:.1%} of the calls"
-        " to block,"
+        f" the policy alone blocks {policy['harmful_block']:.1%} and asks about {policy['harmful_ask']:.1%} of the"
+        " calls to block,"
         f" {policy['harmless_block']:.1%} and {policy['harmless_ask']:.1%} of those to allow"
     )
     if len(record["sources"]) > 1:
