@@ -44,7 +44,7 @@ def calls(monkeypatch):
     return counted
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture(params=[1, pytest.param(2, marks=pytest.mark.slow)])
 def threads(request):
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)

@@ -244,7 +244,10 @@ HEREDOC_BODY = re.compile(
 BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 RUNS = re.compile(rb"[][()<>|&;`${}]{12,}")  # of marks, as no shell has them and the parser takes long over
 NESTING = re.compile(
-    rb"(?P<opens>\b(?:do|then|case)\b|[({]|<<)|(?P<closes>\b(?:done|fi|esac)\b|[)}]|^EOF$)", re.MULTILINE
+    rb"(?P<opens>(?:^|[;&|\n]|\b(?:then|do|else|elif|if|while|until|for|case)\b)"
+    rb"(?=[ \t]*(?:if|while|until|for|case|select)\b)|[({]|<<)"
+    rb"|(?P<closes>\b(?:done|fi|esac)\b|[)}]|^EOF$)",
+    re.MULTILINE,
 )
 MOST_NESTING = 24
 FIRST_PIECE = 2**10

@@ -144,7 +144,7 @@ def test_any_call_is_read(count):
         assert outcome != "allow" or all(act.effect != "unknown" for act in done.acts), (
             f"seed {seed}, call {i}: {call!r:.2000}"
         )
-        if spent > MOST_SECONDS:  # perhaps something else ran meanwhile: the same again must be quick
+        if count > 1000 and spent > MOST_SECONDS:  # perhaps something else ran meanwhile: the same again must be quick
             again = min(_seconds(call) for _ in range(3))
             assert again < MOST_SECONDS, f"seed {seed}, call {i}: {again * 1000:.0f} ms: {call!r:.2000}"
 
