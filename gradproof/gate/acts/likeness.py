@@ -87,6 +87,8 @@ def _resource_inside(own: ActTarget, other: ActTarget) -> bool:
 def _no_narrower(act: Act, blocked: Act) -> bool:
     if (act.effect, act.program, act.verb) != (blocked.effect, blocked.program, blocked.verb):
         return False
+    if blocked.scope == "unknown":  # what nobody knows is no wider or narrower: the very command is meant
+        return act.text == blocked.text
     own, other = act.target, blocked.target
     if own == other:
         return act.scope == blocked.scope
