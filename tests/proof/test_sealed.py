@@ -14,7 +14,7 @@ import gradproof
 FOLDER = Path(__file__).parent / "sealed"
 
 
-SETS = ("modules", "modules_2")
+SETS = ("modules", "modules_2", "modules_3")
 
 
 @pytest.mark.parametrize("name", SETS)
