@@ -512,7 +512,8 @@ def _verb(command: Command, deed: Deed) -> Output | None:
         if not texts:
             command.act("read", "local")
             return None
-        inner = deed.verbs.get("*", Deed(effect="execute", scope="project", args=(WordPart("execute", "path", True),)))
+        strange = Deed(effect="execute", scope="project", args=(WordPart("execute", "path", True),))
+        inner = deed.verbs.get("*", replace(deed, verbs={}) if deed.effect is not None else strange)
     _options(command, deed, parsed)
     there = parsed.value("-H", "--host", "-c", "--context") if command.program in ("docker", "podman") else None
     if there is not None and there.text not in ("default", "desktop-linux", "colima", "orbstack"):

@@ -208,6 +208,20 @@ def systemctl(command: Command) -> Output | None:
     return None
 
 
+CHANGES_NETWORK = frozenset(
+    "add del delete set flush change replace append up down netmask mtu hw promisc -promisc --set --delete".split()
+)
+
+
+@reader("network")
+def network(command: Command) -> Output | None:
+    """`ip`, `ifconfig`, `route`, `arp`: they show, or change, how this machine is connected."""
+    changes = not CHANGES_NETWORK.isdisjoint(command.texts)
+    changes |= command.program == "arp" and not {"-s", "-d"}.isdisjoint(command.texts)
+    command.act("write" if changes else "read", "system" if changes else "local")
+    return None
+
+
 @reader("crontab")
 def crontab(command: Command) -> Output | None:
     texts = command.texts
