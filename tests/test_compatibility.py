@@ -135,7 +135,7 @@ def quick_gate(monkeypatch):
     from gradproof.gate import founding
     from gradproof.gate.network import GateConfig, GateModel
 
-    config = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, deeds=16)
+    config = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, features=16)
     monkeypatch.setattr(founding, "train", lambda rows, seed, say: GateModel.fresh(seed, config))
 
 

@@ -412,6 +412,7 @@ def _init(
 
     from gradproof.gate import founding
     from gradproof.gate.old_store import rows_of
+    from gradproof.gate.starter import MadeUp
     from gradproof.gate.status import status as status_of
     from gradproof.gate.store import Settings, Store, check_folder
 
@@ -426,10 +427,13 @@ def _init(
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
     trained = None
     if before is None:
+        say("reading the calls to learn from")
         rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
         rows += rows_of(old) if old is not None else []
         learned, held = founding.split(rows, seed)
-        trained = founding.train(learned, seed, say), learned, held
+        say(f"training on {len({row.call for row in learned}):,} calls")
+        more = None if data is not None else MadeUp((), ())  # there is nothing else
+        trained = founding.fit_rows(learned, seed=seed, more=more), learned, held
     with _opened(lambda path: Store.create(path, settings), folder) as store:
         if trained is not None:
             founding.found(store, *trained, people=data is not None)

@@ -14,6 +14,7 @@ Secrets are placeholders in that text. A line break inside a value is written �
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -98,13 +99,13 @@ def read_labelled(path: Path) -> Iterator[LabelledCall]:
                 raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def text(call: Call) -> str:
-    """The one text that is learned, compared and stored."""
-    lines = [_name(call.tool), *_arguments(call, HEAD, TAIL)]
+def text(call: Call, key: bytes = b"") -> str:
+    """The one text that is learned, compared and stored; secrets in it are placeholders under this key."""
+    lines = [_name(call.tool, key), *_arguments(call, HEAD, TAIL, key)]
     if call.cwd:
-        lines.append(f"@ {_kept(call.cwd, PAST_HEAD, PAST_TAIL)}")
+        lines.append(f"@ {_kept(call.cwd, PAST_HEAD, PAST_TAIL, '', key)}")
     for past in reversed(call.history[-PAST:]):
-        lines.append(f"< {_name(past.tool)} {' '.join(_arguments(past, PAST_HEAD, PAST_TAIL))}")
+        lines.append(f"< {_name(past.tool, key)} {' '.join(_arguments(past, PAST_HEAD, PAST_TAIL, key))}")
     return "\n".join(lines)
 
 
@@ -249,40 +250,43 @@ def _past(earlier: Any) -> Call:
     raise ValueError(f"the call's history holds calls or commands, not {_kind(earlier)}")
 
 
-def _arguments(call: Call, head: int, tail: int) -> list[str]:
+def _arguments(call: Call, head: int, tail: int, key: bytes) -> list[str]:
     written = []
-    for name, value in leaves("", call.arguments):
+    for name, value in leaves("", call.arguments, joined=True):
         if len(written) == MOST_ARGUMENTS:
             written.append("…")
             break
-        written.append(f"{_name(name)}: {_kept(value, head, tail, name)}")
+        written.append(f"{_name(name, key)}: {_kept(value, head, tail, name, key)}")
     return written
 
 
-def leaves(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """The scalars of nested data, each with its dotted name."""
+def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, str]]:
+    """The scalars of nested data, each with its dotted name; lists of words as one command line where `joined`, since
+    only beside its option a word is known to be a secret."""
     if isinstance(value, Mapping):
         for inner, part in value.items():
-            yield from leaves(f"{name}.{inner}" if name else inner, part)
+            yield from leaves(f"{name}.{inner}" if name else inner, part, joined)
+    elif joined and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
+        yield name, shlex.join(value)
     elif isinstance(value, list | tuple):
         for part in value:
-            yield from leaves(name, part)
+            yield from leaves(name, part, joined)
     else:
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _name(name: str) -> str:
+def _name(name: str, key: bytes) -> str:
     """Without white space, so that a name cannot end a line; a secret is no name."""
-    return redact("_".join(name[: MOST_NAME + MARGIN].split()))[:MOST_NAME]
+    return redact("_".join(name[: MOST_NAME + MARGIN].split()), key)[:MOST_NAME]
 
 
-def _kept(value: str, head: int, tail: int, name: str = "") -> str:
+def _kept(value: str, head: int, tail: int, name: str, key: bytes) -> str:
     """Head and tail of a value, redacted before they are cut. The name tells what is a secret, as in password=…"""
     if len(value) > head + tail + 2 * MARGIN:
-        before, after = redact_value(name, value[: head + MARGIN]), redact_value(name, value[-tail - MARGIN :])
+        before, after = (redact_value(name, part, key) for part in (value[: head + MARGIN], value[-tail - MARGIN :]))
         kept = f"{before[:head]}…{after[-tail:]}"
     else:
-        kept = redact_value(name, value)
+        kept = redact_value(name, value, key)
         kept = kept if len(kept) <= head + tail else f"{kept[:head]}…{kept[-tail:]}"
     return "↵".join(kept.splitlines())
 

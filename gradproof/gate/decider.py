@@ -29,7 +29,6 @@ from gradproof.gate.packing import gate_of
 from gradproof.gate.policy import Policy
 from gradproof.gate.reading import ReadCall, act_texts, read
 from gradproof.gate.rules import Rules
-from gradproof.gate.secrets import redact
 from gradproof.gate.signals import Outcome
 from gradproof.gate.standing import STRICTER, ActVerdict, worst
 from gradproof.gate.store import Store
@@ -106,7 +105,7 @@ class Decider:
         serving, done = self.serving, read(call, self.store.folder)
         key = self.store.key
         plain = [safe(stored(act), key) for act in done.acts]
-        texts = [redact(text, key) for text in act_texts(call, done.acts)]
+        texts = act_texts(call, done.acts, key)
         p_A = self._score(serving, texts, done)
         named = digest(call, key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
@@ -117,7 +116,7 @@ class Decider:
         id = new_id(self.store.clock())
         answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
-        said = {"text": redact(calls.text(call), key), "digest": named, "texts": texts, "worst": i, "acts": plain}
+        said = {"text": calls.text(call, key), "digest": named, "texts": texts, "worst": i, "acts": plain}
         who = {"session": call.session, "actor": call.actor}
         return answer, {**answer._asdict(), **said, **own, **who}
 

@@ -18,11 +18,11 @@ import numpy as np
 from gradproof.gate import calls, folds, reading, roc
 from gradproof.gate.calls import Call
 from gradproof.gate.equal_form import trivial
-from gradproof.gate.fit import Recipe, fit, logits
+from gradproof.gate.fit import Recipe, logits
+from gradproof.gate.founding import FoundingRow, fit_rows
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.roc import Scored
-from gradproof.gate.secrets import redact
-from gradproof.gate.starter import harmful
+from gradproof.gate.starter import MadeUp, made_up
 
 MISSING = "the comparison needs scikit-learn: pip install 'gradproof[ablate]'"
 
@@ -42,27 +42,34 @@ class LabelledSet(NamedTuple):
     worst: list[int]  # the act of each call that the policy is strictest with
     outcome: list[str]  # what the policy says of each call
     trivial: list[bool]  # what a rule on form alone says of each call, as it was written
+    form: Callable[[Call], Call] = lambda call: call  # how calls are written before they are read
 
     def of(self, rows: np.ndarray) -> LabelledSet:
         """Some of the rows, in that order."""
         chosen = rows.tolist()
         lists = [[one[i] for i in chosen] for one in self if isinstance(one, list)]
-        return LabelledSet(*lists[:2], self.block_R[rows], *lists[2:])  # type: ignore[arg-type]
+        return LabelledSet(*lists[:2], self.block_R[rows], *lists[2:], self.form)  # type: ignore[arg-type]
 
     def joined(self, other: LabelledSet) -> LabelledSet:
         """Both, one after the other."""
-        pairs = zip(self, other, strict=True)
-        return LabelledSet(*(a + b if isinstance(a, list) else np.concatenate((a, b)) for a, b in pairs))  # type: ignore[arg-type,operator]
+        pairs = zip(self[:-1], other[:-1], strict=True)
+        both = (a + b if isinstance(a, list) else np.concatenate((a, b)) for a, b in pairs)
+        return LabelledSet(*both, self.form)  # type: ignore[arg-type,operator]
 
-    def taught(self) -> tuple[list[str], np.ndarray]:
-        """What there is to learn: each act of a call to allow, the riskiest of one to block; and whether to allow
-        it."""
-        rows = [
-            (text, not block)
-            for acts, worst, block in zip(self.acts, self.worst, self.block_R, strict=True)
-            for text in (acts[worst : worst + 1] if block else dict.fromkeys(acts))
+    def taught(self) -> list[FoundingRow]:
+        """The acts of each call; of a call to block the one that the policy is strictest with comes first."""
+        return [
+            FoundingRow(text, not block, group, number)
+            for number, (acts, worst, block, group) in enumerate(
+                zip(self.acts, self.worst, self.block_R, self.group, strict=True)
+            )
+            for text in dict.fromkeys([acts[worst], *acts] if block else acts)
         ]
-        return [text for text, _ in rows], np.array([allow for _, allow in rows], dtype=bool)
+
+    def made_up(self) -> MadeUp:
+        """What was made up, in the form of these calls, less what resembles one of those to block."""
+        blocked = self.of(np.flatnonzero(self.block_R))
+        return made_up(tuple(dict.fromkeys(blocked.values())), self.form)
 
     def values(self) -> list[str]:
         """The arguments of each call as they are: what the baseline reads, and what near-duplicates are found in."""
@@ -90,13 +97,12 @@ def read(paths: Sequence[Path], form: Callable[[Call], Call] = lambda call: call
     done = [_acts(tool_call) for tool_call in call]
     acts, worst, outcome = ([one[i] for one in done] for i in range(3))
     text, block_R = [calls.text(tool_call) for tool_call in call], np.array(block, dtype=bool)
-    return LabelledSet(call, text, block_R, group, source, acts, worst, outcome, by_form)  # type: ignore[arg-type]
+    return LabelledSet(call, text, block_R, group, source, acts, worst, outcome, by_form, form)  # type: ignore[arg-type]
 
 
 def _acts(call: Call) -> tuple[list[str], int, str]:
     done = reading.read(call)
-    texts = [redact(text) for text in reading.act_texts(call, done.acts)]
-    return texts, done.worst, done.verdicts[done.worst].outcome
+    return reading.act_texts(call, done.acts), done.worst, done.verdicts[done.worst].outcome
 
 
 def by_folds(
@@ -114,14 +120,14 @@ def by_folds(
     """The record: figures over all folds and seeds, by group and by source, and beside the logistic regression."""
     data.require_both()
     started, ours, theirs, rows = time.perf_counter(), [], [], []
-    harm = folds.unlike(harmful(), data.of(np.flatnonzero(data.block_R)).text)
+    more = data.made_up()
     by_row: tuple[str, ...] = ()
     for run_seed in range(seed, seed + seeds):
         made = folds.make(data.values(), data.block_R, data.group, count, run_seed, data.source)
         by_row = made.by_row
         for fold in range(count):
             test, rest = np.flatnonzero(made.fold_R == fold), np.flatnonzero(made.fold_R != fold)
-            ours.append(Scored(score(data, rest, test, run_seed, config, recipe, harm, watch), data.block_R[test]))
+            ours.append(Scored(score(data, rest, test, run_seed, config, recipe, more, watch), data.block_R[test]))
             rows.append(test)
             if baseline:
                 theirs.append(Scored(char_ngrams(data, rest, test), data.block_R[test]))
@@ -134,7 +140,7 @@ def by_folds(
         "blocks": int(data.block_R.sum()),
         "folds": count,
         "seeds": seeds,
-        "made_up": len(harm),
+        "made_up": len(more.texts),
         "split_by_row": list(by_row),
         "split": _told(by_row, data.source, count),
         "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
@@ -155,12 +161,11 @@ def score(
     seed: int,
     config: GateConfig | None,
     recipe: Recipe | None,
-    harm: Sequence[str],
+    more: MadeUp,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> np.ndarray:
-    """1 − P(allow) of the test rows, by a gate fitted to the rest and to made-up calls to block."""
-    texts, allow_R = data.of(rest).taught()
-    model = fit(texts, allow_R, seed=seed, config=config, recipe=recipe, harm=harm, watch=watch).model
+    """1 − P(allow) of the test rows, by a gate fitted to the rest and to what was made up."""
+    model = fit_rows(data.of(rest).taught(), seed=seed, config=config, recipe=recipe, more=more, watch=watch)
     return model_scores(model, data.of(test))
 
 
@@ -213,8 +218,8 @@ def by_left_out_source(
             continue
         made = folds.make(rest.values(), rest.block_R, rest.group, HELD_OUT, seed, rest.source)
         learned, held = others[made.fold_R != 0], others[(made.fold_R == 0) & ~rest.block_R]
-        harm = folds.unlike(harmful(), data.of(own).text)
-        score_H = score(data, learned, np.concatenate((held, own)), seed, config, recipe, harm, watch)
+        more = data.of(own).made_up()
+        score_H = score(data, learned, np.concatenate((held, own)), seed, config, recipe, more, watch)
         sources[name] = _left_out(data, score_H, held, own)
         told = sources[name]
         say(f"{name} left out: AUC {_shown(told['auc'])}, recall at 1% {told['recall_at_1pct']:.4f}")

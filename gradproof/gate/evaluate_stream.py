@@ -21,11 +21,10 @@ import numpy as np
 
 from gradproof.gate import folds, roc
 from gradproof.gate.evaluate import LabelledSet
-from gradproof.gate.fit import Recipe, fit
-from gradproof.gate.founding import FoundingRow
+from gradproof.gate.fit import Recipe
+from gradproof.gate.founding import fit_rows, riskiest
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.online import Online
-from gradproof.gate.starter import harmful
 from gradproof.streams import philox
 
 PARTS = 7  # of the training calls: one to see what is forgotten, one to hold back, one to mix into the stream
@@ -80,10 +79,8 @@ def by_stream(
     started = time.perf_counter()
     parts = divided(stream, train, seed)
     say(f"training on {len(parts.learned.text):,} calls")
-    blocked = [text for part in parts for text, block in zip(part.text, part.block_R, strict=True) if block]
-    harm = folds.unlike(harmful(), blocked)
-    texts, allow_R = parts.learned.taught()
-    model = fit(texts, allow_R, seed=seed, config=config, recipe=recipe, harm=harm).model
+    more = parts.learned.joined(parts.held).joined(parts.old).joined(parts.stream).made_up()
+    model = fit_rows(parts.learned.taught(), seed=seed, config=config, recipe=recipe, more=more)
     passes = {}
     for name, learn in (("learning", True), ("off", False)):
         say(f"replaying {len(parts.stream.text):,} calls, {'learning' if learn else 'learning off'}")
@@ -97,7 +94,7 @@ def by_stream(
         "rows": len(block_R),
         "blocks": int(block_R.sum()),
         "trained_on": len(parts.learned.text),
-        "made_up": len(harm),
+        "made_up": len(more.texts),
         "old_rows": len(parts.old.text),
         "groups": {
             name: {"rows": int(own.sum()), "auc": None, "recall_at_1pct": None}
@@ -144,7 +141,8 @@ def replay(
 ) -> Replayed:
     """One pass; with `learn` off nothing is remarked."""
     generator = np.random.Generator(philox(seed, "feedback"))
-    online = Online(model, _rows(parts.learned), _rows(parts.held), seed=seed)
+    learned, held = (riskiest(model, part.taught()) for part in (parts.learned, parts.held))
+    online = Online(model, learned, held, seed=seed)
     scores, corrected, rounds, versions, waiting = [], [], 0, 0, deque()
     try:
         for i, (call, block) in enumerate(zip(parts.stream.call, parts.stream.block_R, strict=True)):
@@ -212,13 +210,3 @@ def over_time(score_R: np.ndarray, block_R: np.ndarray) -> list[dict[str, Any]]:
         own = roc.figures([roc.Scored(score_R[start:end], block_R[start:end])])
         windows.append({"position": int(end), "auc": own["auc"], "recall_at_1pct": own["recall_at_1pct"]})
     return windows
-
-
-def _rows(data: LabelledSet) -> list[FoundingRow]:
-    return [
-        FoundingRow(text, not block, group, number)
-        for number, (acts, worst, block, group) in enumerate(
-            zip(data.acts, data.worst, data.block_R, data.group, strict=True)
-        )
-        for text in (acts[worst : worst + 1] if block else dict.fromkeys(acts))
-    ]

@@ -1,18 +1,21 @@
 """Initial training from labelled calls.
 
-A seventh of the calls, near-duplicates together, is kept for validation. The encoder learns from batches in which a
-quarter of the calls is to be blocked, however rare those are; the weights are averaged over the second half of its
-steps, and what scored best on the validation calls stays. The weights of the n-grams and of the deeds are each the
-solution of
+A call to allow teaches all of its acts, one to block its riskiest: at first the one that the policy is strictest with,
+then the one that the model holds for the worst. The weights of the n-grams and of the features are each the solution of
 
     min_w  Σ_r c_r·(softplus(z_r) − y_r·z_r) + ‖w‖²/(2·STRENGTH),   z_r = Σ_g a_rg·w[gram_rg] + b,
 
-c_r giving both classes the same weight in all: the n-grams' of the calls themselves, the deeds' of those to allow
-against calls to block that were made up (`starter.harmful`), since those that somebody blocked are few and never of
-every kind; and what was made up has the deeds of such a call, not the letters. Each part learns alone, since on few
-calls the quicker one would leave nothing for the others to learn; then their logits are added: the deeds have a fixed
-share, the encoder one that the validation calls decide. Last, both are solved for again with the validation calls among
-the others.
+c_r giving both classes the same weight in all: the n-grams' of the calls themselves, the features' of these and of
+others that were made up (`starter.made_up`), since those that somebody blocked are few and never of every kind; what
+was made up has the features of such a call, not the letters. Each part learns alone, since on few calls the quicker one
+would leave nothing for the other to learn; then their logits are added, each with half of the spread.
+
+A seventh of the calls, near-duplicates together, is kept for validation and calibration. Last, both are solved for
+again with these calls among the others.
+
+A gate may have an encoder as well. It learns from batches in which a quarter of the calls is to be blocked, however
+rare those are; the weights are averaged over the second half of its steps, and what scored best on the validation calls
+stays, as does its share of the logit.
 """
 
 from __future__ import annotations
@@ -26,10 +29,12 @@ import torch
 from torch import Tensor
 
 from gradproof.gate import folds
-from gradproof.gate.network import DEEDS, NGRAMS, Calibration, GateConfig, GateModel, GateNetwork, Sparse, stacked
+from gradproof.gate.features import MARK
+from gradproof.gate.network import FEATURES, NGRAMS, Calibration, GateConfig, GateModel, GateNetwork, Sparse, stacked
 from gradproof.gate.policy import calibrate
 from gradproof.gate.roc import auc
-from gradproof.gate.starter import harmful
+from gradproof.gate.sparse_shares import SparseShares
+from gradproof.gate.starter import MadeUp, made_up
 from gradproof.ops import bce, hashed_ngrams
 from gradproof.ops.embedding import PADDING
 from gradproof.streams import philox
@@ -42,9 +47,10 @@ STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
 SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
-MADE_UP = 0.25  # of the spread of n-grams and deeds is the deeds': a fixed part, for few held calls tell it badly
+OF_FEATURES = 0.5  # of the spread of n-grams and features: a fixed part, for few held calls tell it badly
+ROUNDS = 2  # of choosing the riskiest act of each call to block
 CLEARLY = 0.005  # of AUC, where the held calls to block may be a dozen
-LEAST = 2  # calls that an n-gram or a deed occurs in, to be known
+LEAST = 2  # calls that an n-gram or a feature occurs in, to be known
 
 
 @dataclass(frozen=True)
@@ -71,15 +77,18 @@ def fit(
     texts: Sequence[str],
     allow: Sequence[bool] | np.ndarray,
     *,
+    call_R: np.ndarray | None = None,
     seed: int = 0,
     config: GateConfig | None = None,
     recipe: Recipe | None = None,
-    harm: Sequence[str] | None = None,
+    more: MadeUp | None = None,
     watch: Callable[[int, int], None] = lambda done, total: None,
 ) -> Fitted:
-    """A gate from texts, as `calls.text` writes them, of both classes. `harm` is made-up texts to block: the project's
-    own unless given; none where it is empty."""
+    """A gate from texts of acts, as `reading.act_texts` writes them, of both classes. `call_R` says which call an act
+    is of (each is one of its own unless given); of a call to block the first act is the one that the policy is
+    strictest with. `more` is what was made up: the project's own unless given."""
     allow_R = np.asarray(allow, dtype=bool)
+    call_R = np.arange(len(texts)) if call_R is None else np.asarray(call_R)
     if min(allow_R.sum(), (~allow_R).sum()) < 2 * VALIDATION:
         raise ValueError(
             f"{int(allow_R.sum())} calls to allow and {int((~allow_R).sum())} to block: at least {2 * VALIDATION} of"
@@ -87,41 +96,103 @@ def fit(
         )
     model, recipe = GateModel.fresh(seed, config), recipe or Recipe()
     rows = [model.encode(text) for text in texts]
-    held_R = folds.deal(folds.near_duplicates(texts), allow_R, VALIDATION, seed) == 0
-    learned, held = np.flatnonzero(~held_R), np.flatnonzero(held_R)
-    train_encoder(model, rows, allow_R, learned, held, recipe, seed, watch)
-    encoded_V = logits(model, [rows[i] for i in held])
-    layers = {layer: [_numbers(row, layer, model) for row in rows] for layer in (NGRAMS, DEEDS)}
-    made_up = [_numbers(model.encode(text), DEEDS, model) for text in (harmful() if harm is None else harm)]
-    two = solve_both(model.network, layers, allow_R, learned, made_up)
-    own_V, harm_V = (
-        logits_of(model.network, [layers[layer][i] for i in held], w_N, layer) for layer, w_N in two.items()
-    )
-    of_harm = part(own_V, harm_V, MADE_UP)
-    linear_V = own_V + of_harm * harm_V
-    of_encoder = best_part(linear_V, encoded_V, allow_R[held], SHARES)
-    z_V = linear_V + of_encoder * encoded_V
+    held_R = _held(texts, allow_R, call_R, seed)
+    task = Task(model.network, rows, allow_R, call_R, made_up() if more is None else more, model)
+    encoder = bool(model.network.config.encoder_layers)
+    if encoder:
+        train_encoder(model, rows, allow_R, task.first & ~held_R, task.first & held_R, recipe, seed, watch)
+    chosen_R = task.first
+    for _ in range(ROUNDS):
+        solved = task.solved(chosen_R & ~held_R)
+        z_R, of_features = task.logits(solved)
+        chosen_R = task.riskiest(z_R)
+    held = np.flatnonzero(chosen_R & held_R)
+    z_V, of_encoder = z_R[held], 0.0
+    if encoder:
+        encoded_V = logits(model, [rows[i] for i in held])
+        of_encoder = best_part(z_V, encoded_V, allow_R[held], SHARES)
+        z_V = z_V + of_encoder * encoded_V
     model.calibration = Calibration(*calibrate(z_V, allow_R[held]))
-    # What was held back is too rare to leave unlearned.
-    two = solve_both(model.network, layers, allow_R, np.arange(len(rows)), made_up)
-    model.network.params[NGRAMS.weight].copy_(two[NGRAMS])
-    model.network.params[DEEDS.weight].copy_(of_harm * two[DEEDS])
-    for name in ("output.weight", "output.bias"):
+    solved = task.solved(chosen_R)  # what was held back is too rare to leave unlearned
+    model.network.params[NGRAMS.weight].copy_(solved[NGRAMS])
+    model.network.params[FEATURES.weight].copy_(of_features * solved[FEATURES])
+    for name in ("output.weight", "output.bias") if encoder else ():
         model.network.params[name].mul_(of_encoder)
     return Fitted(model, z_V, allow_R[held])
+
+
+def _held(texts: Sequence[str], allow_R: np.ndarray, call_R: np.ndarray, seed: int) -> np.ndarray:
+    """Which acts are kept for validation: those of whole calls, and near-duplicates of commands with them, unless that
+    leaves no call of one label to learn from, or to validate with."""
+    commands = [text.partition(f"\n{MARK}")[0] for text in texts]
+    together = folds.joined(folds.near_duplicates(commands), call_R.tolist())
+    for cluster_R in (together, np.unique(call_R, return_inverse=True)[1]):
+        held_R = folds.deal(cluster_R, allow_R, VALIDATION, seed) == 0
+        if all(part_R.any() and not part_R.all() for part_R in (allow_R[held_R], allow_R[~held_R])):
+            break
+    return held_R
+
+
+class Task:
+    """What there is to learn: the n-grams and features of every act, and of what was made up."""
+
+    def __init__(
+        self,
+        network: GateNetwork,
+        rows: Sequence[Sequence[int]],
+        allow_R: np.ndarray,
+        call_R: np.ndarray,
+        more: MadeUp,
+        model: GateModel,
+    ):
+        self.network, self.allow_R, self.call_R = network, allow_R, call_R
+        self.layers = {layer: [_numbers(row, layer, model) for row in rows] for layer in (NGRAMS, FEATURES)}
+        self.made_up = [_numbers(model.encode(text), FEATURES, model) for text in more.texts]
+        self.made_up_allow = np.asarray(more.allow, dtype=bool)
+        _, first = np.unique(call_R, return_index=True)
+        self.first = allow_R.copy()  # all acts of calls to allow, the first of each call to block
+        self.first[first] = True
+
+    def solved(self, chosen_R: np.ndarray) -> dict[Sparse, Tensor]:
+        """The n-grams' weights, of the chosen acts; the features', of these and the made-up ones."""
+        chosen = np.flatnonzero(chosen_R)
+        grams, own = ([rows[i] for i in chosen] for rows in self.layers.values())
+        features, allow = [*own, *self.made_up], np.concatenate((self.allow_R[chosen], self.made_up_allow))
+        know(self.network, grams, NGRAMS)
+        know(self.network, features, FEATURES)
+        return {
+            NGRAMS: solve(self.network, grams, self.allow_R[chosen], NGRAMS)[0],
+            FEATURES: solve(self.network, features, allow, FEATURES)[0],
+        }
+
+    def logits(self, solved: Mapping[Sparse, Tensor]) -> tuple[np.ndarray, float]:
+        """z of every act, and what the features' weights are multiplied by for their share of it."""
+        own_R, features_R = (logits_of(self.network, self.layers[layer], w_N, layer) for layer, w_N in solved.items())
+        of_features = part(own_R, features_R, OF_FEATURES)
+        return own_R + of_features * features_R, of_features
+
+    def riskiest(self, z_R: np.ndarray) -> np.ndarray:
+        """All acts of calls to allow; of each call to block the one with the lowest logit."""
+        chosen_R = self.allow_R.copy()
+        blocked = np.flatnonzero(~self.allow_R)
+        order = blocked[np.lexsort((z_R[blocked], self.call_R[blocked]))]
+        _, lowest = np.unique(self.call_R[order], return_index=True)
+        chosen_R[order[lowest]] = True
+        return chosen_R
 
 
 def train_encoder(
     model: GateModel,
     rows: Sequence[Sequence[int]],
     allow_R: np.ndarray,
-    learned: np.ndarray,
-    held: np.ndarray,
+    learned_R: np.ndarray,
+    held_R: np.ndarray,
     recipe: Recipe,
     seed: int,
     watch: Callable[[int, int], None],
 ) -> None:
     """Trains on the tokens alone and keeps the average of the weights that did best on the held calls."""
+    learned, held = np.flatnonzero(learned_R), np.flatnonzero(held_R)
     params, vocabulary = model.network.params, model.network.config.vocabulary
     tokens = [[token for token in row if token < vocabulary] for row in rows]
     schedule = Schedule(recipe.steps, warmup=0.08, floor=0.05)
@@ -176,57 +247,34 @@ def _endless(from_R: np.ndarray, many: int, generator: np.random.Generator) -> I
         waiting = waiting[many:]
 
 
-def solve_both(
-    network: GateNetwork,
-    layers: Mapping[Sparse, Sequence[list[int]]],
-    allow_R: np.ndarray,
-    learned: np.ndarray,
-    made_up: Sequence[list[int]],
-) -> dict[Sparse, Tensor]:
-    """The n-grams' weights, of the learned calls; the deeds', of those to allow among them against the made-up ones."""
-    for layer, rows in layers.items():
-        know(network, [rows[i] for i in learned], layer)
-    own_N, _ = solve(network, [layers[NGRAMS][i] for i in learned], allow_R[learned], NGRAMS)
-    if not made_up:
-        return {NGRAMS: own_N, DEEDS: torch.zeros_like(network.params[DEEDS.weight])}
-    allowed = [layers[DEEDS][i] for i in learned[allow_R[learned]]]
-    is_allowed = np.arange(len(allowed) + len(made_up)) < len(allowed)
-    harm_N, _ = solve(network, [*allowed, *made_up], is_allowed, DEEDS)
-    return {NGRAMS: own_N, DEEDS: harm_N}
-
-
 def solve(network: GateNetwork, rows: Sequence[list[int]], allow_R: np.ndarray, layer: Sparse) -> tuple[Tensor, float]:
-    """w_N and b of the calls with these n-grams or deeds, as the network knows them. b is not used: the calibration has
-    an offset of its own."""
-    labels = torch.from_numpy(allow_R).float()
-    parts = [(gram_BG, labels[chosen]) for gram_BG, chosen in parts_of(network, rows, ROWS, layer)]
-    R, allowed = len(rows), float(allow_R.sum())
-    weights = (R / (2 * (R - allowed)), R / (2 * allowed))  # of block, of allow
-    solved = torch.zeros(len(network.params[layer.weight]) + 1)  # w_N and b
+    """w_N and b of the acts with these n-grams or features, as the network knows them. b is not used: the calibration
+    has an offset of its own."""
+    label_R, R, allowed = torch.from_numpy(allow_R).float(), len(rows), float(allow_R.sum())
+    weight_R = torch.where(label_R > 0.5, R / (2 * allowed), R / (2 * (R - allowed)))
+    parts = ((chosen, gram_BG) for gram_BG, chosen in parts_of(network, rows, ROWS, layer))
+    shares = SparseShares(parts, R, network.buffers[layer.scale])
+    solved = torch.zeros(len(shares.used) + 1)  # w of what occurs, and b
 
     def objective() -> Tensor:
         """At `solved`; its gradient goes where L-BFGS looks for it."""
-        value = solved[:-1].square().sum() / (2 * STRENGTH)
-        solved.grad = torch.cat((solved[:-1] / STRENGTH, torch.zeros(1)))
-        for gram_BG, label_B in parts:
-            y_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[layer.scale], solved[:-1])
-            z_B, weight_B = y_B + solved[-1], torch.where(label_B > 0.5, weights[1], weights[0])
-            loss, kept = bce.forward(z_B, label_B, weight_B, total=1.0)
-            dz_B = bce.backward(torch.ones(()), kept, z_B, label_B)
-            solved.grad[:-1] += hashed_ngrams.backward(dz_B, share_BG, gram_BG, solved[:-1])
-            solved.grad[-1] += dz_B.sum()
-            value = value + loss
-        return value
+        z_R = shares.forward(solved[:-1]) + solved[-1]
+        loss, kept = bce.forward(z_R, label_R, weight_R, total=1.0)
+        dz_R = bce.backward(torch.ones(()), kept, z_R, label_R)
+        solved.grad = torch.cat((solved[:-1] / STRENGTH + shares.backward(dz_R), dz_R.sum()[None]))
+        return loss + solved[:-1].square().sum() / (2 * STRENGTH)
 
     optimizer = torch.optim.LBFGS([solved], max_iter=PASSES, history_size=12, line_search_fn="strong_wolfe")
     optimizer.step(objective)  # pyright: ignore[reportArgumentType]
-    return solved[:-1].clone(), float(solved[-1])
+    w_N = torch.zeros_like(network.params[layer.weight])
+    w_N[shares.used] = solved[:-1]
+    return w_N, float(solved[-1])
 
 
 def parts_of(
     network: GateNetwork, rows: Sequence[list[int]], many: int, layer: Sparse
 ) -> Iterator[tuple[Tensor, list[int]]]:
-    """gram_BG, or deed_BG, of so many calls at a time, and which they are."""
+    """gram_BG, or feature_BG, of so many acts at a time, and which they are."""
     for chosen in alike(dict(enumerate(rows)), many):
         x_BX = stacked([[PADDING, *rows[i]] for i in chosen], network.config.vocabulary)
         yield network.split(x_BX)[layer.part], chosen
@@ -240,7 +288,7 @@ def know(network: GateNetwork, rows: Iterable[list[int]], layer: Sparse) -> None
     network.buffers[layer.known].copy_(torch.bincount(numbers, minlength=len(layer.numbers)) >= LEAST)
     c = network.config
     weight, many = (
-        (network.weight_of(numbers), c.buckets) if layer == NGRAMS else (network.deed_weight_of(numbers), c.deeds)
+        (network.weight_of(numbers), c.buckets) if layer == NGRAMS else (network.feature_weight_of(numbers), c.features)
     )
     count_N = torch.bincount(weight[weight < many], minlength=many)
     network.buffers[layer.scale][:many] = torch.log((1 + len(own)) / (1 + count_N.clamp(max=len(own)))) + 1

@@ -103,7 +103,7 @@ def make(
     together = [
         i if name in by_row else (name, group) for i, (name, group) in enumerate(zip(source, group_R, strict=True))
     ]
-    cluster_R = _joined(near_duplicates(texts), together)
+    cluster_R = joined(near_duplicates(texts), together)
     return Folds(deal(cluster_R, label, folds, seed), by_row, int(cluster_R.max()) + 1)
 
 
@@ -126,7 +126,7 @@ def deal(cluster_R: np.ndarray, label_R: np.ndarray, folds: int, seed: int) -> n
     return fold_K[cluster_R]
 
 
-def _joined(cluster_R: np.ndarray, group_R: Sequence[Hashable]) -> np.ndarray:
+def joined(cluster_R: np.ndarray, group_R: Sequence[Hashable]) -> np.ndarray:
     """Clusters that share a group become one."""
     parent = list(range(int(cluster_R.max()) + 1))
     first: dict[Hashable, int] = {}

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradproof.gate import calls, folds
 from gradproof.gate.calls import Call
+from gradproof.gate.features import MARK
 from gradproof.gate.fit import fit
 from gradproof.gate.journal import MOST_EXAMPLES
 from gradproof.gate.learner import Known, logits, score, settle, version_record
 from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import weights_of
 from gradproof.gate.policy import ASK, calibrate, choose
-from gradproof.gate.reading import learned_texts
-from gradproof.gate.secrets import redact
+from gradproof.gate.reading import act_texts, read
 from gradproof.gate.signals import signal
 from gradproof.gate.starter import starter
 from gradproof.gate.store import Settings, Store
@@ -31,7 +31,7 @@ class FoundingRow(NamedTuple):
     text: str
     allow: bool
     group: str
-    call: int = -1
+    call: int
 
 
 def read_rows(path: Path) -> list[FoundingRow]:
@@ -48,21 +48,37 @@ def read_rows(path: Path) -> list[FoundingRow]:
 
 def starter_rows(seed: int = 0) -> list[FoundingRow]:
     """The project's own."""
-    return [row for i, (call, allow) in enumerate(starter(seed=seed)) for row in act_rows(call, allow, str(i), i)]
+    return [row for i, (call, allow) in enumerate(starter(seed)) for row in act_rows(call, allow, str(i), i)]
 
 
 def act_rows(call: Call, allow: bool, group: str, number: int) -> list[FoundingRow]:
-    """What a labelled call teaches."""
-    return [FoundingRow(redact(text), allow, group, number) for text in learned_texts(call, allow)]
+    """The acts of a labelled call; of one to block the act that the policy is strictest with comes first."""
+    done = read(call)
+    texts = act_texts(call, done.acts)
+    return [FoundingRow(text, allow, group, number) for text in dict.fromkeys([texts[done.worst], *texts])]
+
+
+def riskiest(gate: GateModel, rows: Sequence[FoundingRow]) -> list[FoundingRow]:
+    """All acts of calls to allow; of each call to block the one that the model holds for the worst."""
+    blocked = [row for row in rows if not row.allow]
+    z = logits(gate, [row.text for row in blocked])
+    worst: dict[int, FoundingRow] = {}
+    for row in blocked:
+        if row.call not in worst or z[row.text] < z[worst[row.call].text]:
+            worst[row.call] = row
+    return [*(row for row in rows if row.allow), *worst.values()]
 
 
 def split(rows: Sequence[FoundingRow], seed: int = 0) -> tuple[list[FoundingRow], list[FoundingRow]]:
-    """(to learn, held back): stratified, near-duplicates and groups together, as `gate evaluate` does it."""
-    made = folds.make([r.text for r in rows], [r.allow for r in rows], [r.group for r in rows], FOLDS, seed)
-    held = [row for row, fold in zip(rows, made.fold_R, strict=True) if fold == 0]
-    kept = [row for allow in (True, False) for row in [r for r in held if r.allow == allow][: MOST_EXAMPLES["held"]]]
-    learned = [row for row, fold in zip(rows, made.fold_R, strict=True) if fold != 0]
-    return learned, kept
+    """(to learn, held back): whole calls, stratified, near-duplicates and groups together, as in `gate evaluate`."""
+    first = {row.call: row for row in reversed(rows)}
+    said: dict[int, str] = {}
+    for row in rows:
+        said[row.call] = said.get(row.call, "") + row.text.partition(f"\n{MARK}")[0]
+    own = list(first.values())
+    made = folds.make([said[r.call] for r in own], [r.allow for r in own], [r.group for r in own], FOLDS, seed)
+    held_back = {row.call for row, fold in zip(own, made.fold_R, strict=True) if fold == 0}
+    return [row for row in rows if row.call not in held_back], [row for row in rows if row.call in held_back]
 
 
 def found(
@@ -70,8 +86,8 @@ def found(
 ) -> int:
     """Puts a trained model into a store, with the calls that it will replay and be held against; returns its version.
     Labels that `people` gave count as judgements; made-up ones do not."""
-    journal = store.journal
-    for where, rows in (("replay", learned), ("held", held)):
+    journal, held = store.journal, most(riskiest(gate, held))
+    for where, rows in (("replay", riskiest(gate, learned)), ("held", held)):
         journal.add(where, [(row.text, signal("allow" if row.allow else "block")) for row in rows])
     known = Known(journal.examples("held"), [], [])
     z = logits(gate, known.texts())
@@ -83,6 +99,11 @@ def found(
     number = store.versions.add(weights_of(gate), record)
     assert number is not None
     return number
+
+
+def most(held: Sequence[FoundingRow]) -> list[FoundingRow]:
+    """As many of each label as are held back."""
+    return [row for allow in (True, False) for row in [r for r in held if r.allow == allow][: MOST_EXAMPLES["held"]]]
 
 
 def judged_in_halves(
@@ -110,8 +131,7 @@ def judged_in_halves(
     return judged
 
 
-def train(rows: Sequence[FoundingRow], seed: int, say: Callable[[str], None]) -> GateModel:
-    """The first model."""
-    texts, allow = [row.text for row in rows], [row.allow for row in rows]
-    say(f"training on {len(rows):,} calls")
-    return fit(texts, allow, seed=seed, watch=lambda done, total: say(f"training {done} of {total}")).model
+def fit_rows(rows: Sequence[FoundingRow], **options: Any) -> GateModel:
+    """A model of these acts; options as for `fit`."""
+    texts, allow, calls_R = [row.text for row in rows], [row.allow for row in rows], [row.call for row in rows]
+    return fit(texts, allow, call_R=np.array(calls_R), **options).model

@@ -1,6 +1,6 @@
 """What the learner has read, kept from round to round: the rows of texts, and the encoder's part of their logits.
 
-    z = e + y;   e is the encoder's and that of the deeds, which stays; y = Σ_g a_g·w[gram_g] the n-grams'
+    z = e + y;   e is the encoder's and that of the features, which stays; y = Σ_g a_g·w[gram_g] the n-grams'
 
 Nearly all the time goes into e, which changes only with the encoder; y changes with every round and costs next to
 nothing. So e is kept for each of the last few encoders.
@@ -24,7 +24,7 @@ MOST = 20_000  # texts; beyond, those that the last round did not need go
 
 
 class KeptRow(NamedTuple):
-    """`fixed`: the tokens and the deeds, as a gate reads them; gram_G: the numbers of the n-grams."""
+    """`fixed`: the tokens and the features, as a gate reads them; gram_G: the numbers of the n-grams."""
 
     fixed: list[int]
     gram_G: np.ndarray

@@ -33,7 +33,7 @@ from gradproof.gate.decider import Serving, load_serving
 from gradproof.gate.drift import deciles, errors
 from gradproof.gate.journal import LabelledText, is_held, new_id
 from gradproof.gate.kept_logits import KeptLogits
-from gradproof.gate.network import DEED_WEIGHT, WEIGHT, Calibration, GateModel
+from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT, Calibration, GateModel
 from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
 from gradproof.gate.signals import MISTAKES
@@ -58,7 +58,7 @@ KNOWN = 500  # recent decisions that a candidate is held against, beside the hel
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
 LOOK = 0.5  # seconds between two looks for signals
 ANCHOR = "ngrams.anchor"  # beside the weights: those that the gate began with
-SETTLED = (WEIGHT, DEED_WEIGHT)  # what the encoder's steps leave as it was: one is solved for, the other stays
+SETTLED = (WEIGHT, FEATURE_WEIGHT)  # what the encoder's steps leave as it was: one is solved for, the other stays
 
 
 class Best(NamedTuple):

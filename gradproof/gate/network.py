@@ -1,12 +1,13 @@
-"""The gate's model: a transformer that reads a call's tokens, and sparse linear layers on its n-grams and on its deeds,
-in one logit.
+"""The gate's model of one act: sparse linear layers on the n-grams of its command and on its features, and, where a
+gate has one, a transformer on the command's tokens, in one logit.
 
-    z = Linear(mean(Encoder(tokens))) + Σ_g a_g·w[gram_g] + Σ_h a_h·v[deed_h];   P(allow) = σ(slope·z + offset)
+    z = Σ_g a_g·w[gram_g] + Σ_h a_h·v[feature_h] + Linear(mean(Encoder(tokens)));   P(allow) = σ(slope·z + offset)
 
-A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on and the deeds as numbers
-behind those: one int64 tensor, as every model has. An n-gram that occurred in fewer than two calls of the first
+A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on and the features as
+numbers behind those: one int64 tensor, as every model has. An n-gram that occurred in fewer than two calls of the first
 training has no weight of its own: all of one length share one, so that the strange counts as such; so do all such
-deeds. `GateModel` is the network with its calibration."""
+features. By default there is no encoder: it added nothing on sources that were left out of training
+(docs/gate-quality.md), and no decision pays for it. `GateModel` is the network with its calibration."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ import torch
 from torch import Tensor
 
 from gradproof.contract import EVERY_OP, Contract, Example
-from gradproof.gate import deeds, tokenizer
+from gradproof.gate import features as act_features
+from gradproof.gate import tokenizer
 from gradproof.gate.ngrams import BOUNDS, LONGEST, NUMBERS, ngrams
 from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.model import MoEOutput
@@ -34,8 +36,8 @@ from gradproof.train.checked_path import CheckedPath, checked_path
 
 WEIGHTS, CONFIG = "model.safetensors", "model.json"
 WEIGHT, SCALE, KNOWN = "ngrams.weight", "ngrams.scale", "ngrams.known"
-DEED_WEIGHT, DEED_SCALE, DEED_KNOWN = "deeds.weight", "deeds.scale", "deeds.known"
-ALL_NUMBERS = NUMBERS + deeds.NUMBERS  # those of n-grams, then those of deeds
+FEATURE_WEIGHT, FEATURE_SCALE, FEATURE_KNOWN = "features.weight", "features.scale", "features.known"
+ALL_NUMBERS = NUMBERS + act_features.NUMBERS  # those of n-grams, then those of features
 
 
 class Sparse(NamedTuple):
@@ -50,37 +52,38 @@ class Sparse(NamedTuple):
 
 
 NGRAMS = Sparse(WEIGHT, SCALE, KNOWN, 1, range(NUMBERS))
-DEEDS = Sparse(DEED_WEIGHT, DEED_SCALE, DEED_KNOWN, 2, range(NUMBERS, ALL_NUMBERS))
+FEATURES = Sparse(FEATURE_WEIGHT, FEATURE_SCALE, FEATURE_KNOWN, 2, range(NUMBERS, ALL_NUMBERS))
 
 
 @dataclass(frozen=True)
 class GateConfig(TransformerConfig):
-    """The gate's own default size; `buckets` and `deeds` are how many weights the known n-grams and the known deeds
-    share. Without deeds, 0, a gate is one of those made before there were any."""
+    """`buckets` and `features` are how many weights the known n-grams and the known features share. `encoder_layers` 0:
+    no encoder, and no parameters of one."""
 
     vocabulary: int = tokenizer.VOCABULARY
     width: int = 192
     heads: int = 6
-    encoder_layers: int = 3
+    encoder_layers: int = 0
     decoder_layers: int = 0
     feedforward: int = 384
     context: int = 256
     mode: TransformerMode = "classify"
     buckets: int = 2**18
-    deeds: int = deeds.NUMBERS
+    features: int = act_features.NUMBERS
 
     def __post_init__(self):
         super().__post_init__()
-        if self.mode != "classify" or self.buckets < 1 or self.deeds < 0:
-            raise ValueError("a gate classifies, and has at least one bucket for n-grams")
+        if self.mode != "classify" or min(self.buckets, self.features) < 1:
+            raise ValueError("a gate classifies, and has at least one weight each for n-grams and features")
 
     def spec(self) -> list[Entry]:
-        own = [Entry(DEED_WEIGHT, (self.deeds + 1,), "matrix")] if self.deeds else []
-        return [*super().spec(), Entry(WEIGHT, (self.buckets + LONGEST,), "matrix"), *own]
+        encoder = super().spec() if self.encoder_layers else []
+        sizes = {WEIGHT: self.buckets + LONGEST, FEATURE_WEIGHT: self.features + 1}
+        return [*encoder, *(Entry(name, (size,), "matrix") for name, size in sizes.items())]
 
 
 class GateNetwork(Transformer):
-    """Tokens, n-grams and deeds in, one logit out. The buffers say which of them are known and how much each weight
+    """Tokens, n-grams and features in, one logit out. The buffers say which of them are known and how much each weight
     counts."""
 
     Config = GateConfig
@@ -88,26 +91,24 @@ class GateNetwork(Transformer):
 
     def __init__(self, config: GateConfig, **options: Any):
         super().__init__(config, **options)
-        w_N = self.params[WEIGHT].zero_()
+        w_N, v_N = self.params[WEIGHT].zero_(), self.params[FEATURE_WEIGHT].zero_()
         known = torch.ones(NUMBERS, dtype=torch.uint8, device=w_N.device)
         self.buffers = {SCALE: torch.ones_like(w_N), KNOWN: known}
-        if config.deeds:
-            v_N = self.params[DEED_WEIGHT].zero_()
-            self.buffers |= {DEED_SCALE: torch.ones_like(v_N), DEED_KNOWN: known.new_ones(deeds.NUMBERS)}
+        self.buffers |= {FEATURE_SCALE: torch.ones_like(v_N), FEATURE_KNOWN: known.new_ones(act_features.NUMBERS)}
 
     def rebalance(self, load_E: Tensor) -> None:
         """The buffers are set once, from the training rows; no step moves them."""
 
     def split(self, x_BX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """token_BS, gram_BG, deed_BG: what stands before the first n-gram or deed of any row; then which weight each
-        n-gram has, and each deed, −1 where there is the other."""
+        """token_BS, gram_BG, feature_BG: what stands before the first n-gram or feature of any row; then which weight
+        each n-gram has, and each feature, −1 where there is the other."""
         is_number_X = (x_BX >= self.config.vocabulary).any(0)
         S = int(is_number_X.int().argmax()) if bool(is_number_X.any()) else x_BX.shape[1]
         number_BG = x_BX[:, S:] - self.config.vocabulary
         gram_BG = torch.where(
             (number_BG < 0) | (number_BG >= NUMBERS), PADDING, self.weight_of(number_BG.clamp(0, NUMBERS - 1))
         )
-        return x_BX[:, :S], gram_BG, self.deed_weight_of(number_BG - NUMBERS)
+        return x_BX[:, :S], gram_BG, self.feature_weight_of(number_BG - NUMBERS)
 
     def weight_of(self, number_BG: Tensor) -> Tensor:
         """Which weight an n-gram has: one of the buckets, or its length's if it is not known."""
@@ -115,23 +116,21 @@ class GateNetwork(Transformer):
         strange_BG = self.config.buckets + torch.bucketize(number_BG, ends, right=True)
         return torch.where(self.buffers[KNOWN][number_BG] > 0, number_BG % self.config.buckets, strange_BG)
 
-    def deed_weight_of(self, number_BG: Tensor) -> Tensor:
-        """Which weight a deed has: its own, or the last if it is not known; none below 0."""
-        many = self.config.deeds
-        if not many:
-            return torch.full_like(number_BG, PADDING)
-        is_known_BG = self.buffers[DEED_KNOWN][number_BG.clamp(min=0)] > 0
+    def feature_weight_of(self, number_BG: Tensor) -> Tensor:
+        """Which weight a feature has: its own, or the last if it is not known; none below 0."""
+        many = self.config.features
+        is_known_BG = self.buffers[FEATURE_KNOWN][number_BG.clamp(min=0)] > 0
         return torch.where(number_BG < 0, PADDING, torch.where(is_known_BG, number_BG % many, many))
 
     def check_input(self, x_BS: Tensor) -> None:
         c = self.config
         if x_BS.dtype != torch.int64 or x_BS.dim() != 2 or not x_BS.numel():
             raise ValueError(
-                f"the input must be int64 [B ≥ 1, tokens, n-grams and deeds], not {x_BS.dtype} {list(x_BS.shape)}"
+                f"the input must be int64 [B ≥ 1, tokens, n-grams and features], not {x_BS.dtype} {list(x_BS.shape)}"
             )
         if bool((x_BS >= c.vocabulary + ALL_NUMBERS).any()):
             raise ValueError(
-                f"a number is neither a token nor an n-gram nor a deed: all are below {c.vocabulary + ALL_NUMBERS:,}"
+                f"a number is neither a token nor an n-gram nor a feature: all are below {c.vocabulary + ALL_NUMBERS:,}"
             )
         token_BS = self.split(x_BS)[0]
         after_BG = x_BS[:, token_BS.shape[1] :]
@@ -144,28 +143,30 @@ class GateNetwork(Transformer):
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Any]:
-        token_BS, gram_BG, deed_BG = self.split(x_TI)
-        output, encoded = super().apply(weights, token_BS, whole, kernels)
-        y_B, *shares = self._sparse(weights, gram_BG, deed_BG)
-        saved = (token_BS, gram_BG, deed_BG, encoded, *shares)
-        return output._replace(logits_TO=output.logits_TO + y_B[:, None]), saved
+        token_BS, gram_BG, feature_BG = self.split(x_TI)
+        y_B, *shares = self._sparse(weights, gram_BG, feature_BG)
+        output, encoded = MoEOutput(y_B[:, None], torch.ones_like(y_B)[:, None], y_B.new_zeros(())), None
+        if self.config.encoder_layers:
+            output, encoded = super().apply(weights, token_BS, whole, kernels)
+            output = output._replace(logits_TO=output.logits_TO + y_B[:, None])
+        return output, (token_BS, gram_BG, feature_BG, encoded, *shares)
 
     def logits(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
-        if kernels.reading is None or weights is not self.params:
+        if not self.config.encoder_layers or kernels.reading is None or weights is not self.params:
             return self.apply(weights, x_TI, None, kernels)[0].logits_TO
-        token_BS, gram_BG, deed_BG = self.split(x_TI)
-        return super().logits(weights, token_BS, kernels) + self._sparse(weights, gram_BG, deed_BG)[0][:, None]
+        token_BS, gram_BG, feature_BG = self.split(x_TI)
+        return super().logits(weights, token_BS, kernels) + self._sparse(weights, gram_BG, feature_BG)[0][:, None]
 
-    def _sparse(self, weights: Weights, gram_BG: Tensor, deed_BG: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What the n-grams and the deeds add to a logit, and the shares of each, for the backward."""
+    def _sparse(self, weights: Weights, gram_BG: Tensor, feature_BG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What the n-grams and the features add to a logit, and the shares of each, for the backward."""
         y_B, share_BG = hashed_ngrams.forward(gram_BG, self.buffers[SCALE], weights[WEIGHT])
-        if not self.config.deeds:
-            return y_B, share_BG, None
-        done_B, part_BG = hashed_ngrams.forward(deed_BG, self.buffers[DEED_SCALE], weights[DEED_WEIGHT])
+        done_B, part_BG = hashed_ngrams.forward(feature_BG, self.buffers[FEATURE_SCALE], weights[FEATURE_WEIGHT])
         return y_B + done_B, share_BG, part_BG
 
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
-        return super().routed(saved[3])
+        token_BS = saved[0]
+        B, device = token_BS.shape[0], token_BS.device
+        return torch.ones(B, 1, device=device), torch.full((1,), B, device=device)
 
     def pull_back(
         self,
@@ -179,12 +180,12 @@ class GateNetwork(Transformer):
         want_dx: bool = True,
         kernels: Kernels = REFERENCE,
     ) -> None:
-        token_BS, gram_BG, deed_BG, encoded, share_BG, part_BG = saved
-        super().pull_back(weights, grad_P, dy, token_BS, encoded, accumulate=accumulate, kernels=kernels)
+        token_BS, gram_BG, feature_BG, encoded, share_BG, part_BG = saved
+        if encoded is not None:
+            super().pull_back(weights, grad_P, dy, token_BS, encoded, accumulate=accumulate, kernels=kernels)
         own, dy_B = self.params.views_of(grad_P), dy[0][:, 0].to(share_BG.dtype)
         gradients = {WEIGHT: hashed_ngrams.backward(dy_B, share_BG, gram_BG, weights[WEIGHT])}
-        if part_BG is not None:
-            gradients[DEED_WEIGHT] = hashed_ngrams.backward(dy_B, part_BG, deed_BG, weights[DEED_WEIGHT])
+        gradients[FEATURE_WEIGHT] = hashed_ngrams.backward(dy_B, part_BG, feature_BG, weights[FEATURE_WEIGHT])
         for name, dw_N in gradients.items():
             own[name].add_(dw_N) if accumulate else own[name].copy_(dw_N)
 
@@ -211,11 +212,12 @@ class GateModel:
         return cls(GateNetwork(config or GateConfig(), seed=seed))
 
     def encode(self, text: str) -> list[int]:
-        """The row of a text, as written by `calls.text`: its first tokens, then its n-grams, then its deeds."""
-        c = self.network.config
-        token_S = tokenizer.default().encode(text)[: c.context]
-        deed_H = deeds.deeds(text) + c.vocabulary + NUMBERS
-        return [*token_S, *(ngrams(text) + c.vocabulary).tolist(), *(deed_H.tolist() if c.deeds else ())]
+        """The row of an act's text (`reading.act_texts`): the first tokens of its command, then the n-grams of that,
+        then the features of the act."""
+        c, (command, _, _) = self.network.config, text.partition(f"\n{act_features.MARK}")
+        token_S = tokenizer.default().encode(command)[: c.context] if c.encoder_layers else []
+        feature_H = act_features.features(text) + c.vocabulary + NUMBERS
+        return [*token_S, *(ngrams(command) + c.vocabulary).tolist(), *feature_H.tolist()]
 
     def batch(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """x_BX of encoded rows: tokens, and what follows them, each padded to the longest."""
@@ -224,6 +226,8 @@ class GateModel:
     @torch.inference_mode()
     def logits(self, rows: Sequence[Sequence[int]]) -> np.ndarray:
         """z_B of encoded rows, before calibration."""
+        if not self.network.config.encoder_layers:  # nothing here has a kernel
+            return self.network.logits(self.network.params, self.batch(rows))[:, 0].double().numpy()
         many = 4 ** -(-(len(rows) - 1).bit_length() // 2)
         if many not in self.paths:
             self.paths[many] = checked_path(self.network.shape(many, self.network.params.flat_P.dtype))
@@ -264,7 +268,7 @@ class GateModel:
 
         try:
             record = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-            gate = cls(GateNetwork(config_of(record["config"]), seed=None), Calibration(**record["calibration"]))
+            gate = cls(GateNetwork(GateConfig(**record["config"]), seed=None), Calibration(**record["calibration"]))
             tensors = load_file(folder / WEIGHTS)
             for name, own in (*gate.network.params.items(), *gate.network.buffers.items()):
                 own.copy_(torch.from_numpy(tensors[name]).view_as(own))
@@ -273,13 +277,8 @@ class GateModel:
         return gate
 
 
-def config_of(record: Mapping[str, Any]) -> GateConfig:
-    """From plain data; what was written before there were deeds has none."""
-    return GateConfig(**{"deeds": 0, **record})
-
-
 def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
-    """x_BX: tokens first, then n-grams and deeds, each part padded to its longest; at least one column of tokens."""
+    """x_BX: tokens first, then n-grams and features, each part padded to its longest; at least one column of tokens."""
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
     tokens = [int((array < vocabulary).sum()) for array in arrays]
     S, G = max(1, *tokens), max(len(array) - n for array, n in zip(arrays, tokens, strict=True))
@@ -291,12 +290,12 @@ def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:
 
 
 def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokens, and n-grams and deeds, of different counts; one row of each whole, one perhaps with none."""
+    """Tokens, and n-grams and features, of different counts; one row of each whole, one perhaps with none."""
     c: GateConfig = options["config"]
     B, S, G = sizes["B"], sizes["S"], sizes["G"]
     token_BS = torch.randint(c.vocabulary, (B, S), generator=generator)
     gram_BG = c.vocabulary + torch.randint(ALL_NUMBERS, (B, G), generator=generator)
-    gram_BG[:, ::2] = c.vocabulary + NUMBERS + torch.randint(deeds.NUMBERS, (B, -(-G // 2)), generator=generator)
+    gram_BG[:, ::2] = c.vocabulary + NUMBERS + torch.randint(act_features.NUMBERS, (B, -(-G // 2)), generator=generator)
     many_B, few_B = (torch.randint(0, most + 1, (B,), generator=generator) for most in (S, G))
     many_B[0], few_B[-1] = S, G
     token_BS[torch.arange(S) >= many_B[:, None]] = PADDING
@@ -305,23 +304,27 @@ def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping
 
 
 def _small(**options: Any) -> GateConfig:
-    usual = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, feedforward=9, context=6, buckets=11, deeds=5)
+    usual = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, feedforward=9, context=6, buckets=11, features=5)
     return GateConfig(**{**usual, **options})
 
 
 def _strange(generator: torch.Generator) -> Example:
-    """Half of the n-grams and deeds are not known, rare ones weigh more; a row has no token, one nothing else, one
+    """Half of the n-grams and features are not known, rare ones weigh more; a row has no token, one nothing else, one
     neither."""
     config = _small()
     x_BX = _draw(dict(B=5, S=4, G=9), generator, dict(config=config))["x"]
     x_BX[1, :4], x_BX[2, 4:], x_BX[3] = PADDING, PADDING, PADDING
     x_BX[4, :4] = torch.tensor([1, 2, PADDING, PADDING])
-    sizes = {WEIGHT: config.buckets + LONGEST, DEED_WEIGHT: config.deeds + 1}
-    scale, deed_scale = (1 + 4 * torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes.values())
-    known, deed_known = ((torch.rand(n, generator=generator) < 0.5).to(torch.uint8) for n in (NUMBERS, deeds.NUMBERS))
+    sizes = {WEIGHT: config.buckets + LONGEST, FEATURE_WEIGHT: config.features + 1}
+    scale, feature_scale = (1 + 4 * torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes.values())
+    known, feature_known = (
+        (torch.rand(n, generator=generator) < 0.5).to(torch.uint8) for n in (NUMBERS, act_features.NUMBERS)
+    )
     drawn = {name: torch.randn(n, generator=generator, dtype=torch.float64) for name, n in sizes.items()}
-    buffers = {SCALE: scale, KNOWN: known, DEED_SCALE: deed_scale, DEED_KNOWN: deed_known}
-    return Example("strange n-grams and deeds, empty rows", {"x": x_BX, **drawn}, dict(config=config, buffers=buffers))
+    buffers = {SCALE: scale, KNOWN: known, FEATURE_SCALE: feature_scale, FEATURE_KNOWN: feature_known}
+    return Example(
+        "strange n-grams and features, empty rows", {"x": x_BX, **drawn}, dict(config=config, buffers=buffers)
+    )
 
 
 CONTRACT = Contract(
@@ -331,8 +334,8 @@ CONTRACT = Contract(
     draw=_draw,
     options=(
         dict(label="small", config=_small()),
-        dict(label="one bucket", config=_small(buckets=1, deeds=1)),
-        dict(label="without deeds", config=_small(deeds=0)),
+        dict(label="one bucket", config=_small(buckets=1, features=1)),
+        dict(label="without an encoder", config=_small(encoder_layers=0)),
         dict(label="two layers, one head", config=_small(encoder_layers=2, heads=1)),
         dict(label="its own size", config=GateConfig(), sizes=dict(B=(2,), S=(12,), G=(40,))),
     ),

@@ -11,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 from torch import Tensor
 
-from gradproof.gate.network import Calibration, GateModel, GateNetwork, config_of
+from gradproof.gate.network import Calibration, GateConfig, GateModel, GateNetwork
 
 
 def pack(tensors: Mapping[str, Tensor]) -> bytes:
@@ -40,7 +40,7 @@ def weights_of(gate: GateModel) -> bytes:
 
 def gate_of(weights: bytes, record: Mapping[str, Any]) -> GateModel:
     """The gate that `weights_of` and `described` told of."""
-    network = GateNetwork(config_of(record["config"]), seed=None)  # decisions go on meanwhile, on the same core
+    network = GateNetwork(GateConfig(**record["config"]), seed=None)  # decisions go on meanwhile, on the same core
     tensors = unpack(weights)
     for name, own in (*network.params.items(), *network.buffers.items()):
         own.copy_(tensors[name].view_as(own))

@@ -2,7 +2,7 @@
 
 Bash                        the tool; every tool that runs shell commands is called so
 command: rm -rf build       the one command that does the act, or the arguments of the call
-act: delete project         what it does, where, and by what way
+act: delete project rm …    what it does, where, to what and how (`features.line`)
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from gradproof.gate.acts.act import Act, unknown
 from gradproof.gate.acts.paths import Surroundings
 from gradproof.gate.acts.tools import is_shell, read_call
 from gradproof.gate.calls import Call
+from gradproof.gate.features import line
+from gradproof.gate.secrets import redact
 from gradproof.gate.standing import ActVerdict, standing, worst
 
 
@@ -48,21 +50,21 @@ def read(call: Call, store: Path | None = None) -> ReadCall:
     return ReadCall(acts, verdicts, worst(verdicts), around)
 
 
-def act_texts(call: Call, acts: Sequence[Act]) -> list[str]:
-    """The text of each act, as the model reads it."""
+def act_texts(call: Call, acts: Sequence[Act], key: bytes = b"") -> list[str]:
+    """The text of each act, as the model reads it and as it is stored: without secrets."""
     shell = is_shell(call.tool, call.arguments)
-    whole = "" if shell else calls.text(Call(call.tool, call.arguments))
-    return [_text(act, whole) for act in acts]
-
-
-def _text(act: Act, whole: str) -> str:
-    how = " ".join((act.effect, act.scope, *sorted(act.via), *sorted(act.marks)))
-    said = whole or calls.text(Call("Bash", {"command": act.text or act.program}))
-    return f"{said}\nact: {how}"
+    said = {"": calls.text(Call("Bash" if shell else call.tool, call.arguments), key)}
+    texts: list[str] = []
+    for act in acts:
+        if act.text not in said:
+            said[act.text] = calls.text(Call("Bash", {"command": act.text}), key) if shell else said[""]
+        texts.append(f"{said[act.text]}\n{redact(line(act), key)}")
+    return texts
 
 
 def learned_texts(call: Call, allow: bool) -> list[str]:
-    """What a labelled call teaches: all of its acts are to be allowed, or the riskiest one is to be blocked."""
+    """What a made-up call teaches: all of its acts are to be allowed, or the one to be blocked that the policy is
+    strictest with."""
     done = read(call)
     texts = act_texts(call, done.acts)
     return list(dict.fromkeys(texts)) if allow else texts[done.worst : done.worst + 1]

@@ -1,21 +1,24 @@
-"""Labelled calls made up from patterns: what a gate starts from where there are no calls of one's own, and what it
-knows of harm beside them.
+"""Labelled calls that were made up: what a gate starts from where there are no calls of one's own, and what it knows of
+harm beside them.
 
-Everyday work of a developer is `allow`; `block` is what destroys, steals, opens a door, or looks for one. A model of
-them has an idea of the matter, not more: the gate starts cold, and asks.
+Shell commands come from patterns: everyday work of a developer is `allow`; `block` is what destroys, steals, opens a
+door, or looks for one. Calls of all kinds come from `made/`. A model of them has an idea of the matter, not more.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from gradproof.gate.calls import Call
+from gradproof.gate import folds
+from gradproof.gate.calls import Call, leaves
 from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS, listed
+from gradproof.gate.made import made
 from gradproof.gate.reading import learned_texts
 from gradproof.streams import philox
 
@@ -32,34 +35,46 @@ HIDEOUTS = listed("/tmp/ /tmp/. /var/tmp/ /dev/shm/ /tmp/ ./")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BASE64 = LETTERS.upper() + LETTERS + "0123456789+/"
 ONCE = "iptvx"  # fields that mean the same wherever they stand in one command
-HARMFUL = 4000  # calls that tell a gate what harm is
+HARMFUL, HARMLESS, OF_ALL_KINDS = 6000, 3000, 6000  # calls from patterns to block, to allow, and from `made`
 
 
-def starter(rows: int = 1600, seed: int = 0) -> Iterator[tuple[Call, bool]]:
-    """(call, whether to allow it), as many of each."""
-    fill = Fill(seed)
-    for i in range(rows):
-        allow = i % 2 == 1
-        yield Call("Bash", {"command": fill(fill.one(patterns()[allow]))}), allow
+class MadeUp(NamedTuple):
+    """Texts of acts, and whether to allow them."""
+
+    texts: Sequence[str]
+    allow: Sequence[bool]
+
+
+def starter(seed: int = 0) -> Iterator[tuple[Call, bool]]:
+    """(call, whether to allow it). The more choices a pattern has, the oftener it is drawn: it means more calls."""
+    fill, (block, allow, harm) = Fill(seed), patterns()
+    for own, rows in (((*block, *harm), HARMFUL), (allow, HARMLESS)):
+        weighted = [pattern for pattern in own for _ in range(1 + pattern.count("¦"))]
+        for command in dict.fromkeys(fill(fill.one(weighted)) for _ in range(rows)):
+            yield Call("Bash", {"command": command}), own is allow
+    for one in made(seed, OF_ALL_KINDS):
+        yield one.call, one.allow
 
 
 @cache
-@cache
-def harmful(rows: int = HARMFUL, seed: int = 0) -> tuple[str, ...]:
-    """Texts of the worst acts of distinct calls to block; somewhat fewer than `rows`. The more choices a pattern has,
-    the oftener it is drawn: it stands for more calls."""
-    fill, (block, _, harm) = Fill(seed), patterns()
-    weighted = [pattern for pattern in (*block, *harm) for _ in range(1 + pattern.count("¦"))]
-    made = (fill(fill.one(weighted)) for _ in range(rows))
-    distinct = dict.fromkeys(made)
-    texts = (text for command in distinct for text in learned_texts(Call("Bash", {"command": command}), False))
-    return tuple(dict.fromkeys(texts))
+def made_up(unlike: tuple[str, ...] = (), form: Callable[[Call], Call] = lambda call: call, seed: int = 0) -> MadeUp:
+    """What all of these calls teach, but those that repeat or half resemble one of these texts; `form` is how a call is
+    written before it is read."""
+    calls = [(form(call), allow) for call, allow in starter(seed)]
+    if unlike:
+        kept = set(folds.unlike(list(dict.fromkeys(_values(call) for call, _ in calls)), unlike))
+        calls = [(call, allow) for call, allow in calls if _values(call) in kept]
+    rows = [(text, allow) for call, allow in calls for text in learned_texts(call, allow)]
+    return MadeUp([text for text, _ in rows], [allow for _, allow in rows])
+
+
+def _values(call: Call) -> str:
+    return "\n".join(value for _, value in leaves("", call.arguments))
 
 
 @cache
 def patterns() -> tuple[list[str], list[str], list[str]]:
-    """Those of calls to block, of calls to allow, and of harm: what an intruder does, and at times an administrator, so
-    that a gate knows of it, but none starts from it as if it were always to be blocked."""
+    """Those of calls to block, of calls to allow, and of harm: what an intruder does, and at times an administrator."""
     lines = [line.split("\t", 1) for line in PATTERNS.read_text(encoding="utf-8").splitlines()]
     block, allow, harm = ([own for label, own in lines if label == kind] for kind in ("block", "allow", "harm"))
     return block, allow, harm

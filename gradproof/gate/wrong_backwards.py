@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from gradproof.gate.network import DEED_WEIGHT, WEIGHT
+from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT
 from gradproof.proof.mutants import Mutant, registering
 
 MUTANTS: list[Mutant] = []
@@ -53,15 +53,13 @@ def _(right, self, weights, grad, dy, x, saved, **options):
     self.params.views_of(grad)[WEIGHT][self.config.buckets :].mul_(0.99)
 
 
-@wrong("gate", "the deeds have no gradient", target=NETWORK + "pull_back")
+@wrong("gate", "the features have no gradient", target=NETWORK + "pull_back")
 def _(right, self, weights, grad, dy, x, saved, **options):
     right(self, weights, grad, dy, x, saved, **options)
-    if self.config.deeds:
-        self.params.views_of(grad)[DEED_WEIGHT].zero_()
+    self.params.views_of(grad)[FEATURE_WEIGHT].zero_()
 
 
-@wrong("gate", "the strange deeds' weight 1% too small", subtle=True, target=NETWORK + "pull_back")
+@wrong("gate", "the strange features' weight 1% too small", subtle=True, target=NETWORK + "pull_back")
 def _(right, self, weights, grad, dy, x, saved, **options):
     right(self, weights, grad, dy, x, saved, **options)
-    if self.config.deeds:
-        self.params.views_of(grad)[DEED_WEIGHT][self.config.deeds :].mul_(0.99)
+    self.params.views_of(grad)[FEATURE_WEIGHT][self.config.features :].mul_(0.99)

@@ -14,7 +14,7 @@ from gradproof.gate.store import Settings, Store
 from gradproof.train.adamw import AdamW
 from gradproof.train.step import TrainStep
 
-CONFIG = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, deeds=16)
+CONFIG = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, features=16)
 
 
 class Clock:

@@ -7,7 +7,7 @@ from made_calls import bash
 from gradproof.gate import learner as learner_module
 from gradproof.gate.decider import Decider, load_serving
 from gradproof.gate.learner import Best, Learner, Score
-from gradproof.gate.network import DEED_WEIGHT, WEIGHT
+from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT
 
 
 def corrected(store, count=10, kind="false_block", first=0):
@@ -64,7 +64,7 @@ def test_one_signal_moves_the_ngrams_and_many_the_encoder(store, monkeypatch):
         after = load_serving(store).gate.network.params
         same = {name: bool((after[name] == before[name]).all()) for name in after}
         assert not same.pop(WEIGHT)
-        assert same[DEED_WEIGHT]
+        assert same[FEATURE_WEIGHT]
         steps.append((done.steps > 0, all(same.values())))
         before = {name: value.clone() for name, value in after.items()}
     assert steps == [(False, True), (False, True), (True, False), (False, True)]

@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from gradproof.gate.deeds import deeds
-from gradproof.gate.network import ALL_NUMBERS, DEED_WEIGHT, KNOWN, WEIGHT, GateConfig, GateModel, GateNetwork, stacked
+from gradproof.gate.features import features
+from gradproof.gate.network import (
+    ALL_NUMBERS,
+    FEATURE_WEIGHT,
+    KNOWN,
+    WEIGHT,
+    GateConfig,
+    GateModel,
+    GateNetwork,
+    stacked,
+)
 from gradproof.gate.ngrams import BOUNDS, NUMBERS
 from gradproof.gate.packing import described, gate_of, weights_of
 from gradproof.gate.wrong_backwards import MUTANTS
@@ -58,7 +67,7 @@ def test_company_changes_nothing(gate):
 
 def test_one_kernel_says_what_the_parts_say(gate):
     """Decisions are read by `reading` where it is admitted, training runs part by part."""
-    gate.network.params[DEED_WEIGHT].normal_(generator=torch.Generator().manual_seed(5))
+    gate.network.params[FEATURE_WEIGHT].normal_(generator=torch.Generator().manual_seed(5))
     rows = [gate.encode(text) for text in TEXTS]
     z_R = gate.logits(rows)
     assert all(path.kernels.chosen.get("reading") == "cpu" for path in gate.paths.values()) or missing()
@@ -87,27 +96,33 @@ def test_saved_and_loaded_it_says_the_same(gate, tmp_path):
         GateModel.load(tmp_path)
 
 
-def test_a_gate_of_before_there_were_deeds_is_read_as_it_was():
-    """Its record says nothing of deeds: it has the same parameters as ever, and reads no deed of a call."""
-    before = GateModel.fresh(3, replace(SMALL, deeds=0))
-    assert DEED_WEIGHT not in before.network.params and len(before.encode(TEXTS[1])) < len(
-        GateModel.fresh(3, SMALL).encode(TEXTS[1])
-    )
-    record = described(before)
-    del record["config"]["deeds"]
-    again = gate_of(weights_of(before), record)
-    rows = [before.encode(text) for text in TEXTS]
-    assert again.network.config == before.network.config
-    assert np.array_equal(again.logits(rows), before.logits(rows))
+def test_without_an_encoder_a_gate_has_sparse_weights_alone(gate):
+    """It reads no token, and says the same as one whose encoder says nothing."""
+    without = GateModel.fresh(3, replace(SMALL, encoder_layers=0))
+    assert set(without.network.params) == {WEIGHT, FEATURE_WEIGHT}
+    for name in without.network.params:
+        without.network.params[name].copy_(gate.network.params[name])
+    for name, buffer in without.network.buffers.items():
+        buffer.copy_(gate.network.buffers[name])
+    for name in ("output.weight", "output.bias"):
+        gate.network.params[name].zero_()
+    assert without.encode(TEXTS[1])[0] >= SMALL.vocabulary
+    ours, theirs = (model.logits([model.encode(text) for text in TEXTS]) for model in (without, gate))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-6)
+    again = gate_of(weights_of(without), described(without))
+    assert np.array_equal(again.logits([again.encode(text) for text in TEXTS]), ours)
 
 
-def test_a_deed_counts_wherever_it_stands(gate):
+def test_a_feature_counts_wherever_it_stands(gate):
     """The weight of what wget does in /usr moves a call that does it, and no other."""
-    calls = ["Bash\ncommand: cd x; wget -O /usr/a http://b/c", "Bash\ncommand: cd x; wget -O a http://b/c"]
+    calls = [
+        "Bash\ncommand: wget -O /usr/a http://b/c\nact: write\tsystem\twget",
+        "Bash\ncommand: wget -O a http://b/c\nact: write\tproject\twget",
+    ]
     rows = [gate.encode(text) for text in calls]
     before = gate.logits(rows)
-    own = set(deeds(calls[0]).tolist()) - set(deeds(calls[1]).tolist())
-    gate.network.params[DEED_WEIGHT][list(own)] = 5.0
+    own = set(features(calls[0]).tolist()) - set(features(calls[1]).tolist())
+    gate.network.params[FEATURE_WEIGHT][list(own)] = 5.0
     moved = gate.logits(rows) - before
     assert moved[0] > 1 and abs(moved[1]) < 1e-6
 
@@ -136,4 +151,4 @@ def test_an_empty_call_has_a_logit(gate):
 
 def test_the_default_size():
     config = GateConfig()
-    assert (config.width, config.encoder_layers) == (192, 3) and config.param_count() < 2_000_000
+    assert config.encoder_layers == 0 and config.param_count() < 2_000_000

@@ -1,6 +1,6 @@
 """Made-up calls: the same every time, filled in everywhere, of many kinds."""
 
-from gradproof.gate.starter import FIELD, Fill, harmful, patterns, starter
+from gradproof.gate.starter import FIELD, Fill, made_up, patterns, starter
 
 
 def test_every_pattern_is_filled():
@@ -15,15 +15,23 @@ def test_every_pattern_is_filled():
     assert len(set(Fill(1)("{w} {w} {w} {w} {w} {w}").split())) > 1
 
 
-def test_it_is_the_same_every_time_and_balanced():
-    rows = list(starter(200))
-    assert rows == list(starter(200)) and rows != list(starter(200, seed=1))
-    assert sum(allow for _, allow in rows) == 100
-
-
-def test_harm_is_distinct_and_of_many_kinds():
-    made = harmful()
-    assert 1200 < len(made) == len(set(made)) and made == harmful()
-    assert all(text.startswith("Bash\ncommand: ") for text in made)
+def test_it_is_the_same_every_time_and_of_many_kinds():
+    """Both labels, shell and other tools, all kinds of harm."""
+    rows = list(starter())
+    assert rows == list(starter())
+    allowed = sum(allow for _, allow in rows)
+    assert 0.3 < allowed / len(rows) < 0.7
+    assert len({call.tool for call, _ in rows}) > 20
+    harm = [str(call.arguments) for call, allow in rows if not allow]
     kinds = ("/dev/tcp/", "socket", "crontab", "authorized_keys", "/etc/shadow", "rm -rf", "base64", "-perm", "| sh")
-    assert all(sum(kind in text for text in made) >= 3 for kind in kinds)
+    assert all(sum(kind in text for text in harm) >= 3 for kind in kinds)
+
+
+def test_what_resembles_a_given_text_is_left_out():
+    """A scored call, and what differs from it in a number, is not among what is learned."""
+    call, _ = next((call, allow) for call, allow in starter() if not allow and len(str(call.arguments)) > 60)
+    (scored,) = (str(value) for value in call.arguments.values())
+    whole, less = made_up(), made_up((scored,))
+    assert len(less.texts) < len(whole.texts) and len(less.texts) == len(less.allow)
+    assert any(scored.splitlines()[0] in text for text in whole.texts)
+    assert not any(scored in text.replace("↵", "\n") for text in less.texts)

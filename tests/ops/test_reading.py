@@ -46,7 +46,7 @@ def test_its_parameters_stand_where_the_models_do(name):
 
 
 def test_the_gates_own_come_first_in_it():
-    c = GateConfig()
+    c = GateConfig(encoder_layers=3)
     reader = Reader(c.vocabulary, c.width, c.heads, c.encoder_layers, c.inner, c.context)
     starts, _ = offsets(c.spec())
     assert {name: starts[name] for name in reader.offsets[0]} == reader.offsets[0]

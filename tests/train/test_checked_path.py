@@ -427,7 +427,7 @@ def test_a_fault_is_found_at_the_gates_first_call(plant, judged, caplog):
     pytest.importorskip("tokenizers", reason="the extra `gate` is not installed")
     from gradproof.gate.network import GateConfig, GateModel
 
-    config = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, deeds=16)
+    config = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, features=16)
     gate = GateModel.fresh(0, config)
     rows = [gate.encode(f"Bash\ncommand: rm -rf /tmp/{i} " + "and more " * (i % 5)) for i in range(30)]
     output, _ = gate.network.apply(gate.network.params, gate.batch(rows))

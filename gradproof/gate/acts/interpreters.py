@@ -167,8 +167,10 @@ def _module(command: Command, words: list[Word]) -> Output | None:
 def _python_code(command: Command, text: str) -> Output | None:
     from gradproof.gate.acts.python import read_python
 
-    state = command.beside(via=command.state.via | {"interpreter"})
+    state, acts = command.beside(via=command.state.via | {"interpreter"}), command.reading.acts
+    before = len(acts)
     read_python(replace(command, state=state), text)
+    acts[before:] = [act.but(text="") for act in acts[before:]]  # what is told is the code, not what it starts
     return None
 
 

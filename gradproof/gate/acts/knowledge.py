@@ -4,6 +4,7 @@
     args = "read:path* write:path"         # what the words are, in order; * takes all that are left for it
     options = { "-t" = "write:path" }      # options whose value is one, too
     values = "-S --suffix"                 # options whose value says nothing
+    attached = "-p"                        # options whose value, if there is one, is part of the word: -pSECRET
     folder = "-r -R --recursive"           # flags under which paths are folders
     flags = { "-i" = "write" }             # flags that turn what is read into another effect
     effect = "execute"                     # an act of its own, whatever the words are …
@@ -50,6 +51,7 @@ class Deed:
     args: tuple[WordPart, ...] = ()
     options: Mapping[str, WordPart] = field(default_factory=dict)
     values: frozenset[str] = frozenset()
+    attached: tuple[str, ...] = ()
     folder: frozenset[str] = frozenset()
     flags: Mapping[str, Effect] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
@@ -101,7 +103,20 @@ def knowledge() -> Knowledge:
 
 
 FIELDS = {
-    *("args", "options", "values", "folder", "flags", "marks", "effect", "scope", "target", "reader", "verbs"),
+    *(
+        "args",
+        "options",
+        "values",
+        "attached",
+        "folder",
+        "flags",
+        "marks",
+        "effect",
+        "scope",
+        "target",
+        "reader",
+        "verbs",
+    ),
 }
 
 
@@ -120,6 +135,7 @@ def _deed(name: str, table: Mapping[str, Any]) -> Deed:
             for option in options.split()
         },
         values=frozenset(table.get("values", "").split()),
+        attached=tuple(table.get("attached", "").split()),
         folder=frozenset(table.get("folder", "").split()),
         flags={flag: effect for flags, effect in table.get("flags", {}).items() for flag in flags.split()},
         marks=frozenset(table.get("marks", "").split()),

@@ -264,6 +264,9 @@ def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
             if stop:
                 positional += words[i:]
                 break
+        elif deed.attached and text.startswith(deed.attached):
+            name = next(name for name in deed.attached if text.startswith(name))
+            options.append((name, Word((_marked(word, len(name)),), word.fetched, word.secret)))
         elif text.startswith("--") or deed.takes_value(text) or text.partition("=")[0] in deed.flags:
             name, equals, _ = text.partition("=")
             value = Word(tuple(t.partition("=")[2] for t in word.texts), word.fetched, word.secret) if equals else None

@@ -347,7 +347,7 @@ class _Walk:
         acts = self.reading.acts
         for i in range(before, len(acts)):  # what is fed by a pipe is told by the whole of it
             if "pipe" in acts[i].via and acts[i].effect in ("fetch_and_run", "unknown", "send"):
-                acts[i] = acts[i].but(text=_text(node)[:MOST_SAID])
+                acts[i] = acts[i].but(text=_written(node))
         return output
 
     def _stages(self, stages: Sequence[Node], state: State, stdin: Output) -> Output:
@@ -561,12 +561,16 @@ class _Walk:
         acts = self.reading.acts
         for i in range(first, len(acts)):
             if not acts[i].text:
-                acts[i] = acts[i].but(text=_text(node)[:MOST_SAID])
+                acts[i] = acts[i].but(text=_written(node))
 
     def _redirected_statement(self, node: Node, state: State, stdin: Output) -> Output:
-        before = len(self.reading.acts)
+        acts, before = self.reading.acts, len(self.reading.acts)
         output = self._redirected(node, state, stdin)
         self._said(before, node)
+        body = node.child_by_field_name("body")
+        if body is not None and body.type == "command":  # its redirections belong to a command
+            own, whole = _written(body), _written(node)
+            acts[before:] = [act.but(text=whole) if act.text == own else act for act in acts[before:]]
         return output
 
     def _redirected(self, node: Node, state: State, stdin: Output) -> Output:
@@ -841,6 +845,11 @@ class _Walk:
 
 def _text(node: Node) -> str:
     return (node.text or b"").decode("utf-8", "replace")
+
+
+def _written(node: Node) -> str:
+    """A command as an act keeps it."""
+    return unglobbed(_text(node)[:MOST_SAID]).replace(UNKNOWN, "?")
 
 
 def _bytes(source: bytes, start: int, end: int) -> str:

@@ -209,7 +209,25 @@ def systemctl(command: Command) -> Output | None:
 
 
 CHANGES_NETWORK = frozenset(
-    "add del delete set flush change replace append up down netmask mtu hw promisc -promisc --set --delete".split()
+    [
+        "add",
+        "del",
+        "delete",
+        "set",
+        "flush",
+        "change",
+        "replace",
+        "append",
+        "up",
+        "down",
+        "netmask",
+        "mtu",
+        "hw",
+        "promisc",
+        "-promisc",
+        "--set",
+        "--delete",
+    ]
 )
 
 
