@@ -74,8 +74,8 @@ def _of_act(
 
 
 def _of_words(said: str, program: str) -> Iterator[str]:
-    """The words of a command or of a tool's arguments: what sorts they are, and which stand together. What stands before
-    the program, such as sudo, is told by the act."""
+    """The words of a command or of a tool's arguments: what sorts they are, and which stand together. What stands
+    before the program, such as sudo, is told by the act."""
     tool, *lines = said.split("\n")
     for argument in lines:
         name, _, value = argument.partition(": ")

@@ -8,7 +8,7 @@ then the one that the model holds for the worst. The weights of the n-grams and 
 c_r giving both classes the same weight in all: the n-grams' of the calls themselves, the features' of these and of
 others that were made up (`starter.made_up`), since those that somebody blocked are few and never of every kind; what
 was made up has the features of such a call, not the letters. Each part learns alone, since on few calls the quicker one
-would leave nothing for the other to learn; then their logits are added, each with half of the spread.
+would leave nothing for the other to learn; then their logits are added, the features with two fifths of the spread.
 
 A seventh of the calls, near-duplicates together, is kept for validation and calibration. Last, both are solved for
 again with these calls among the others.
@@ -47,7 +47,7 @@ STRENGTH = 100.0  # how freely the n-grams' weights may grow
 PASSES = 60  # of L-BFGS
 ROWS = 256  # whose n-grams are added up at a time
 SHARES = (0.1, 0.25, 0.5)  # of the logit's spread, that the encoder may have
-OF_FEATURES = 0.5  # of the spread of n-grams and features: a fixed part, for few held calls tell it badly
+OF_FEATURES = 0.4  # of the spread of n-grams and features: a fixed part, for few held calls tell it badly
 ROUNDS = 2  # of choosing the riskiest act of each call to block
 CLEARLY = 0.005  # of AUC, where the held calls to block may be a dozen
 LEAST = 2  # calls that an n-gram or a feature occurs in, to be known
@@ -290,7 +290,7 @@ def know(network: GateNetwork, rows: Iterable[list[int]], layer: Sparse) -> None
     weight, many = (
         (network.weight_of(numbers), c.buckets) if layer == NGRAMS else (network.feature_weight_of(numbers), c.features)
     )
-    count_N = torch.bincount(weight[weight < many], minlength=many)
+    count_N = torch.bincount(weight[(weight >= 0) & (weight < many)], minlength=many)
     network.buffers[layer.scale][:many] = torch.log((1 + len(own)) / (1 + count_N.clamp(max=len(own)))) + 1
 
 

@@ -216,7 +216,7 @@ class Learner:
         learnable = _learnable(waiting)
         said = [*there.pinned, *(example for example in learnable if example.signal.kind not in MISTAKES)]
         at = max(record.get("encoder_at", ""), self._deepest)
-        since = journal.said(at.encode())
+        since = journal.said(at.encode()) if serving.gate.network.config.encoder_layers else []
         if len({example.key for example in since}) >= DEEP:
             gate = serving.gate.copy()
             self._deepest = at = since[-1].key.decode()

@@ -5,8 +5,8 @@ gate has one, a transformer on the command's tokens, in one logit.
 
 A row of input is the tokens, −1 after them, then the n-grams as numbers from `vocabulary` on and the features as
 numbers behind those: one int64 tensor, as every model has. An n-gram that occurred in fewer than two calls of the first
-training has no weight of its own: all of one length share one, so that the strange counts as such; so do all such
-features. By default there is no encoder: it added nothing on sources that were left out of training
+training has no weight of its own: all of one length share one, so that the strange counts as such; such a feature
+does not count. By default there is no encoder: it added nothing on sources that were left out of training
 (docs/gate-quality.md), and no decision pays for it. `GateModel` is the network with its calibration."""
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class GateConfig(TransformerConfig):
 
     def spec(self) -> list[Entry]:
         encoder = super().spec() if self.encoder_layers else []
-        sizes = {WEIGHT: self.buckets + LONGEST, FEATURE_WEIGHT: self.features + 1}
+        sizes = {WEIGHT: self.buckets + LONGEST, FEATURE_WEIGHT: self.features}
         return [*encoder, *(Entry(name, (size,), "matrix") for name, size in sizes.items())]
 
 
@@ -117,10 +117,10 @@ class GateNetwork(Transformer):
         return torch.where(self.buffers[KNOWN][number_BG] > 0, number_BG % self.config.buckets, strange_BG)
 
     def feature_weight_of(self, number_BG: Tensor) -> Tensor:
-        """Which weight a feature has: its own, or the last if it is not known; none below 0."""
-        many = self.config.features
-        is_known_BG = self.buffers[FEATURE_KNOWN][number_BG.clamp(min=0)] > 0
-        return torch.where(number_BG < 0, PADDING, torch.where(is_known_BG, number_BG % many, many))
+        """Which weight a feature has: its own; none if it is not known, or below 0. A strange feature says nothing: all
+        together would say *allow*, since most of what is rare is ordinary."""
+        is_known_BG = (number_BG >= 0) & (self.buffers[FEATURE_KNOWN][number_BG.clamp(min=0)] > 0)
+        return torch.where(is_known_BG, number_BG % self.config.features, PADDING)
 
     def check_input(self, x_BS: Tensor) -> None:
         c = self.config
@@ -315,7 +315,7 @@ def _strange(generator: torch.Generator) -> Example:
     x_BX = _draw(dict(B=5, S=4, G=9), generator, dict(config=config))["x"]
     x_BX[1, :4], x_BX[2, 4:], x_BX[3] = PADDING, PADDING, PADDING
     x_BX[4, :4] = torch.tensor([1, 2, PADDING, PADDING])
-    sizes = {WEIGHT: config.buckets + LONGEST, FEATURE_WEIGHT: config.features + 1}
+    sizes = {WEIGHT: config.buckets + LONGEST, FEATURE_WEIGHT: config.features}
     scale, feature_scale = (1 + 4 * torch.rand(n, generator=generator, dtype=torch.float64) for n in sizes.values())
     known, feature_known = (
         (torch.rand(n, generator=generator) < 0.5).to(torch.uint8) for n in (NUMBERS, act_features.NUMBERS)

@@ -35,7 +35,20 @@ HIDEOUTS = listed("/tmp/ /tmp/. /var/tmp/ /dev/shm/ /tmp/ ./")
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 BASE64 = LETTERS.upper() + LETTERS + "0123456789+/"
 ONCE = "iptvx"  # fields that mean the same wherever they stand in one command
-HARMFUL, HARMLESS, OF_ALL_KINDS = 6000, 3000, 6000  # calls from patterns to block, to allow, and from `made`
+
+
+class Amounts(NamedTuple):
+    """How many calls come from patterns to block, from patterns to allow, and from `made`."""
+
+    harmful: int
+    harmless: int
+    of_all_kinds: int
+
+
+ALONE, BESIDE = (
+    Amounts(6000, 3000, 6000),
+    Amounts(20_000, 3000, 3000),
+)  # of calls of one's own; chosen on left-out sources
 
 
 class MadeUp(NamedTuple):
@@ -45,14 +58,14 @@ class MadeUp(NamedTuple):
     allow: Sequence[bool]
 
 
-def starter(seed: int = 0) -> Iterator[tuple[Call, bool]]:
+def starter(seed: int = 0, amounts: Amounts = ALONE) -> Iterator[tuple[Call, bool]]:
     """(call, whether to allow it). The more choices a pattern has, the oftener it is drawn: it means more calls."""
     fill, (block, allow, harm) = Fill(seed), patterns()
-    for own, rows in (((*block, *harm), HARMFUL), (allow, HARMLESS)):
+    for own, rows in (((*block, *harm), amounts.harmful), (allow, amounts.harmless)):
         weighted = [pattern for pattern in own for _ in range(1 + pattern.count("¦"))]
         for command in dict.fromkeys(fill(fill.one(weighted)) for _ in range(rows)):
             yield Call("Bash", {"command": command}), own is allow
-    for one in made(seed, OF_ALL_KINDS):
+    for one in made(seed, amounts.of_all_kinds):
         yield one.call, one.allow
 
 
@@ -60,7 +73,7 @@ def starter(seed: int = 0) -> Iterator[tuple[Call, bool]]:
 def made_up(unlike: tuple[str, ...] = (), form: Callable[[Call], Call] = lambda call: call, seed: int = 0) -> MadeUp:
     """What all of these calls teach, but those that repeat or half resemble one of these texts; `form` is how a call is
     written before it is read."""
-    calls = [(form(call), allow) for call, allow in starter(seed)]
+    calls = [(form(call), allow) for call, allow in starter(seed, BESIDE)]
     if unlike:
         kept = set(folds.unlike(list(dict.fromkeys(_values(call) for call, _ in calls)), unlike))
         calls = [(call, allow) for call, allow in calls if _values(call) in kept]
