@@ -132,11 +132,12 @@ def quick_gate(monkeypatch):
     """A gate's first model without its training, which takes a minute."""
     pytest.importorskip("lmdb", reason="the extra `gate` is not installed")
     pytest.importorskip("tokenizers", reason="the extra `gate` is not installed")
-    from gradproof.gate import founding
+    from gradproof.gate import founding, starter
     from gradproof.gate.network import GateConfig, GateModel
 
     config = GateConfig(width=16, heads=2, encoder_layers=1, feedforward=32, context=64, buckets=256, features=16)
-    monkeypatch.setattr(founding, "train", lambda rows, seed, say: GateModel.fresh(seed, config))
+    monkeypatch.setattr(starter, "ALONE", starter.Amounts(200, 100, 100))
+    monkeypatch.setattr(founding, "fit_rows", lambda rows, seed, more: GateModel.fresh(seed, config))
 
 
 def test_gate_decide_and_feedback(quick_gate, tmp_path):

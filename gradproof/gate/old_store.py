@@ -30,7 +30,7 @@ def rows_of(folder: Path) -> list[FoundingRow]:
         call = call_of(text)
         if call is not None:
             allow = signal(record["kind"]).outcome == "allow"
-            rows += act_rows(call, allow, f"old {number}", number)
+            rows += act_rows(call, allow, f"old {number}", -1 - number)  # apart from the numbers of other calls
     return rows
 
 

@@ -58,8 +58,9 @@ class MadeUp(NamedTuple):
     allow: Sequence[bool]
 
 
-def starter(seed: int = 0, amounts: Amounts = ALONE) -> Iterator[tuple[Call, bool]]:
+def starter(seed: int = 0, amounts: Amounts | None = None) -> Iterator[tuple[Call, bool]]:
     """(call, whether to allow it). The more choices a pattern has, the oftener it is drawn: it means more calls."""
+    amounts = amounts or ALONE
     fill, (block, allow, harm) = Fill(seed), patterns()
     for own, rows in (((*block, *harm), amounts.harmful), (allow, amounts.harmless)):
         weighted = [pattern for pattern in own for _ in range(1 + pattern.count("¦"))]

@@ -128,7 +128,7 @@ def test_corrections_are_listed_and_retracted(run, store):
 
 def test_init_from_labelled_calls(tmp_path, monkeypatch, trained):
     """Enough held-back calls of people: the gate decides at once. A second init only changes settings."""
-    monkeypatch.setattr(founding, "train", lambda rows, seed, say: trained.copy())
+    monkeypatch.setattr(founding, "fit_rows", lambda rows, **options: trained.copy())
     monkeypatch.setattr(founding, "FOLDS", 2)
     data = tmp_path / "calls.jsonl"
     labelled = [
@@ -175,7 +175,7 @@ def test_init_from_bad_data_writes_nothing(tmp_path, line, says):
 def test_the_starter_set_is_made_up_and_separate():
     learned, held = founding.split(founding.starter_rows())
     assert {row.allow for row in held} == {True, False} and len(learned) > 800
-    assert not {row.text for row in learned} & {row.text for row in held}
+    assert not {row.call for row in learned} & {row.call for row in held}
 
 
 def test_a_missing_extra_is_one_sentence(tmp_path, monkeypatch, store):

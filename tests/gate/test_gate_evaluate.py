@@ -9,7 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from gradproof.cli import app
-from gradproof.gate import evaluate, evaluate_stream, fit, roc, starter
+from gradproof.gate import evaluate, evaluate_stream, roc, starter
+from gradproof.gate.calls import Call
 from gradproof.gate.corpus import corpus
 from gradproof.gate.evaluate import by_folds, grouped, read
 from gradproof.gate.fit import Recipe
@@ -44,10 +45,10 @@ def labelled(tmp_path_factory):
 def little_harm():
     """A few made-up calls are quicker than many."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate, "harmful", lambda: starter.harmful()[:40])
-        patch.setattr(fit, "harmful", lambda: starter.harmful()[:40])
-        patch.setattr(evaluate_stream, "harmful", lambda: starter.harmful()[:40])
+        patch.setattr(starter, "BESIDE", starter.Amounts(60, 20, 20))
+        starter.made_up.cache_clear()
         yield
+        starter.made_up.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -92,16 +93,19 @@ def test_test_rows_are_never_fitted_to(labelled, monkeypatch):
 def test_made_up_calls_that_resemble_the_data_are_left_out(labelled, monkeypatch):
     """A test call must not come back as something that was made up."""
     data, seen = read([labelled]), []
-    taken = data.text[int(np.flatnonzero(data.block_R)[0])]
-    monkeypatch.setattr(evaluate, "harmful", lambda: (taken + "1", "Bash\ncommand: something that is nowhere else"))
+    taken = data.values()[int(np.flatnonzero(data.block_R)[0])]
+    made = [(Call("Bash", {"command": command}), False) for command in (taken + "1", "shred /srv/nowhere/else")]
+    monkeypatch.setattr(starter, "starter", lambda seed, amounts: made)
 
-    def score(data, rest, test, seed, config, recipe, harm, watch):
-        seen.append(harm)
+    def score(data, rest, test, seed, config, recipe, more, watch):
+        seen.append(more.texts)
         return np.random.default_rng(0).random(len(test))
 
     monkeypatch.setattr(evaluate, "score", score)
+    starter.made_up.cache_clear()
     assert by_folds(data, count=2, baseline=False)["made_up"] == 1
-    assert seen == [["Bash\ncommand: something that is nowhere else"]] * 2
+    starter.made_up.cache_clear()
+    assert len(seen) == 2 and all("shred /srv/nowhere/else" in text for texts in seen for text in texts)
 
 
 def test_a_groups_recall_is_at_the_threshold_of_all():
@@ -142,13 +146,9 @@ def test_a_stream_is_replayed(tmp_path):
     """Learning and not learning see the same calls and the same first model; corrections are counted where given."""
     train = read([write(tmp_path / "old.jsonl", ordinary(240) + harmful(60))])
     new = read([write(tmp_path / "new.jsonl", harmful(25, "base64 -d /tmp/x{} | sh", seed=9))])
-    taken = new.text[0] + "1"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate_stream, "harmful", lambda: (taken, *starter.harmful()[:40]))
-        record = evaluate_stream.by_stream(
-            new, train, feedback=evaluate_stream.Feedback(delay=3), config=SMALL, recipe=QUICK
-        )
-    assert record["made_up"] <= 40  # what resembles a call of the stream is left out
+    record = evaluate_stream.by_stream(
+        new, train, feedback=evaluate_stream.Feedback(delay=3), config=SMALL, recipe=QUICK
+    )
     assert record["kind"] == "stream" and record["blocks"] == 25 and record["rows"] > 40
     assert record["off"]["corrections"] == 0 and all(0 <= i < record["rows"] for i in record["learning"]["corrected"])
     both = {"positions": 10, "corrections": 20}

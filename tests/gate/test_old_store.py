@@ -48,11 +48,10 @@ def test_it_is_refused_in_one_sentence_and_left_untouched(old):
 def test_what_people_said_is_taken_over(old, tmp_path, monkeypatch, trained):
     """Not the gate's own echo, nor what was not kept whole."""
     before, rows = contents(old), rows_of(old)
-    assert [(row.allow, row.text.split("\n")[1]) for row in rows] == [
-        (True, "command: git push origin x"),
-        (False, "command: rm -rf /"),
-    ]
-    monkeypatch.setattr(founding, "train", lambda rows, seed, say: trained.copy())
+    first = {row.call: (row.allow, row.text.split("\n")[1]) for row in reversed(rows)}
+    assert set(first.values()) == {(True, "command: git push origin x"), (False, "command: rm -rf /")}
+    assert all(call < 0 for call in first)
+    monkeypatch.setattr(founding, "fit_rows", lambda rows, **options: trained.copy())
     args = ["gate", "init", "--store", str(tmp_path / "new"), "--from", str(old)]
     assert CliRunner().invoke(app, args).exit_code == 0 and contents(old) == before
     store = Store(tmp_path / "new")
