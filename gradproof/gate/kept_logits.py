@@ -1,6 +1,6 @@
 """What the learner has read, kept from round to round: the rows of texts, and the encoder's part of their logits.
 
-    z = e + y;   e is the encoder's and that of the features, which stays; y = Σ_g a_g·w[gram_g] the n-grams'
+    z = e + y;   e is the encoder's, which stays, and 0 without one; y is what n-grams and features add
 
 Nearly all the time goes into e, which changes only with the encoder; y changes with every round and costs next to
 nothing. So e is kept for each of the last few encoders.
@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 
 from gradproof.gate import fit, proximal
-from gradproof.gate.network import WEIGHT, GateModel, GateNetwork
+from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT, GateModel, GateNetwork
 from gradproof.gate.ngrams import NUMBERS
+from gradproof.gate.proximal import SparseRow
 
 ENCODERS = 4  # the serving one, and a candidate all, half and a quarter of the way
 MOST = 20_000  # texts; beyond, those that the last round did not need go
 
 
 class KeptRow(NamedTuple):
-    """`fixed`: the tokens and the features, as a gate reads them; gram_G: the numbers of the n-grams."""
+    """`tokens` as a gate reads them, and the numbers of n-grams and features."""
 
-    fixed: list[int]
-    gram_G: np.ndarray
+    tokens: list[int]
+    sparse: SparseRow
 
 
 class KeptLogits:
@@ -40,26 +41,30 @@ class KeptLogits:
     def row(self, gate: GateModel, text: str) -> KeptRow:
         row = self._rows.get(text)
         if row is None:
-            encoded, first = np.array(gate.encode(text), dtype=np.int64), gate.network.config.vocabulary
-            is_gram = (encoded >= first) & (encoded < first + NUMBERS)
-            row = self._rows[text] = KeptRow(encoded[~is_gram].tolist(), encoded[is_gram] - first)
+            number_X = np.array(gate.encode(text), dtype=np.int64) - gate.network.config.vocabulary
+            is_gram = (number_X >= 0) & (number_X < NUMBERS)
+            sparse = SparseRow(number_X[is_gram], number_X[number_X >= NUMBERS] - NUMBERS)
+            tokens = number_X[number_X < 0] + gate.network.config.vocabulary
+            row = self._rows[text] = KeptRow(tokens.tolist(), sparse)
         return row
 
-    def grams(self, gate: GateModel, texts: Iterable[str]) -> list[np.ndarray]:
-        return [self.row(gate, text).gram_G for text in texts]
+    def sparse(self, gate: GateModel, texts: Iterable[str]) -> list[SparseRow]:
+        return [self.row(gate, text).sparse for text in texts]
 
     def encoded(self, gate: GateModel, texts: Sequence[str]) -> np.ndarray:
         """e_R; only what this encoder has not read yet is read."""
+        if not gate.network.config.encoder_layers:
+            return np.zeros(len(texts))
         known = self._of(gate.network)
         missing = [text for text in dict.fromkeys(texts) if text not in known]
-        read = fit.logits(gate, [self.row(gate, text).fixed for text in missing])
+        read = fit.logits(gate, [self.row(gate, text).tokens for text in missing])
         known.update(zip(missing, read.tolist(), strict=True))
         return np.array([known[text] for text in texts])
 
     def logits(self, gate: GateModel, texts: Iterable[str]) -> dict[str, float]:
         """z of each text."""
         distinct = list(dict.fromkeys(texts))
-        z_R = self.encoded(gate, distinct) + proximal.linear(gate.network, self.grams(gate, distinct))
+        z_R = self.encoded(gate, distinct) + proximal.linear(gate.network, self.sparse(gate, distinct))
         return dict(zip(distinct, z_R.tolist(), strict=True))
 
     def keep(self, texts: Iterable[str]) -> None:
@@ -74,7 +79,8 @@ class KeptLogits:
     def _of(self, network: GateNetwork) -> dict[str, float]:
         """What is known of this very encoder."""
         own_P = network.params.flat_P.clone()
-        network.params.views_of(own_P)[WEIGHT].zero_()
+        for name in (WEIGHT, FEATURE_WEIGHT):
+            network.params.views_of(own_P)[name].zero_()
         at = next((i for i, (encoder_P, _) in enumerate(self._encoders) if torch.equal(encoder_P, own_P)), None)
         self._encoders.append(self._encoders.pop(at) if at is not None else (own_P, {}))
         self._encoders = self._encoders[-ENCODERS:]

@@ -1,13 +1,13 @@
 """The learner: trains a copy of the serving model on new signals, and lets it serve only if it is no worse.
 
-A round takes the signals that wait and solves for the n-grams' weights: a second or two, so that one signal is enough.
-Once DEEP signals have come since the encoder last learned, it learns first: a few consolidated steps on batches of
-which half are these signals, half replay. Then the candidate is calibrated and its thresholds are chosen anew on the
-held-back calls. It serves if, against the serving version,
+A round takes the signals that wait and solves for the weights of n-grams and features: seconds, so that one signal is
+enough. Where a gate has an encoder, and DEEP signals have come since it last learned, it learns first: a few
+consolidated steps on batches of which half are these signals, half replay. Then the candidate is calibrated and its
+thresholds are chosen anew on the held-back calls. It serves if, against the serving version,
 
     its balanced error on the held-back calls, a question being half an error, is no higher than chance explains,
     and above the best version's ever by at most a hundredth, or two standard errors where these calls are few,
-    its AUC there is at most 0.003 below the best version's ever,
+    its AUC there is at most 0.003, or a standard error, below the best version's ever,
     it is wrong on no more of the pinned mistakes,
     and, once the model is trusted, at most 0.1%·n² of known decisions change, n signals having come since a review
     window ago: one says little of others, many say that something is off, whether or not they were learned already.
@@ -57,8 +57,8 @@ WAYS = (1.0, 0.5, 0.25)  # of the way from the serving weights to the trained on
 KNOWN = 500  # recent decisions that a candidate is held against, beside the held-back calls
 ENOUGH, SOON = 8, 20.0  # so many signals, or so many seconds after the first, begin a round
 LOOK = 0.5  # seconds between two looks for signals
-ANCHOR = "ngrams.anchor"  # beside the weights: those that the gate began with
-SETTLED = (WEIGHT, FEATURE_WEIGHT)  # what the encoder's steps leave as it was: one is solved for, the other stays
+ANCHOR = ".anchor"  # behind a name, beside the weights: those that the gate began with
+SETTLED = (WEIGHT, FEATURE_WEIGHT)  # what the encoder's steps leave as it was: these are solved for
 
 
 class Best(NamedTuple):
@@ -82,6 +82,7 @@ class Score(NamedTuple):
     wrong: tuple[float, ...] = ()  # of each held-back call, what it adds to the error
     auc: float = 1.0
     noise: float = 0.0
+    auc_noise: float = 0.0
 
     def no_worse(self, than: Score, changes: float, best: Best | None = None) -> bool:
         """Not by more than the calls that are judged differently explain by chance (which is exceeded once in twenty
@@ -94,7 +95,8 @@ class Score(NamedTuple):
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > min(than.error + chance, best.error + lost) + 1e-12:
             return False
-        if self.auc < min(than.auc, best.auc - MOST_AUC_LOST) or self.pinned_wrong > than.pinned_wrong:
+        least = min(than.auc, best.auc - max(MOST_AUC_LOST, self.auc_noise))
+        if self.auc < least or self.pinned_wrong > than.pinned_wrong:
             return False
         changed = sum(a != b for a, b in zip(self.outcomes, than.outcomes, strict=True))
         return changed <= changes * len(self.outcomes)
@@ -254,35 +256,36 @@ class Learner:
         return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
     def _solve(self, gate: GateModel, number: int, said: Sequence[LabelledText], there: Examples) -> None:
-        """The n-grams' weights, from what people said, replay, and as much of the echo as a quarter of it all."""
+        """The sparse weights, from what people said, replay, and as much of the echo as a quarter of it all."""
         said = said[-MOST_SAID:]
         mass = replay.even(there.kept) | {example.text: SAID * example.signal.weight for example in said}
         echo = replay.quarter(there.echo, mass)
         mass |= {example.text: example.signal.weight for example in echo}
         rows = list({example.text: example for example in (*there.kept, *said, *echo)}.values())
         texts = [example.text for example in rows]
-        proximal.get_to_know(gate.network, self._readings.grams(gate, [example.text for example in said]))
+        proximal.get_to_know(gate.network, self._readings.sparse(gate, [example.text for example in said]))
         proximal.solve(
             gate.network,
-            self._readings.grams(gate, texts),
+            self._readings.sparse(gate, texts),
             torch.from_numpy(self._readings.encoded(gate, texts)).float(),
             torch.tensor([example.target for example in rows]),
             torch.tensor([mass[text] for text in texts]),
-            self._anchor(number),
+            self._anchors(number),
         )
         self._readings.keep([*texts, *self._known().texts()])
 
-    def _anchor(self, number: int) -> Tensor:
-        """The n-grams' weights that the gate began with."""
+    def _anchors(self, number: int) -> dict[str, Tensor]:
+        """The sparse weights that the gate began with, by name."""
         tensors = unpack(self.store.versions.weights(number))
-        return tensors.get(ANCHOR, tensors[WEIGHT])
+        return {name: tensors.get(name + ANCHOR, tensors[name]) for name in SETTLED}
 
     def _batch(self, gate: GateModel, examples: Sequence[LabelledText]) -> Tensor:
         return gate.batch([gate.encode(example.text) for example in examples])
 
     def _promote(self, serving: Serving, gate: GateModel, record: dict[str, Any], optimizer: bytes) -> int | None:
         """The new version's number; None where the serving version is no longer the one that was trained from."""
-        tensors = {**tensors_of(gate), ANCHOR: self._anchor(serving.number)}
+        anchors = {name + ANCHOR: anchor_N for name, anchor_N in self._anchors(serving.number).items()}
+        tensors = {**tensors_of(gate), **anchors}
         return self.store.versions.add(pack(tensors), record, optimizer, after=serving.number)
 
 
@@ -337,7 +340,9 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
         for p, example in zip(p_T[held : held + pinned], known.pinned, strict=True)
     )
     ranked = roc.auc(-np.array([z[example.text] for example in known.held]), ~allow_T)
-    return Score(error, missed, outcomes, tuple(edges), tuple(adds), 1.0 if ranked is None else ranked, noise)
+    ranked = 1.0 if ranked is None else ranked
+    of_auc = roc.auc_error(ranked, int((~allow_T).sum()), int(allow_T.sum()))
+    return Score(error, missed, outcomes, tuple(edges), tuple(adds), ranked, noise, of_auc)
 
 
 def _wrong(outcome: str, allow: bool) -> float:

@@ -1,87 +1,108 @@
-"""The n-grams' weights, solved anew from all that people said and from replay, near those of the first model.
+"""The weights of n-grams and features, solved anew from all that people said and from replay, near those of the first
+model.
 
-    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + ‖w − w*‖²/(2·STRENGTH),   z_r = e_r + Σ_g a_rg·w[gram_rg]
+    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + ‖w − w*‖²/(2·STRENGTH),   z_r = e_r + Σ_g a_rg·w[gram_rg] + …
 
 e_r is the encoder's logit, which stays; w* are the weights that the gate began with, so that what rounds move does not
 add up. The problem is convex: a few signals move the decision about what is like them in one go, where gradient steps
-small enough for the encoder would take hundreds. n-grams that occur in several of the corrected calls become known, so
-that there are weights to learn with.
+small enough for an encoder would take hundreds. n-grams and features that occur in several of the corrected calls
+become known, so that there are weights to learn with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gradproof.gate.fit import LEAST, ROWS, alike
-from gradproof.gate.network import KNOWN, SCALE, WEIGHT, GateNetwork
-from gradproof.gate.ngrams import NUMBERS
-from gradproof.ops import bce, hashed_ngrams
+from gradproof.gate.network import FEATURES, NGRAMS, GateNetwork, Sparse
+from gradproof.gate.sparse_shares import SparseShares
+from gradproof.ops import bce
 from gradproof.ops.embedding import PADDING
 
 STRENGTH = 100.0  # how freely the weights may move
 PASSES = 20  # of L-BFGS
+LAYERS = (NGRAMS, FEATURES)
+
+
+class SparseRow(NamedTuple):
+    """The numbers of an act's n-grams and of its features, each from 0 on."""
+
+    gram_G: np.ndarray
+    feature_H: np.ndarray
 
 
 def solve(
     network: GateNetwork,
-    grams: Sequence[np.ndarray],
+    rows: Sequence[SparseRow],
     encoded_R: Tensor,
     label_R: Tensor,
     mass_R: Tensor,
-    anchor_N: Tensor,
+    anchors: Mapping[str, Tensor],
 ) -> None:
-    """Moves the network's n-gram weights; `anchor_N` is w*, labels are in [0, 1], masses above 0."""
-    solved = network.params[WEIGHT].clone()
-    parts = batches(network, grams)
+    """Moves the network's sparse weights; `anchors` are w* by name, labels are in [0, 1], masses above 0."""
+    shares = {layer: shares_of(network, rows, layer) for layer in LAYERS}
+    start = {layer: anchors[layer.weight][shares[layer].used] for layer in LAYERS}
+    anchor_U = torch.cat([start[layer] for layer in LAYERS])
+    solved = torch.cat([network.params[layer.weight][shares[layer].used] for layer in LAYERS])
+    ends = [len(start[NGRAMS]), len(anchor_U)]
 
     def objective() -> Tensor:
-        moved_N = solved - anchor_N
-        value = moved_N.square().sum() / (2 * STRENGTH)
-        solved.grad = moved_N / STRENGTH
-        for chosen, gram_BG in parts:
-            y_B, share_BG = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], solved)
-            z_B, label_B = encoded_R[chosen] + y_B, label_R[chosen]
-            loss, kept = bce.forward(z_B, label_B, mass_R[chosen], total=1.0)
-            dz_B = bce.backward(torch.ones(()), kept, z_B, label_B)
-            solved.grad += hashed_ngrams.backward(dz_B, share_BG, gram_BG, solved)
-            value = value + loss
-        return value
+        moved_U = solved - anchor_U
+        parts = (solved[: ends[0]], solved[ends[0] :])
+        z_R = encoded_R + sum(shares[layer].forward(own) for layer, own in zip(LAYERS, parts, strict=True))
+        loss, kept = bce.forward(z_R, label_R, mass_R, total=1.0)
+        dz_R = bce.backward(torch.ones(()), kept, z_R, label_R)
+        solved.grad = moved_U / STRENGTH + torch.cat([shares[layer].backward(dz_R) for layer in LAYERS])
+        return loss + moved_U.square().sum() / (2 * STRENGTH)
 
     optimizer = torch.optim.LBFGS([solved], max_iter=PASSES, history_size=10, line_search_fn="strong_wolfe")
     optimizer.step(objective)  # pyright: ignore[reportArgumentType]
-    network.params[WEIGHT].copy_(solved)
+    for layer, own in zip(LAYERS, (solved[: ends[0]], solved[ends[0] :]), strict=True):
+        network.params[layer.weight].copy_(anchors[layer.weight])  # what does not occur goes back to where it began
+        network.params[layer.weight][shares[layer].used] = own
 
 
-def linear(network: GateNetwork, grams: Sequence[np.ndarray]) -> np.ndarray:
-    """y_R, the n-grams' part of the logits."""
-    y_R = np.zeros(len(grams))
-    for chosen, gram_BG in batches(network, grams):
-        y_B, _ = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], network.params[WEIGHT])
-        y_R[chosen] = y_B.double().numpy()
-    return y_R
+def shares_of(network: GateNetwork, rows: Sequence[SparseRow], layer: Sparse) -> SparseShares:
+    """The shares of one layer in these rows."""
+    return SparseShares(batches(network, rows, layer), len(rows), network.buffers[layer.scale])
 
 
-def get_to_know(network: GateNetwork, grams: Sequence[np.ndarray]) -> None:
-    """n-grams that occur in several of these calls are known from now on."""
-    numbers = np.concatenate([np.zeros(0, dtype=np.int64), *grams])
-    network.buffers[KNOWN][torch.from_numpy(np.bincount(numbers, minlength=NUMBERS) >= LEAST)] = 1
+def linear(network: GateNetwork, rows: Sequence[SparseRow]) -> np.ndarray:
+    """y_R, what n-grams and features add to the logits."""
+    y_R = torch.zeros(len(rows))
+    for layer in LAYERS if rows else ():
+        shares = shares_of(network, rows, layer)
+        y_R += shares.forward(network.params[layer.weight][shares.used])
+    return y_R.double().numpy()
 
 
-def batches(network: GateNetwork, grams: Sequence[np.ndarray]) -> list[tuple[list[int], Tensor]]:
-    """Rows of like length together: which, and gram_BG, the weight that each of their n-grams has."""
+def get_to_know(network: GateNetwork, rows: Sequence[SparseRow]) -> None:
+    """n-grams and features that occur in several of these acts are known from now on."""
+    for layer, column in zip(LAYERS, zip(*rows, strict=True) if rows else ((), ()), strict=True):
+        numbers = np.concatenate([np.zeros(0, dtype=np.int64), *column])
+        often = torch.from_numpy(np.bincount(numbers, minlength=len(layer.numbers)) >= LEAST)
+        network.buffers[layer.known][often] = 1
+
+
+def batches(network: GateNetwork, rows: Sequence[SparseRow], layer: Sparse) -> list[tuple[list[int], Tensor]]:
+    """Rows of like length together: which, and the weight that each of their n-grams, or features, has."""
+    own = [row[LAYERS.index(layer)] for row in rows]
     return [
-        (chosen, _weights(network, [grams[i] for i in chosen]))
-        for chosen in alike({i: row for i, row in enumerate(grams)}, ROWS)  # pyright: ignore[reportArgumentType]
+        (chosen, _weights(network, [own[i] for i in chosen], layer))
+        for chosen in alike(dict(enumerate(own)), ROWS)  # pyright: ignore[reportArgumentType]
     ]
 
 
-def _weights(network: GateNetwork, rows: Sequence[np.ndarray]) -> Tensor:
+def _weights(network: GateNetwork, rows: Sequence[np.ndarray], layer: Sparse) -> Tensor:
     number_BG = np.full((len(rows), max(map(len, rows))), PADDING, dtype=np.int64)
     for into_G, row in zip(number_BG, rows, strict=True):
         into_G[: len(row)] = row
     gram_BG = torch.from_numpy(number_BG)
+    if layer == FEATURES:
+        return network.feature_weight_of(gram_BG)
     return torch.where(gram_BG < 0, PADDING, network.weight_of(gram_BG.clamp(min=0)))

@@ -6,6 +6,7 @@ a threshold that at most a given share of the calls to allow lies above.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,15 @@ def auc(score_R: np.ndarray, block_R: np.ndarray) -> float | None:
     _, inverse_R, count_U = np.unique(score_R, return_inverse=True, return_counts=True)
     rank_U = np.cumsum(count_U) - (count_U - 1) / 2
     return float((rank_U[inverse_R][block_R].sum() - positives * (positives + 1) / 2) / (positives * negatives))
+
+
+def auc_error(auc: float, positives: int, negatives: int) -> float:
+    """The standard error of an AUC, by Hanley and McNeil."""
+    if not positives or not negatives:
+        return 0.0
+    q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
+    spread = auc * (1 - auc) + (positives - 1) * (q1 - auc * auc) + (negatives - 1) * (q2 - auc * auc)
+    return math.sqrt(max(0.0, spread) / (positives * negatives))
 
 
 def threshold(allowed_R: np.ndarray, share: float) -> float:

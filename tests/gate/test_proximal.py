@@ -1,4 +1,4 @@
-"""The n-grams' weights near the first ones: the optimum, by autograd; what is said is followed, the rest stays."""
+"""The sparse weights near the first ones: the optimum, by autograd; what is said is followed, the rest stays."""
 
 import numpy as np
 import torch
@@ -7,43 +7,53 @@ from made_calls import bash, rows
 from gradproof.gate import proximal
 from gradproof.gate.calls import text
 from gradproof.gate.kept_logits import KeptLogits
-from gradproof.gate.network import KNOWN, SCALE, WEIGHT
+from gradproof.gate.network import FEATURE_SCALE, FEATURE_WEIGHT, KNOWN, SCALE, WEIGHT
 from gradproof.ops import hashed_ngrams
 
 
 def problem(trained):
     """A network, texts, what `solve` takes of them, and the weights that it stays near: not those it starts from."""
-    gate, generator = trained.copy(), torch.Generator().manual_seed(0)
-    anchor_N = gate.network.params[WEIGHT].normal_(generator=generator).clone()
-    gate.network.params[WEIGHT].normal_(generator=generator)
+    gate, generator, anchors = trained.copy(), torch.Generator().manual_seed(0), {}
+    for name in (WEIGHT, FEATURE_WEIGHT):
+        anchors[name] = gate.network.params[name].normal_(generator=generator).clone()
+        gate.network.params[name].normal_(generator=generator)
     said = [text(bash(f"kubectl delete ns {name}")) for name in ("a", "prod", "web")]
     learned = rows(8)
     texts = [row.text for row in learned] + said
     label_R = torch.tensor([float(row.allow) for row in learned] + [0.0] * 3)
     readings = KeptLogits()
-    given = (readings.grams(gate, texts), torch.from_numpy(readings.encoded(gate, texts)).float(), label_R)
-    return gate, texts, (*given, torch.tensor([1.0] * 16 + [8.0] * 3), anchor_N)
+    given = (readings.sparse(gate, texts), torch.from_numpy(readings.encoded(gate, texts)).float(), label_R)
+    return gate, texts, (*given, torch.tensor([1.0] * 16 + [8.0] * 3), anchors)
 
 
 def test_the_solution_is_stationary(trained):
     """Autograd's gradient of the objective, in float64, is a thousandth of what it was, and no direction is better."""
     gate, texts, given = problem(trained)
-    _, _, label_R, mass_R, anchor_N = given
-    network, before_N = gate.network, gate.network.params[WEIGHT].clone()
+    _, _, label_R, mass_R, anchors = given
+    network = gate.network
+    names = {WEIGHT: SCALE, FEATURE_WEIGHT: FEATURE_SCALE}
+    before = {name: network.params[name].clone() for name in names}
     encoded = [gate.encode(written) for written in texts]
-    gram_BG = network.split(gate.batch(encoded))[1]
-    y_B = hashed_ngrams.forward(gram_BG, network.buffers[SCALE], before_N)[0]
+    _, *grams = network.split(gate.batch(encoded))
+    y_B = sum(
+        hashed_ngrams.forward(gram_BG, network.buffers[names[name]], before[name])[0]
+        for name, gram_BG in zip(names, grams, strict=True)
+    )
     e_B = torch.from_numpy(gate.logits(encoded)) - y_B.double()
 
-    def gradient(w_N):
-        leaf_N = w_N.double().clone().requires_grad_()
-        z_B = e_B + hashed_ngrams.forward(gram_BG, network.buffers[SCALE].double(), leaf_N)[0]
+    def gradient(weights):
+        leaves = [weights[name].double().clone().requires_grad_() for name in names]
+        z_B = e_B + sum(
+            hashed_ngrams.forward(gram_BG, network.buffers[scale].double(), leaf_N)[0]
+            for gram_BG, scale, leaf_N in zip(grams, names.values(), leaves, strict=True)
+        )
         loss_B = torch.nn.functional.binary_cross_entropy_with_logits(z_B, label_R.double(), reduction="none")
-        value = (mass_R * loss_B).sum() + (leaf_N - anchor_N).square().sum() / (2 * proximal.STRENGTH)
-        return torch.autograd.grad(value, leaf_N)[0].norm()
+        moved = sum((leaf_N - anchors[name]).square().sum() for leaf_N, name in zip(leaves, names, strict=True))
+        value = (mass_R * loss_B).sum() + moved / (2 * proximal.STRENGTH)
+        return torch.cat(torch.autograd.grad(value, leaves)).norm()
 
     proximal.solve(network, *given)
-    assert gradient(network.params[WEIGHT]) < 1e-3 * gradient(before_N)
+    assert gradient(network.params) < 1e-3 * gradient(before)
 
 
 def test_what_was_said_is_followed_and_the_rest_stays(trained):
@@ -55,23 +65,24 @@ def test_what_was_said_is_followed_and_the_rest_stays(trained):
     touched_N = torch.zeros_like(gate.network.params[WEIGHT], dtype=torch.bool)
     gram_BG = gate.network.split(gate.batch([gate.encode(written) for written in texts]))[1]
     touched_N[gram_BG[gram_BG >= 0]] = True
-    anchor_N = given[-1]
+    anchor_N = given[-1][WEIGHT]
     assert torch.allclose(gate.network.params[WEIGHT][~touched_N], anchor_N[~touched_N], atol=1e-3)
 
 
-def test_linear_is_the_ngrams_part(trained):
+def test_linear_is_the_sparse_part(trained):
     """The whole logit minus the encoder's, for rows of several lengths, one of them empty."""
-    gate, texts, (grams, encoded_R, *_) = problem(trained)
+    gate, texts, (sparse, encoded_R, *_) = problem(trained)
     z_R = gate.logits([gate.encode(written) for written in texts])
-    assert np.allclose(proximal.linear(gate.network, grams), z_R - encoded_R.numpy(), atol=1e-4)
-    assert proximal.linear(gate.network, [np.zeros(0, dtype=np.int64)]).tolist() == [0.0]
+    assert np.allclose(proximal.linear(gate.network, sparse), z_R - encoded_R.numpy(), atol=1e-4)
+    nothing = np.zeros(0, dtype=np.int64)
+    assert proximal.linear(gate.network, [proximal.SparseRow(nothing, nothing)]).tolist() == [0.0]
 
 
 def test_ngrams_of_several_calls_become_known(trained):
     gate, readings = trained.copy(), KeptLogits()
     gate.network.buffers[KNOWN].zero_()
     calls = [text(bash(command)) for command in ("terraform apply", "terraform destroy", "zyx")]
-    proximal.get_to_know(gate.network, readings.grams(gate, calls))
-    both, once = (readings.row(gate, text(bash(command))).gram_G for command in ("terraform ", "zyx"))
+    proximal.get_to_know(gate.network, readings.sparse(gate, calls))
+    both, once = (readings.row(gate, text(bash(command))).sparse.gram_G for command in ("terraform ", "zyx"))
     known = gate.network.buffers[KNOWN]
     assert any(bool(known[n]) for n in both) and not all(bool(known[n]) for n in once)
