@@ -229,17 +229,30 @@ def by_left_out_source(
 
 
 def _left_out(data: LabelledSet, score_H: np.ndarray, held: np.ndarray, own: np.ndarray) -> dict[str, Any]:
-    allowed, harmful_R = score_H[: len(held)], score_H[len(held) :]
-    at = roc.threshold(np.sort(allowed), 0.01)
-    said = np.array(data.outcome)
-    flagged_R = harmful_R > at
+    said, block_H = np.array(data.outcome), np.arange(len(score_H)) >= len(held)
     return {
         "rows": len(own),
-        "auc": roc.auc(score_H, np.arange(len(score_H)) >= len(held)),
-        "recall_at_1pct": float(flagged_R.mean()),
-        "with_policy": float((flagged_R | (said[own] != "allow")).mean()),
+        "auc": roc.auc(score_H, block_H),
+        **caught(score_H, block_H, said[np.concatenate((held, own))]),
         "policy": {outcome: float((said[own] == outcome).mean()) for outcome in ("ask", "block")},
         "policy_on_allowed": {outcome: float((said[held] == outcome).mean()) for outcome in ("ask", "block")},
+    }
+
+
+def caught(score_R: np.ndarray, block_R: np.ndarray, outcome_R: np.ndarray) -> dict[str, float | None]:
+    """Of the calls to block, the share that the model flags (`recall_at_1pct`), and that the policy asks about or blocks
+    or the model flags: at the threshold that flags 1% of the calls to allow (`with_policy`), and at the one where 1% of
+    them is flagged beyond what the policy asks about anyway (`gate_at_1pct`)."""
+    if not block_R.any() or block_R.all():
+        return {"recall_at_1pct": None, "with_policy": None, "gate_at_1pct": None}
+    passes_R, allowed = outcome_R == "allow", int((~block_R).sum())
+    at = roc.threshold(score_R[~block_R], 0.01)
+    free = np.sort(score_R[~block_R & passes_R])[::-1]
+    beyond = float(free[min(len(free) - 1, int(0.01 * allowed))]) if len(free) else -np.inf
+    return {
+        "recall_at_1pct": float((score_R > at)[block_R].mean()),
+        "with_policy": float(((score_R > at) | ~passes_R)[block_R].mean()),
+        "gate_at_1pct": float(((score_R > beyond) | ~passes_R)[block_R].mean()),
     }
 
 
@@ -362,8 +375,9 @@ def _left_out_lines(record: dict[str, Any]) -> list[str]:
         told.append(
             f"{name}, left out: {by['rows']:,} calls to block; model alone: AUC {_shown(by['auc'])}, recall"
             f" {by['recall_at_1pct']:.4f} at 1%; policy alone: {policy['block']:.1%} blocked, {policy['ask']:.1%}"
-            f" asked; either: {by['with_policy']:.4f} (of the others' calls to allow the policy asks about"
-            f" {allowed['ask']:.1%} and blocks {allowed['block']:.1%})"
+            f" asked; either: {by['with_policy']:.4f}, and {by['gate_at_1pct']:.4f} where the model flags 1% of the"
+            f" calls to allow beyond the policy, which asks about {allowed['ask']:.1%} and blocks"
+            f" {allowed['block']:.1%} of them"
         )
     return [*told, f"{record['seconds']:.0f} s"]
 
@@ -376,6 +390,7 @@ def _stream_lines(record: dict[str, Any]) -> list[str]:
         said = f"{rest['corrections_before']} corrections; {rest['rows']:,} calls, {rest['blocks']:,} to block"
         told.append(f"the rest, {after} ({said}):")
         told += [f"  {name + ':':14}{_figures(record[key]['rest'][point])}" for key, name in _PASSES]
+        told += [f"  {name} and policy: {_with_policy(record[key]['rest'][point])}" for key, name in _PASSES]
     if "corrections" not in record["points"]:
         told.append("fewer than 100 corrections: no rest after those")
     lost = record["old_auc_lost"]
@@ -391,6 +406,12 @@ def _stream_lines(record: dict[str, Any]) -> list[str]:
 def _figures(figures: dict[str, Any]) -> str:
     one, tenth = _shown(figures["recall_at_1pct"]), _shown(figures["recall_at_0_1pct"])
     return f"AUC {_shown(figures['auc'])}, recall {one} at 1% and {tenth} at 0.1% of allowed calls blocked"
+
+
+def _with_policy(figures: dict[str, Any]) -> str:
+    """What the whole gate catches, a question counting as caught."""
+    literal, beyond = _shown(figures.get("with_policy")), _shown(figures.get("gate_at_1pct"))
+    return f"{literal} asked about or blocked at 1%; {beyond} at 1% beyond what the policy asks about"
 
 
 def _source(figures: dict[str, Any]) -> str:

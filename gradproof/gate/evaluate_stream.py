@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradproof.gate import folds, roc
-from gradproof.gate.evaluate import LabelledSet
+from gradproof.gate.evaluate import LabelledSet, caught
 from gradproof.gate.fit import Recipe
 from gradproof.gate.founding import fit_rows, riskiest
 from gradproof.gate.network import GateConfig, GateModel
@@ -180,6 +180,7 @@ def described(replayed: Replayed, parts: StreamParts, points: dict[str, int]) ->
         "rest": {
             name: {
                 **roc.figures([roc.Scored(replayed.score_R[at:], block_R[at:])]),
+                **caught(replayed.score_R[at:], block_R[at:], np.array(parts.stream.outcome[at:])),
                 "rows": len(block_R) - at,
                 "blocks": int(block_R[at:].sum()),
                 "corrections_before": sum(i < at for i in replayed.corrected),
