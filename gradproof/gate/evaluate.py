@@ -240,9 +240,9 @@ def _left_out(data: LabelledSet, score_H: np.ndarray, held: np.ndarray, own: np.
 
 
 def caught(score_R: np.ndarray, block_R: np.ndarray, outcome_R: np.ndarray) -> dict[str, float | None]:
-    """Of the calls to block, the share that the model flags (`recall_at_1pct`), and that the policy asks about or blocks
-    or the model flags: at the threshold that flags 1% of the calls to allow (`with_policy`), and at the one where 1% of
-    them is flagged beyond what the policy asks about anyway (`gate_at_1pct`)."""
+    """Of the calls to block, the share that the model flags (`recall_at_1pct`), and that the policy asks about or
+    blocks or the model flags: at the threshold that flags 1% of the calls to allow (`with_policy`), and at the one
+    where 1% of them is flagged beyond what the policy asks about anyway (`gate_at_1pct`)."""
     if not block_R.any() or block_R.all():
         return {"recall_at_1pct": None, "with_policy": None, "gate_at_1pct": None}
     passes_R, allowed = outcome_R == "allow", int((~block_R).sum())
