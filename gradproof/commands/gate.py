@@ -14,6 +14,7 @@ import typer
 
 from gradproof.commands.options import INTERRUPTED, Debug, Json, NoSeed, Seed
 from gradproof.commands.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+from gradproof.gate.place import default_folder, warning
 
 if TYPE_CHECKING:
     from gradproof.gate.decider import Decider
@@ -27,15 +28,23 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
+
 StoreFolder = Annotated[
-    Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")
+    Path,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        envvar="GRADPROOF_GATE",
+        default_factory=default_folder,
+        show_default="$XDG_STATE_HOME/gradproof/gates/default",
+        help="The gate's folder.",
+    ),
 ]
-HERE = Path(".gate")
 
 
 @app.command()
 def init(
-    store: StoreFolder = HERE,
+    store: StoreFolder,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -81,10 +90,10 @@ def init(
 
 @app.command()
 def decide(
+    store: StoreFolder,
     call: Annotated[
         str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
     ] = None,
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -116,6 +125,7 @@ def decide(
 
 @app.command()
 def feedback(
+    store: StoreFolder,
     id: Annotated[str, typer.Argument(metavar="ID", help="Of the decision.")],
     kind: Annotated[
         str,
@@ -131,7 +141,6 @@ def feedback(
         ),
     ] = "",
     actor: Annotated[str, typer.Option(help="Who says so. Default: the user's name.")] = "",
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -157,14 +166,15 @@ def feedback(
         giver = Giver(actor or getuser(), "person", "")
         with _opened(Store, store) as opened:
             given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
+        _warn(store)
         print(dumps({"id": id, **given._asdict(), "target": given.target}))
 
 
 @app.command()
 def corrections(
+    store: StoreFolder,
     what: Annotated[str, typer.Argument(metavar="list|retract")] = "list",
     id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Of the correction to take back.")] = None,
-    store: StoreFolder = HERE,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -187,6 +197,8 @@ def corrections(
             raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
         with _opened(Store, store) as opened:
             records = opened.journal.correction_records() if id is None else [opened.journal.retract(id)]
+        if what == "retract":
+            _warn(store)
         write({"corrections": records}, dumps({"corrections": records}, indent=1), json)
         for record in records:
             console_for(json).print(_correction_line(record), markup=False, soft_wrap=True)
@@ -196,7 +208,7 @@ def corrections(
 
 @app.command()
 def learn(
-    store: StoreFolder = HERE,
+    store: StoreFolder,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
     ] = False,
@@ -222,6 +234,7 @@ def learn(
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with _opened(Store, store) as opened, opened.learning():
+            _warn(store)
             learner = Learner(opened, seed)
             try:
                 if follow:
@@ -234,7 +247,7 @@ def learn(
 
 
 @app.command()
-def status(store: StoreFolder = HERE, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
+def status(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
 
     Example:
@@ -252,10 +265,10 @@ def status(store: StoreFolder = HERE, json: Json = None, seed: NoSeed = 0, debug
 
 @app.command()
 def rollback(
+    store: StoreFolder,
     version: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
     ] = None,
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -276,6 +289,7 @@ def rollback(
                 raise ValueError(f"there is no version before {before}, which serves")
             versions.serve(chosen, after=before)
             opened.journal.reset_trust()
+        _warn(store)
         print(f"version {chosen} serves; it was {before}; trust begins anew")
 
 
@@ -395,6 +409,12 @@ def _correction_line(record: dict[str, Any]) -> str:
     )
 
 
+def _warn(store: Path) -> None:
+    """What commands that change the gate say of a store within an agent's reach."""
+    if said := warning(store):
+        print(f"gradproof: warning: {said}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _opened(kind: Any, folder: Path) -> Iterator[Store]:
     store = kind(folder)
@@ -425,6 +445,7 @@ def _init(
             f"there is a gate in {folder} already; name a new folder for one that starts from {data or old}"
         )
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
+    _warn(folder)
     trained = None
     if before is None:
         say("reading the calls to learn from")

@@ -26,6 +26,7 @@ from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
 SCHEMA = 2
+PRIVATE = 0o600  # the mode of every file of a store
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
 MOST_EXAMPLES = {"replay": 20_000, "held": 1000}  # of each class
@@ -461,7 +462,7 @@ def open_environment(folder: Path, mebibytes: int, databases: int) -> Any:
     """An LMDB environment whose every commit is synced; readers that died are cleared away."""
     lmdb = library()
     try:
-        env = lmdb.open(str(folder), map_size=mebibytes << 20, max_dbs=databases, max_readers=512)
+        env = lmdb.open(str(folder), map_size=mebibytes << 20, max_dbs=databases, max_readers=512, mode=PRIVATE)
         env.reader_check()
     except lmdb.Error as error:
         raise ValueError(f"the store {folder.parent} cannot be opened: {error}") from None

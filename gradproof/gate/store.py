@@ -2,20 +2,23 @@
 
 store.json    schema and sizes       journal/   decisions, signals, examples (LMDB)
 rules.toml    what people decided    versions/  weights and optimizer (LMDB)
+
+Only its user can read it: folders have the mode 0700, files 0600.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.journal import SCHEMA, Journal, library
+from gradproof.gate.journal import PRIVATE, SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
@@ -48,7 +51,7 @@ class Settings:
 
 
 class Store:
-    """`Store(Path(".gate"))` opens one that `create` made."""
+    """`Store(folder)` opens one that `create` made."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
         try:
@@ -70,18 +73,18 @@ class Store:
         """A new store, or one that was there with other settings."""
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
         for name in ("journal", "versions"):
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / name).mkdir(exist_ok=True, mode=0o700)
         if not (folder / FILE).exists():
-            write_atomically(folder / FILE, DEFAULT)
-        write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")
+            write_atomically(folder / FILE, DEFAULT, mode=PRIVATE)
+        write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n", mode=PRIVATE)
+        _make_private(folder)
         return cls(folder, clock)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Held by the one learner; the lock goes with the process, however it ends."""
-        with open(self.folder / "learner.lock", "w") as file:
+        with open(self.folder / "learner.lock", "w", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -91,6 +94,15 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
+
+
+def _make_private(folder: Path) -> None:
+    """Corrects the modes of what was there before; a link is left as it is."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            continue
+        with suppress(FileNotFoundError):  # another process is writing it
+            path.chmod(0o700 if path.is_dir() else PRIVATE)
 
 
 def check_folder(folder: Path) -> bool:
