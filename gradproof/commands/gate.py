@@ -61,6 +61,10 @@ def init(
     review_hours: Annotated[
         float | None, typer.Option(help="How long an unremarked decision is no example yet.")
     ] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+    ] = None,
     json: Json = None,
     seed: Seed = 0,
     debug: Debug = False,
@@ -76,12 +80,13 @@ def init(
         gradproof gate init
 
         gradproof gate init --store my-gate --data labelled.jsonl
+
+        gradproof gate init --shadow
     """
     with errors(debug):
         check_outputs(json, None)
-        given = dict(
-            journal_mebibytes=size, false_allow=false_allow, false_block=false_block, review_hours=review_hours
-        )
+        given = dict(journal_mebibytes=size, false_allow=false_allow, false_block=false_block)
+        given |= dict(review_hours=review_hours, shadow=shadow)
         settings = {name: value for name, value in given.items() if value is not None}
         with stages() as say:
             record = _init(store, data, old, settings, seed, say)
@@ -101,7 +106,8 @@ def decide(
 
     Reads `{"tool", "arguments", "cwd", "history"}`, MCP's `tools/call` or a hook's `{"tool_name", "tool_input"}`, and
     prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts`
-    are what the call does. A line that is no call is answered `{"error"}`, and the next one is read; the exit code is
+    are what the call does. In shadow mode the decision is allow, and the key `shadow` says what it would have been. A
+    line that is no call is answered `{"error"}`, and the next one is read; the exit code is
     then 2.
 
     Examples:
@@ -467,7 +473,7 @@ def _decide_one(decider: Decider, call: str | None) -> bool:
 
     answer = decider.decide(parse(os.fsencode(call or "")))
     decider.flush()
-    _print(answer._asdict())
+    _print(answer.plain())
     return True
 
 
@@ -479,7 +485,7 @@ def _decide_lines(decider: Decider) -> bool:
     for number, line in _lines():
         try:
             answer = decider.decide(parse(line))
-            _print(answer._asdict())
+            _print(answer.plain())
         except ValueError as error:
             good = False
             _print({"error": sentence(error)})

@@ -29,7 +29,8 @@ SETTINGS = "store.json"
 @dataclass(frozen=True)
 class Settings:
     """`false_allow` is the share of calls to block that may be allowed, `false_block` the share of calls to allow that
-    may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked."""
+    may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked. In
+    `shadow` mode every call is allowed, and what would have been decided is recorded."""
 
     schema: int = SCHEMA
     journal_mebibytes: int = 256
@@ -37,6 +38,7 @@ class Settings:
     false_allow: float = 0.01
     false_block: float = 0.01
     review_hours: float = 24.0
+    shadow: bool = False
 
     def __post_init__(self):
         if self.schema != SCHEMA:
@@ -48,21 +50,15 @@ class Settings:
             raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")
         if min(self.journal_mebibytes, self.versions_mebibytes) < 1 or self.review_hours < 0:
             raise ValueError("a store's size must be at least 1 MiB and its review window at least 0 hours")
+        if not isinstance(self.shadow, bool):
+            raise ValueError(f"shadow is true or false, not {self.shadow!r}")
 
 
 class Store:
     """`Store(folder)` opens one that `create` made."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
-        try:
-            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            self.settings = Settings(**settings)
-        except FileNotFoundError:
-            raise ValueError(
-                f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}"
-            ) from None
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
+        self.settings = read_settings(folder)
         self.folder, self.clock, self.rules = folder, clock, folder / FILE
         self.key = store_key(folder)
         self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, self.key)
@@ -94,6 +90,16 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
+
+
+def read_settings(folder: Path) -> Settings:
+    """Of the store in a folder; ValueError where there is none, or its settings make no sense."""
+    try:
+        return Settings(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}") from None
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
 
 
 def _make_private(folder: Path) -> None:
