@@ -81,6 +81,11 @@ def new_id(now: float) -> str:
     return f"{int(now * 1000):012x}{os.urandom(4).hex()}"
 
 
+def time_of(id: str) -> float:
+    """When an id was made; ValueError for what is none."""
+    return int(id[:12], 16) / 1000
+
+
 class Giver(NamedTuple):
     """Who gave a signal, in which session."""
 
@@ -134,6 +139,15 @@ class Journal:
                 if len(chosen) == newest:
                     break
         return chosen[::-1]
+
+    def newest_first(self, since: float = 0.0) -> Iterator[dict[str, Any]]:
+        """All decisions from a time on."""
+        first = new_id(max(0.0, since))[:12].encode()
+        with self.env.begin() as txn:
+            for key, value in self._backwards(txn, "decisions", None):
+                if key < first:
+                    break
+                yield json.loads(value)
 
     # signals
 
@@ -494,7 +508,7 @@ def safe(value: Any, key: bytes = b"") -> Any:
 
 def _just_made(id: str, now: float) -> bool:
     try:
-        return len(id) == 20 and abs(now - int(id[:12], 16) / 1000) < 5
+        return len(id) == 20 and abs(now - time_of(id)) < 5
     except ValueError:
         return False
 
