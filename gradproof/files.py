@@ -8,11 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str, *, new: bool = False) -> None:
-    """Replaces `path` by `text`, or leaves it as it was; with `new`, FileExistsError where it is already there."""
+def write_atomically(path: Path, text: str, *, new: bool = False, mode: int | None = None) -> None:
+    """Replaces `path` by `text`, or leaves it as it was; with `new`, FileExistsError where it is already there. Without
+    a `mode`, the file gets the usual one."""
     aside = path.with_name(f".partial-{path.name}")
     try:
         with open(aside, "w", encoding="utf-8") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

@@ -14,6 +14,7 @@ import typer
 
 from gradproof.commands.options import INTERRUPTED, Debug, Json, NoSeed, Seed
 from gradproof.commands.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+from gradproof.gate.place import default_folder, warning
 
 if TYPE_CHECKING:
     from gradproof.gate.decider import Decider
@@ -27,15 +28,23 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
+
 StoreFolder = Annotated[
-    Path, typer.Option("--store", metavar="DIR", envvar="GRADPROOF_GATE", help="The gate's folder.")
+    Path,
+    typer.Option(
+        "--store",
+        metavar="DIR",
+        envvar="GRADPROOF_GATE",
+        default_factory=default_folder,
+        show_default="$XDG_STATE_HOME/gradproof/gates/default",
+        help="The gate's folder.",
+    ),
 ]
-HERE = Path(".gate")
 
 
 @app.command()
 def init(
-    store: StoreFolder = HERE,
+    store: StoreFolder,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +61,10 @@ def init(
     review_hours: Annotated[
         float | None, typer.Option(help="How long an unremarked decision is no example yet.")
     ] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+    ] = None,
     json: Json = None,
     seed: Seed = 0,
     debug: Debug = False,
@@ -67,12 +80,13 @@ def init(
         gradproof gate init
 
         gradproof gate init --store my-gate --data labelled.jsonl
+
+        gradproof gate init --shadow
     """
     with errors(debug):
         check_outputs(json, None)
-        given = dict(
-            journal_mebibytes=size, false_allow=false_allow, false_block=false_block, review_hours=review_hours
-        )
+        given = dict(journal_mebibytes=size, false_allow=false_allow, false_block=false_block)
+        given |= dict(review_hours=review_hours, shadow=shadow)
         settings = {name: value for name, value in given.items() if value is not None}
         with stages() as say:
             record = _init(store, data, old, settings, seed, say)
@@ -81,10 +95,10 @@ def init(
 
 @app.command()
 def decide(
+    store: StoreFolder,
     call: Annotated[
         str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
     ] = None,
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -92,7 +106,8 @@ def decide(
 
     Reads `{"tool", "arguments", "cwd", "history"}`, MCP's `tools/call` or a hook's `{"tool_name", "tool_input"}`, and
     prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts`
-    are what the call does. A line that is no call is answered `{"error"}`, and the next one is read; the exit code is
+    are what the call does. In shadow mode the decision is allow, and the key `shadow` says what it would have been. A
+    line that is no call is answered `{"error"}`, and the next one is read; the exit code is
     then 2.
 
     Examples:
@@ -116,6 +131,7 @@ def decide(
 
 @app.command()
 def feedback(
+    store: StoreFolder,
     id: Annotated[str, typer.Argument(metavar="ID", help="Of the decision.")],
     kind: Annotated[
         str,
@@ -131,7 +147,6 @@ def feedback(
         ),
     ] = "",
     actor: Annotated[str, typer.Option(help="Who says so. Default: the user's name.")] = "",
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -157,14 +172,15 @@ def feedback(
         giver = Giver(actor or getuser(), "person", "")
         with _opened(Store, store) as opened:
             given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
+        _warn(store)
         print(dumps({"id": id, **given._asdict(), "target": given.target}))
 
 
 @app.command()
 def corrections(
+    store: StoreFolder,
     what: Annotated[str, typer.Argument(metavar="list|retract")] = "list",
     id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Of the correction to take back.")] = None,
-    store: StoreFolder = HERE,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -187,6 +203,8 @@ def corrections(
             raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
         with _opened(Store, store) as opened:
             records = opened.journal.correction_records() if id is None else [opened.journal.retract(id)]
+        if what == "retract":
+            _warn(store)
         write({"corrections": records}, dumps({"corrections": records}, indent=1), json)
         for record in records:
             console_for(json).print(_correction_line(record), markup=False, soft_wrap=True)
@@ -196,7 +214,7 @@ def corrections(
 
 @app.command()
 def learn(
-    store: StoreFolder = HERE,
+    store: StoreFolder,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
     ] = False,
@@ -222,6 +240,7 @@ def learn(
 
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         with _opened(Store, store) as opened, opened.learning():
+            _warn(store)
             learner = Learner(opened, seed)
             try:
                 if follow:
@@ -234,7 +253,7 @@ def learn(
 
 
 @app.command()
-def status(store: StoreFolder = HERE, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
+def status(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
 
     Example:
@@ -251,11 +270,54 @@ def status(store: StoreFolder = HERE, json: Json = None, seed: NoSeed = 0, debug
 
 
 @app.command()
+def audit(
+    store: StoreFolder,
+    decision: Annotated[
+        str, typer.Option(metavar="allow|ask|block", help="Only these; in shadow mode, what would have been decided.")
+    ] = "",
+    since: Annotated[
+        str, typer.Option(metavar="WHEN", help="Only from then on: an ISO date or time, or 24h, 7d ago.")
+    ] = "",
+    session: Annotated[str, typer.Option(help="Only calls of this session.")] = "",
+    actor: Annotated[str, typer.Option(help="Only calls by this actor.")] = "",
+    effect: Annotated[str, typer.Option(help="Only calls with an act of this effect, such as delete.")] = "",
+    limit: Annotated[int, typer.Option(metavar="N", help="List so many at most; all are counted.", min=1)] = 50,
+    json: Json = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """List recorded decisions, newest first, with their reasons and what people said of them.
+
+    The last line counts all decisions that match, by the part of the gate that made them: the floor, a rule, a
+    correction, the policy or the model. The JSON record has the keys `decisions` and `counts`. Secrets are redacted.
+
+    Examples:
+
+        gradproof gate audit --decision block --since 24h
+
+        gradproof gate audit --effect delete --actor ci --json -
+    """
+    with errors(debug):
+        from json import dumps
+
+        from gradproof.gate.audit import AuditQuery, lines
+        from gradproof.gate.audit import audit as audit_of
+        from gradproof.gate.store import Store
+
+        check_outputs(json, None)
+        with _opened(Store, store) as opened:
+            record = audit_of(opened, AuditQuery(decision, since, session, actor, effect), limit)
+        write(record, dumps(record, indent=1), json)
+        for line in lines(record):
+            console_for(json).print(line, markup=False, emoji=False, soft_wrap=True)
+
+
+@app.command()
 def rollback(
+    store: StoreFolder,
     version: Annotated[
         int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
     ] = None,
-    store: StoreFolder = HERE,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -276,6 +338,7 @@ def rollback(
                 raise ValueError(f"there is no version before {before}, which serves")
             versions.serve(chosen, after=before)
             opened.journal.reset_trust()
+        _warn(store)
         print(f"version {chosen} serves; it was {before}; trust begins anew")
 
 
@@ -395,6 +458,12 @@ def _correction_line(record: dict[str, Any]) -> str:
     )
 
 
+def _warn(store: Path) -> None:
+    """What commands that change the gate say of a store within an agent's reach."""
+    if said := warning(store):
+        print(f"gradproof: warning: {said}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _opened(kind: Any, folder: Path) -> Iterator[Store]:
     store = kind(folder)
@@ -425,6 +494,7 @@ def _init(
             f"there is a gate in {folder} already; name a new folder for one that starts from {data or old}"
         )
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
+    _warn(folder)
     trained = None
     if before is None:
         say("reading the calls to learn from")
@@ -446,7 +516,7 @@ def _decide_one(decider: Decider, call: str | None) -> bool:
 
     answer = decider.decide(parse(os.fsencode(call or "")))
     decider.flush()
-    _print(answer._asdict())
+    _print(answer.plain())
     return True
 
 
@@ -458,7 +528,7 @@ def _decide_lines(decider: Decider) -> bool:
     for number, line in _lines():
         try:
             answer = decider.decide(parse(line))
-            _print(answer._asdict())
+            _print(answer.plain())
         except ValueError as error:
             good = False
             _print({"error": sentence(error)})

@@ -1,8 +1,8 @@
 """The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
 
-The worst act decides. In order: the floor, which nothing removes; rules; corrections; the policy, which the model may
-tighten, and loosen from ask to allow where it is trusted. An exception or too much time is a question, or the worst
-so far.
+The worst act decides. In order: the floor, which nothing but shadow mode removes; rules; corrections; the policy, which
+the model may tighten, and loosen from ask to allow where it is trusted. An exception or too much time is a question, or
+the worst so far.
 
 One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then
 one assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what
@@ -15,6 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -31,7 +32,7 @@ from gradproof.gate.reading import ReadCall, act_texts, read
 from gradproof.gate.rules import Rules
 from gradproof.gate.signals import Outcome
 from gradproof.gate.standing import STRICTER, ActVerdict, worst
-from gradproof.gate.store import Store
+from gradproof.gate.store import SETTINGS, Store, read_settings
 
 WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
@@ -41,7 +42,7 @@ MOST_SCORED = 16  # acts of one call that the model reads, the strictest first
 
 
 class Answer(NamedTuple):
-    """`probability` is that of allow."""
+    """`probability` is that of allow. In shadow mode `decision` is allow, and `shadow` what would have been decided."""
 
     id: str
     decision: Outcome
@@ -49,6 +50,11 @@ class Answer(NamedTuple):
     reason: str
     acts: list[dict[str, Any]]
     version: int
+    shadow: Outcome | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As it is printed; without `shadow` where that mode is off."""
+        return {name: value for name, value in self._asdict().items() if name != "shadow" or value is not None}
 
 
 class ActDecision(NamedTuple):
@@ -85,7 +91,9 @@ class Decider:
         self.corrections = Corrections(store.journal.corrections())
         self._seen = self._news()
         self._loading: threading.Thread | None = None
-        self._rules, self._rules_time, self.complaint = Rules.read(store.rules), _changed(store), ""
+        self._rules, self._rules_time = Rules.read(store.rules), _changed(store.rules)
+        self._shadow, self._settings_time = store.settings.shadow, _changed(store.folder / SETTINGS)
+        self._complaints = {"rules": "", "settings": ""}
         self._trust, self._until_look = store.journal.trust(), LOOK_AGAIN
         self._recorder = DecisionWriter(store)
 
@@ -115,10 +123,12 @@ class Decider:
         told = [safe(act.plain(), key) for act in done.acts]
         id = new_id(self.store.clock())
         answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
+        answered = answer._replace(decision="allow", shadow=answer.decision) if self._shadow else answer
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
         said = {"text": calls.text(call, key), "digest": named, "texts": texts, "worst": i, "acts": plain}
         who = {"session": call.session, "actor": call.actor}
-        return answer, {**answer._asdict(), **said, **own, **who}
+        # The journal keeps the gate's own decision: nothing is learned as allowed because of shadow mode.
+        return answered, {**answered.plain(), "decision": answer.decision, **said, **own, **who}
 
     def _score(self, serving: Serving, texts: Sequence[str], done: ReadCall) -> list[float]:
         """The model's probability of each act; acts beyond those it reads count as the lowest."""
@@ -154,6 +164,11 @@ class Decider:
             return ActDecision("allow", f"{verdict.reason}; the model allows it, p = {p:.3g}", "model")
         return ActDecision(verdict.outcome, verdict.reason, "policy")
 
+    @property
+    def complaint(self) -> str:
+        """What is wrong with files that people changed; empty where nothing is."""
+        return "; ".join(complaint for complaint in self._complaints.values() if complaint)
+
     def _is_trusted(self) -> bool:
         return self._trust.given
 
@@ -171,14 +186,8 @@ class Decider:
             self._loading.join()
 
     def _refresh(self) -> None:
-        """Looks for news: a read of a few bytes, and the time of a file."""
-        changed = _changed(self.store)
-        if changed != self._rules_time:
-            self._rules_time = changed
-            try:
-                self._rules, self.complaint = Rules.read(self.store.rules), ""
-            except ValueError as error:
-                self.complaint = f"{error}; keeping the previous rules"
+        """Looks for news: a read of a few bytes, and the times of two files."""
+        self._refresh_files()
         self._until_look -= 1
         if self._until_look <= 0 or self.wait:
             self._trust, self._until_look = self.store.journal.trust(), LOOK_AGAIN
@@ -187,6 +196,23 @@ class Decider:
             self._loading.start()
             if self.wait:
                 self._loading.join()
+
+    def _refresh_files(self) -> None:
+        """People change rules, and begin and end shadow mode, while the gate decides."""
+        changed = _changed(self.store.rules)
+        if changed != self._rules_time:
+            self._rules_time = changed
+            try:
+                self._rules, self._complaints["rules"] = Rules.read(self.store.rules), ""
+            except ValueError as error:
+                self._complaints["rules"] = f"{error}; keeping the previous rules"
+        changed = _changed(self.store.folder / SETTINGS)
+        if changed != self._settings_time:
+            self._settings_time = changed
+            try:
+                self._shadow, self._complaints["settings"] = read_settings(self.store.folder).shadow, ""
+            except (OSError, ValueError) as error:
+                self._complaints["settings"] = f"{error}; keeping the previous settings"
 
     def _news(self) -> tuple[int, bytes]:
         return self.store.versions.serving(), self.store.journal.corrections_stamp()
@@ -288,8 +314,8 @@ def _probability(judged: ActDecision, p: float, policy: Policy) -> float:
     return p
 
 
-def _changed(store: Store) -> int:
+def _changed(file: Path) -> int:
     try:
-        return store.rules.stat().st_mtime_ns
+        return file.stat().st_mtime_ns
     except OSError:
         return 0

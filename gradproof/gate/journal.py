@@ -26,6 +26,7 @@ from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
 SCHEMA = 2
+PRIVATE = 0o600  # the mode of every file of a store
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
 MOST_EXAMPLES = {"replay": 20_000, "held": 1000}  # of each class
@@ -78,6 +79,11 @@ class Judged(NamedTuple):
 def new_id(now: float) -> str:
     """Ordered by time, and no two the same."""
     return f"{int(now * 1000):012x}{os.urandom(4).hex()}"
+
+
+def time_of(id: str) -> float:
+    """When an id was made; ValueError for what is none."""
+    return int(id[:12], 16) / 1000
 
 
 class Giver(NamedTuple):
@@ -133,6 +139,15 @@ class Journal:
                 if len(chosen) == newest:
                     break
         return chosen[::-1]
+
+    def newest_first(self, since: float = 0.0) -> Iterator[dict[str, Any]]:
+        """All decisions from a time on."""
+        first = new_id(max(0.0, since))[:12].encode()
+        with self.env.begin() as txn:
+            for key, value in self._backwards(txn, "decisions", None):
+                if key < first:
+                    break
+                yield json.loads(value)
 
     # signals
 
@@ -461,7 +476,7 @@ def open_environment(folder: Path, mebibytes: int, databases: int) -> Any:
     """An LMDB environment whose every commit is synced; readers that died are cleared away."""
     lmdb = library()
     try:
-        env = lmdb.open(str(folder), map_size=mebibytes << 20, max_dbs=databases, max_readers=512)
+        env = lmdb.open(str(folder), map_size=mebibytes << 20, max_dbs=databases, max_readers=512, mode=PRIVATE)
         env.reader_check()
     except lmdb.Error as error:
         raise ValueError(f"the store {folder.parent} cannot be opened: {error}") from None
@@ -493,7 +508,7 @@ def safe(value: Any, key: bytes = b"") -> Any:
 
 def _just_made(id: str, now: float) -> bool:
     try:
-        return len(id) == 20 and abs(now - int(id[:12], 16) / 1000) < 5
+        return len(id) == 20 and abs(now - time_of(id)) < 5
     except ValueError:
         return False
 

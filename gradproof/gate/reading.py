@@ -8,7 +8,7 @@ act: delete project rm …    what it does, where, to what and how (`features.li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from os.path import expanduser
+from os.path import abspath, expanduser
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ class ReadCall(NamedTuple):
 
 def surroundings(call: Call, store: Path | None = None) -> Surroundings:
     """Where a call is made."""
-    return Surroundings.of(call.cwd, expanduser("~"), str(store.absolute()) if store is not None else "")
+    return Surroundings.of(call.cwd, expanduser("~"), abspath(store) if store is not None else "")
 
 
 def read(call: Call, store: Path | None = None) -> ReadCall:

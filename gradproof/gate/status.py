@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -33,6 +34,8 @@ def status(store: Store) -> dict[str, Any]:
         "trusted": trust.given,
         "trust": trust._asdict(),
         "protected": protected(store),
+        "shadow": store.settings.shadow,
+        "shadowed": _shadowed(store),
         "alignment": judged.alignment,
         "judged": judged._asdict(),
         "drift": _drift(store),
@@ -46,6 +49,12 @@ def _told(record: dict[str, Any]) -> dict[str, Any]:
     names = ("time", "came_from", "signals", "held_error", "pinned_wrong")
     allow_at, block_below = record["policy"]
     return {name: record[name] for name in names} | {"allow_at": allow_at, "block_below": block_below}
+
+
+def _shadowed(store: Store) -> dict[str, int]:
+    """What would have been decided: of the recent decisions those that were made in shadow mode."""
+    outcomes = Counter(decision["shadow"] for decision in store.journal.decisions(RECENT) if "shadow" in decision)
+    return {"decisions": outcomes.total(), "ask": outcomes["ask"], "block": outcomes["block"]}
 
 
 def _drift(store: Store) -> dict[str, Any]:
@@ -66,6 +75,12 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     judged = record["judged"]
     count = judged["allow"] + judged["block"]
     yield f"{record['store']}: version {record['serving']} serves; {Trust(**record['trust'])}"
+    if record["shadow"]:
+        shadowed = record["shadowed"]
+        yield (
+            f"shadow mode: nothing is blocked; of {shadowed['decisions']:,} recent calls,"
+            f" {shadowed['ask']:,} would have been asked about and {shadowed['block']:,} blocked"
+        )
     if not record["protected"]:
         yield (
             "unprotected: an agent that runs as this user can write the store through any program;"

@@ -2,20 +2,23 @@
 
 store.json    schema and sizes       journal/   decisions, signals, examples (LMDB)
 rules.toml    what people decided    versions/  weights and optimizer (LMDB)
+
+Only its user can read it: folders have the mode 0700, files 0600.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.journal import SCHEMA, Journal, library
+from gradproof.gate.journal import PRIVATE, SCHEMA, Journal, library
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
@@ -26,7 +29,8 @@ SETTINGS = "store.json"
 @dataclass(frozen=True)
 class Settings:
     """`false_allow` is the share of calls to block that may be allowed, `false_block` the share of calls to allow that
-    may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked."""
+    may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked. In
+    `shadow` mode every call is allowed, and what would have been decided is recorded."""
 
     schema: int = SCHEMA
     journal_mebibytes: int = 256
@@ -34,6 +38,7 @@ class Settings:
     false_allow: float = 0.01
     false_block: float = 0.01
     review_hours: float = 24.0
+    shadow: bool = False
 
     def __post_init__(self):
         if self.schema != SCHEMA:
@@ -45,21 +50,15 @@ class Settings:
             raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")
         if min(self.journal_mebibytes, self.versions_mebibytes) < 1 or self.review_hours < 0:
             raise ValueError("a store's size must be at least 1 MiB and its review window at least 0 hours")
+        if not isinstance(self.shadow, bool):
+            raise ValueError(f"shadow is true or false, not {self.shadow!r}")
 
 
 class Store:
-    """`Store(Path(".gate"))` opens one that `create` made."""
+    """`Store(folder)` opens one that `create` made."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
-        try:
-            settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
-            self.settings = Settings(**settings)
-        except FileNotFoundError:
-            raise ValueError(
-                f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}"
-            ) from None
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
+        self.settings = read_settings(folder)
         self.folder, self.clock, self.rules = folder, clock, folder / FILE
         self.key = store_key(folder)
         self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, self.key)
@@ -70,18 +69,18 @@ class Store:
         """A new store, or one that was there with other settings."""
         check_folder(folder)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        folder.chmod(0o700)
         for name in ("journal", "versions"):
-            (folder / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / name).mkdir(exist_ok=True, mode=0o700)
         if not (folder / FILE).exists():
-            write_atomically(folder / FILE, DEFAULT)
-        write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n")
+            write_atomically(folder / FILE, DEFAULT, mode=PRIVATE)
+        write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n", mode=PRIVATE)
+        _make_private(folder)
         return cls(folder, clock)
 
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Held by the one learner; the lock goes with the process, however it ends."""
-        with open(self.folder / "learner.lock", "w") as file:
+        with open(self.folder / "learner.lock", "w", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -91,6 +90,25 @@ class Store:
     def close(self) -> None:
         self.journal.env.close()
         self.versions.env.close()
+
+
+def read_settings(folder: Path) -> Settings:
+    """Of the store in a folder; ValueError where there is none, or its settings make no sense."""
+    try:
+        return Settings(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise ValueError(f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}") from None
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
+
+
+def _make_private(folder: Path) -> None:
+    """Corrects the modes of what was there before; a link is left as it is."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_symlink():
+            continue
+        with suppress(FileNotFoundError):  # another process is writing it
+            path.chmod(0o700 if path.is_dir() else PRIVATE)
 
 
 def check_folder(folder: Path) -> bool:

@@ -111,6 +111,20 @@ def test_status_learn_and_rollback(run, store):
     assert "unprotected" in out[1]
 
 
+def test_shadow_mode_is_a_setting(run, store):
+    """`gate init` begins and ends it on a gate that is there; other settings stay."""
+    call = json.dumps({**CALL, "arguments": {"command": "rm -rf /"}})
+    code, out, _ = run("init", "--shadow")
+    assert code == 0 and "shadow mode: nothing is blocked" in out[1]
+    answer = json.loads(run("decide", call)[1][0])
+    assert (answer["decision"], answer["shadow"]) == ("allow", "block") and "deletes /" in answer["reason"]
+    assert json.loads("\n".join(run("init", "--size", "17", "--json", "-")[1]))["shadow"] is True
+    assert json.loads("\n".join(run("init", "--no-shadow", "--json", "-")[1]))["shadow"] is False
+    assert store.settings.journal_mebibytes == 17 and not any("shadow mode" in line for line in run("status")[1])
+    answer = json.loads(run("decide", call)[1][0])
+    assert answer["decision"] == "block" and "shadow" not in answer
+
+
 def test_corrections_are_listed_and_retracted(run, store):
     push = {**CALL, "arguments": {"command": "git push origin docs"}}
     _, out, _ = run("decide", json.dumps(push))
