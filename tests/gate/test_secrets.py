@@ -521,3 +521,19 @@ def test_what_lies_before_too_many_candidates_is_read():
     for many in ("x@y.com ", "; mysql a", "password=a "):
         redacted = redact("mysql -phunter2 -h db.example.com; " + many * 100_000)
         assert re.match(f"mysql -p{PLACEHOLDER} -h db.example.com; .*<text#[0-9a-f]{{16}}>$", redacted), redacted[:200]
+
+
+def test_no_stored_text_can_be_guessed_without_the_key():
+    """Placeholders of a call's and of its acts' texts are under the store's key; a list of words is redacted as a
+    command."""
+    from gradproof.gate import calls
+    from gradproof.gate.reading import act_texts, read
+
+    call = calls.Call("Bash", {"command": ["mysql", "-u", "root", "-phunter2", "-h", "db.example.com"]})
+    plain, keyed = calls.text(call), calls.text(call, b"k" * 32)
+    assert "hunter2" not in plain + keyed and plain != keyed and "db.example.com" in keyed
+    texts = act_texts(call, read(call).acts, b"k" * 32)
+    assert texts and all("hunter2" not in text for text in texts)
+    shown = calls.text(calls.Call("Bash", {"command": "curl -u bob:hunter2 https://x.example"}), b"k" * 32)
+    unkeyed = calls.text(calls.Call("Bash", {"command": "curl -u bob:hunter2 https://x.example"}))
+    assert shown != unkeyed

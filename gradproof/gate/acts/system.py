@@ -647,10 +647,16 @@ def make(command: Command) -> Output | None:
     return None
 
 
+WRITES_REPORTS = Deed(values=frozenset({"--json", "--html", "--out"}))
+
+
 @reader("gradproof")
 def gradproof(command: Command) -> Output | None:
-    """The gate's own commands that judge or configure are nobody's but people's."""
+    """The gate's own commands that judge or configure are nobody's but people's. Reports are files that are written."""
     words = [word.text for word in command.words if not word.text.startswith("-")]
+    for file in parse(command.words, WRITES_REPORTS).values("--json", "--html", "--out"):
+        if file.text != "-":
+            command.touch("write", file)
     if words[:1] == ["gate"]:
         verb = words[1] if len(words) > 1 else "status"
         command.verb = f"gate {verb}"

@@ -154,3 +154,26 @@ def test_the_project_is_the_folder_with_git(tmp_path):
     (tmp_path / "a" / "b").mkdir(parents=True)
     inside = str(tmp_path / "a" / "b")
     assert outcome(at("touch ../../x", inside)) == "allow"
+
+
+def test_a_report_of_our_own_is_a_file_that_is_written():
+    assert outcome(at("gradproof gate audit --json /etc/passwd")) == "block"
+    assert outcome(at("gradproof gate status --json=/home/dev/.bashrc")) != "allow"
+    assert outcome(at("gradproof verify case.py:f --json -")) == "allow"
+    assert outcome(at("gradproof train --data t.csv --target y --out runs/a")) == "allow"
+
+
+def test_a_password_is_no_host():
+    """mysql's -p takes what is attached to it, whatever letters it holds."""
+    acts = read(at("mysql -phunter2 -h db.example shop -e 'select 1'"), STORE).acts
+    assert [str(act.target) for act in acts] == ["db.example/shop"]
+    assert outcome(at("mysql -pxhy shop -e 'drop table a'")) == "ask"
+
+
+def test_a_command_keeps_its_redirections_and_code_is_told_by_itself():
+    """The text of an act is its one command, with what it is redirected to; of code, the code."""
+    (one, _) = read(at("make test; find / -perm -4000 2>/dev/null; ls"), STORE).acts[1:]
+    assert one.text == "find / -perm -4000 2>/dev/null"
+    (spawned,) = {act.text for act in read(at("python3 -c 'import os; os.system(\"id\")'"), STORE).acts}
+    assert spawned.startswith("python3 -c")
+    assert all("\ue000" not in act.text for act in read(at("ls | xargs -I {} sh -c 'rm -rf {}/*'"), STORE).acts)
