@@ -1,7 +1,7 @@
 """The suite `gate`: how long a decision takes while the learner trains, and whether anything is lost to kill -9.
 
-latency  one call of 64 tokens, warm, one core: alone, and while a learner in another process trains, promotes
-         versions and writes signals without a pause
+latency  calls of all kinds in turn (shell, scripts, edits, SQL, HTTP, clouds, mail, payments), warm, one core: alone,
+         and while a learner in another process trains, promotes versions and writes signals without a pause
 kills    a process that decides and gives feedback, and a learner, killed with SIGKILL at random moments; after each
          the store is opened, every acknowledged signal looked up, and the serving version loaded and run
 """
@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -26,21 +27,21 @@ from gradproof.gate.decider import Decider, load_serving
 from gradproof.gate.founding import found, split, starter_rows
 from gradproof.gate.journal import new_id
 from gradproof.gate.learner import Learner
+from gradproof.gate.made import made
 from gradproof.gate.network import GateModel
 from gradproof.gate.signals import MISTAKES
 from gradproof.gate.store import Settings, Store
 
-TOKENS = 64
+CALLS = 400  # different ones
 DECISIONS, QUICK_DECISIONS = 2000, 300
 KILLS, QUICK_KILLS = 50, 5
-WORDS = "find . -type f -name '*.log' -mtime +30 -exec gzip {} \\; && tar -czf backup.tar.gz ./logs --exclude=tmp"
 
 
 def suite(quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Both parts, on a gate of the usual size with untrained weights: neither time nor loss depends on them."""
     from gradproof.proof.verdict import environment
 
-    record: dict[str, Any] = {"suite": "gate", "environment": environment("cpu"), "tokens": TOKENS}
+    record: dict[str, Any] = {"suite": "gate", "environment": environment("cpu"), "calls": CALLS}
     with tempfile.TemporaryDirectory(prefix="gradproof-bench-") as folder:
         make(Path(folder) / "gate", GateModel.fresh())
         decisions = QUICK_DECISIONS if quick else DECISIONS
@@ -61,25 +62,18 @@ def make(folder: Path, model: GateModel) -> None:
     store.close()
 
 
-def call_of(model: GateModel, tokens: int = TOKENS) -> Call:
-    """A call whose text has just so many tokens."""
-    command = WORDS
-    while (count := sum(token < model.network.config.vocabulary for token in model.encode(_text(command)))) != tokens:
-        command = command + " a" if count < tokens else command[:-1]
-    return Call("Bash", {"command": command})
-
-
 def latency(folder: Path, decisions: int, *, learning: bool = False) -> dict[str, Any]:
     """Milliseconds of `Decider.decide`, from a parsed call to the answer; `cpu` is what the thread itself worked, which
     others on the same core do not lengthen."""
     store = Store(folder)
     decider = Decider(store)
-    call = call_of(decider.serving.gate)
+    turn = cycle([one.call for one in made(1, CALLS)])
     with _beside(_learn_without_pause, folder, when=learning), pinned(0):  # what starts pinned would stay on one core
         for _ in range(50):
-            decider.decide(call)
+            decider.decide(next(turn))
         before, times, own = decider.serving.number, [], []
         while len(times) < decisions:
+            call = next(turn)
             started, working = time.perf_counter(), time.thread_time()
             decider.decide(call)
             own.append(1e3 * (time.thread_time() - working))

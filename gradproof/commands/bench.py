@@ -365,7 +365,7 @@ def show_gate(record: dict[str, Any], console: Any) -> None:
     for name, what in (("alone", "alone"), ("learning", "while the learner trains")):
         timed = record[name]
         console.print(
-            f"decision, {record['tokens']} tokens, {what}: median {timed['p50_ms']:.2f} ms, 99th percentile"
+            f"decision, {record['calls']} calls in turn, {what}: median {timed['p50_ms']:.2f} ms, 99th percentile"
             f" {timed['p99_ms']:.2f} ms (of the thread's own work {timed['cpu_p50_ms']:.2f} and"
             f" {timed['cpu_p99_ms']:.2f} ms; {timed['decisions']:,} decisions, {timed['swaps']} new versions taken)"
         )
