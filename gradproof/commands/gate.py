@@ -53,7 +53,7 @@ def init(
     ] = None,
     old: Annotated[
         Path | None,
-        typer.Option("--from", metavar="OLD", help="A store of the first format: learn from what people said there."),
+        typer.Option("--from", metavar="OLD", help="A store of an earlier format: learn from what people said there."),
     ] = None,
     size: Annotated[int | None, typer.Option(metavar="MIB", help="Of decisions and signals, at most.", min=1)] = None,
     false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,

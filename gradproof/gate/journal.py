@@ -25,7 +25,7 @@ from gradproof.gate.secrets import redact
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
-SCHEMA = 2
+SCHEMA = 3
 PRIVATE = 0o600  # the mode of every file of a store
 FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the second
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000

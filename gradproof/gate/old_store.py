@@ -1,4 +1,4 @@
-"""What people said in a store of the first format, so that a new gate can learn from it. The old store is only read."""
+"""What people said in a store of an earlier format, so that a new gate can learn from it. The old store is only read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradproof.gate.founding import FoundingRow, act_rows
 from gradproof.gate.journal import library
 from gradproof.gate.signals import ECHO, KINDS, signal
 
-FORMAT = 1
+FORMATS = (1, 2)
 DATABASES = 16
 
 
@@ -22,8 +22,9 @@ def rows_of(folder: Path) -> list[FoundingRow]:
         settings = json.loads((folder / "store.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
         raise ValueError(f"there is no gate in {folder} to take anything over from") from None
-    if settings.get("schema") != FORMAT:
-        raise ValueError(f"{folder} is a store of format {settings.get('schema')}; --from reads format {FORMAT}")
+    if settings.get("schema") not in FORMATS:
+        formats = " and ".join(map(str, FORMATS))
+        raise ValueError(f"{folder} is a store of format {settings.get('schema')}; --from reads formats {formats}")
     said = {record["text"]: record for record in _signals(folder)}
     rows: list[FoundingRow] = []
     for number, (text, record) in enumerate(said.items()):
@@ -54,7 +55,7 @@ def _signals(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def call_of(text: str) -> Call | None:
-    """The call that a text of the old format was written for, as far as it was kept; None where its middle was not."""
+    """The call that a text of an old format was written for, as far as it was kept; None where its middle was not."""
     tool, *lines = text.split("\n")
     arguments: dict[str, str] = {}
     for line in lines:

@@ -1,4 +1,4 @@
-"""A store of the first format: refused, left untouched, and taken over by a new gate."""
+"""A store of an earlier format: refused, left untouched, and taken over by a new gate."""
 
 import json
 
@@ -12,12 +12,12 @@ from gradproof.gate.old_store import call_of, rows_of
 from gradproof.gate.store import Store
 
 
-@pytest.fixture
-def old(tmp_path):
-    """As the first format wrote it."""
+@pytest.fixture(params=[1, 2])
+def old(tmp_path, request):
+    """As the earlier formats wrote it."""
     folder = tmp_path / "old"
     (folder / "journal").mkdir(parents=True)
-    (folder / "store.json").write_text(json.dumps({"schema": 1, "journal_mebibytes": 4}))
+    (folder / "store.json").write_text(json.dumps({"schema": request.param, "journal_mebibytes": 4}))
     env = lmdb.open(str(folder / "journal"), map_size=4 << 20, max_dbs=16)
     signals = env.open_db(b"signals")
     said = [
