@@ -203,7 +203,7 @@ def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):
         Store(tmp_path)
     settings = store.folder / SETTINGS
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "schema": 99}))
-    with pytest.raises(ValueError, match=r"format 99, and this Gradproof reads 2: .*init --store NEW --from OLD"):
+    with pytest.raises(ValueError, match=r"format 99, and this Gradproof reads 3: .*init --store NEW --from OLD"):
         Store(store.folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")

@@ -60,11 +60,11 @@ def test_what_people_said_is_taken_over(old, tmp_path, monkeypatch, trained):
     store.close()
 
 
-@pytest.mark.parametrize("schema", [None, 2])
-def test_only_the_first_format_is_taken_over(tmp_path, schema):
+@pytest.mark.parametrize("schema", [None, 3])
+def test_only_earlier_formats_are_taken_over(tmp_path, schema):
     if schema:
         (tmp_path / "store.json").write_text(json.dumps({"schema": schema}))
-    with pytest.raises(ValueError, match=r"no gate in|is a store of format 2"):
+    with pytest.raises(ValueError, match=r"no gate in|is a store of format 3"):
         rows_of(tmp_path)
 
 
