@@ -328,10 +328,12 @@ def _fetch(command: Command) -> None:
 
 
 def _rebase(command: Command) -> None:
+    """Commits are made anew: the old ones are gone from their branch."""
     parsed = parse(command.words, Deed(values=frozenset({"-x", "--exec", "-s", "-X", "--onto"})))
     for code in parsed.values("-x", "--exec"):
         command.shell(code.text, command.beside())
-    here(command, "write")
+    goes_on = parsed.has("--abort", "--continue", "--skip", "--quit", "--edit-todo", "--show-current-patch")
+    here(command, "write" if goes_on else "rewrite_history")
 
 
 def _submodule(command: Command) -> None:

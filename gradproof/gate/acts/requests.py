@@ -29,6 +29,7 @@ DATA = (
     "-T",
 )
 DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
+FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
 
 
 @reader("curl")
@@ -49,7 +50,12 @@ def curl(command: Command) -> Output | None:
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
         for word in parsed.values(name):
             command.act("send", "unknown" if UNKNOWN in word.text else "remote", ActTarget("host", word.text))
-    hidden = any(_is_secret(command, word) for word in payload)
+    files = [_file(text) for word in parsed.values(*FILES) for text in word.texts]
+    files += [name for word in payload for text in word.texts for name in _attached(text)]
+    for name in files:
+        if name not in ("", "-", "."):
+            command.touch("read", Word((name,)))
+    hidden = any(_is_secret(command, word) for word in payload) or any(_secret_file(command, name) for name in files)
     hidden = hidden or any(
         _mentions_secret(word) for name in ("-H", "--header", "-b", "--cookie") for word in parsed.values(name)
     )
@@ -79,25 +85,25 @@ def curl(command: Command) -> Output | None:
 
 
 def _is_secret(command: Command, word: Word) -> bool:
-    """`@file` and `name=@file` send a file; a substitution may send one, too."""
-    if word.secret or (command.stdin.secret and word.text.endswith("@-")):
-        return True
-    for text in word.texts:
-        for mark in ("@", "=@", "=<"):
-            if mark in text and (mark != "@" or text.startswith("@")):
-                name = text.split(mark, 1)[1].split(";")[0]
-                if _secret_file(command, name):
-                    return True
-    return command.program in ("curl", "wget") and any(
-        _secret_file(command, text) for text in word.texts if text.startswith(("/", "~", "."))
-    )
+    """A substitution, or standard input, may send one."""
+    return word.secret or (command.stdin.secret and word.text.endswith(("@-", "-")))
+
+
+def _attached(text: str) -> list[str]:
+    """`@file`, `name=@file` and `name=<file` send a file."""
+    mark = "@" if text.startswith("@") else next((mark for mark in ("=@", "=<") if mark in text), "")
+    return [_file(text.split(mark, 1)[1].split(";")[0])] if mark else []
+
+
+def _file(name: str) -> str:
+    """As a path whose ~ means the home folder."""
+    return TILDE + name[1:] if name.startswith("~") else name
 
 
 def _secret_file(command: Command, name: str) -> bool:
     if not name or name == "-":
         return False
-    marked = TILDE + name[1:] if name.startswith("~") else name
-    paths = resolved(command.reading, Word((marked,)), command.state) or [name]
+    paths = resolved(command.reading, Word((name,)), command.state) or [name]
     return any(secret(path) for path in paths)
 
 
