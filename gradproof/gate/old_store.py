@@ -1,4 +1,4 @@
-"""What people said in a store of an earlier format, so that a new gate can learn from it. The old store is only read."""
+"""What people said in a store of an earlier format, for a new gate to learn from. The old store is only read."""
 
 from __future__ import annotations
 

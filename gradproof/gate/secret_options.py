@@ -245,7 +245,7 @@ def _find_option_value(scan: Scan, program: Program, word: PlainWord, following:
     """Adds the secret in the value of an option. Returns whether the value is the next word."""
     text, options = word.text, program.options
     name = b"-" + text[-1:] if program.cluster and _GROUP.match(text) else text
-    if name in options and following is not None:
+    if name in options and following is not None and (following.quote or following.text[:2] != b"--"):
         _add_after(scan, program, following, options[name])
         return True
     name = text.partition(b":" if text[:1] == b"/" else b"=")[0]

@@ -25,6 +25,7 @@ CHANGES = 0.3  # runs of one character class per character: 0.6 in random base64
 _CAMEL = re.compile(rb"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _SEPARATORS = re.compile(rb"[^a-z0-9]+")
 _HEX = re.compile(rb"(?:0[xX])?[0-9a-fA-F]++\Z")
+_UUID = re.compile(rb"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LETTER, _DIGIT = re.compile(rb"[A-Za-z]"), re.compile(rb"[0-9]")
 _MARKS = re.compile(rb"[\x00-/:-@\[-`{-\x7f\xff]*+\Z")  # ASCII punctuation and masked bytes
 _EMPTY = frozenset(b"*.-_ \t<>,:;=\xff")  # a value made only of these is a mask or a separator
@@ -277,9 +278,14 @@ def is_secret(rule: Name, value: bytes, quote: bytes = b"", colon: bool = False)
     return looks_secret(value) if rule.looks or (colon and rule.colon_looks) else True
 
 
+PATTERNS = (b"\\w", b"\\S", b"[^", b")\\", b")[", b").")  # of a search: what it looks for, not what it is
+
+
 def is_literal(value: bytes, quote: bytes = b"", code: bool = False) -> bool:
     """Whether a value stands for itself: it is no variable, file, placeholder or, with `code`, expression."""
     if _MARKS.match(value) and not (quote and len(set(value) - _EMPTY) >= 3):
+        return False
+    if value == b"-" or value.startswith(PATTERNS):
         return False
     other = rules().reference if quote.endswith(b"'") else rules().code if code else rules().variable
     return not other.fullmatch(value)
@@ -308,6 +314,7 @@ def _is_basic(value: bytes) -> bool:
 
 def looks_random(text: bytes) -> bool:
     """Whether upper case, lower case and digits are mixed as in base64. Digests and identifiers are not."""
+    text = _UUID.sub(b"", text)
     if len(text) < LEAST_RANDOM or text.islower() or text.isupper() or _HEX.match(text):
         return False
     characters = text[:LONGEST_RANDOM].translate(_CLASSES, delete=b"+/_=-")
