@@ -52,9 +52,9 @@ class LabelledSet(NamedTuple):
 
     def joined(self, other: LabelledSet) -> LabelledSet:
         """Both, one after the other."""
-        pairs = zip(self[:-1], other[:-1], strict=True)
-        both = (a + b if isinstance(a, list) else np.concatenate((a, b)) for a, b in pairs)
-        return LabelledSet(*both, self.form)  # type: ignore[arg-type,operator]
+        lists = [[*a, *b] for a, b in zip(self, other, strict=True) if isinstance(a, list) and isinstance(b, list)]
+        block_R = np.concatenate((self.block_R, other.block_R))
+        return LabelledSet(*lists[:2], block_R, *lists[2:], self.form)  # type: ignore[arg-type]
 
     def taught(self) -> list[FoundingRow]:
         """The acts of each call; of a call to block the one that the policy is strictest with comes first."""

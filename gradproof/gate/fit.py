@@ -101,11 +101,10 @@ def fit(
     encoder = bool(model.network.config.encoder_layers)
     if encoder:
         train_encoder(model, rows, allow_R, task.first & ~held_R, task.first & held_R, recipe, seed, watch)
-    chosen_R = task.first
-    for _ in range(ROUNDS):
-        solved = task.solved(chosen_R & ~held_R)
-        z_R, of_features = task.logits(solved)
-        chosen_R = task.riskiest(z_R)
+    z_R, of_features = task.logits(task.solved(task.first & ~held_R))
+    for _ in range(1, ROUNDS):
+        z_R, of_features = task.logits(task.solved(task.riskiest(z_R) & ~held_R))
+    chosen_R = task.riskiest(z_R)
     held = np.flatnonzero(chosen_R & held_R)
     z_V, of_encoder = z_R[held], 0.0
     if encoder:
