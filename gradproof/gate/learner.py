@@ -67,6 +67,12 @@ class Best(NamedTuple):
     error: float = 1.0
     auc: float = 0.0
 
+    def shifted(self, record: dict[str, Any], now: Score) -> Best:
+        """As it would be on the held-back calls of now: these become more and harder, and the serving version, whose
+        score at its promotion its record tells, shows by how much."""
+        harder = now.error - record.get("held_error", now.error), now.auc - record.get("held_auc", now.auc)
+        return Best(self.error + harder[0], self.auc + harder[1])
+
     def including(self, score: Score) -> Best:
         return Best(min(self.error, score.error), max(self.auc, score.auc))
 
@@ -170,7 +176,7 @@ class Learner:
         serving, known = load_serving(self.store), self._known()
         before = score(serving.gate, serving.policy, known, self._readings.logits(serving.gate, known.texts()))
         record = self.store.versions.get(serving.number).record
-        best = Best(*record.get("best", ())).including(before)
+        best = Best(*record.get("best", ())).shifted(record, before).including(before)
         changes, steps, after = self._changes(waiting), 0, before
         said = len({example.key for example in waiting})
         for candidate in self._candidates(serving, record, waiting):

@@ -73,7 +73,7 @@ def test_40_corrections():
             own = read(paraphrase, STORE)
             same = digest(paraphrase) == digest(call)
             allowed += same or own.verdicts[own.worst].outcome == "allow" or covers(done.acts, own.acts)
-    print(f"{len(opened)} of {twins} twins opened by a correction, {len(loose)} allowed by the policy: {opened} {loose}")
+    print(f"{len(opened)} of {twins} twins opened: {opened}; {len(loose)} allowed by the policy itself: {loose}")
     print(f"{allowed} of {count} paraphrases allowed")
     assert not opened and allowed >= 0.75 * count
 
