@@ -259,7 +259,7 @@ def _wrong_inside(root: Node, before: int) -> bool:
     return False
 
 
-HEREDOC = re.compile(r"<<-?[ \t]*(?:'([^'\n]+)'|\"([^\"\n]+)\")[^\n]*\n")
+HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(?:'([^'\n]{1,200})'|\"([^\"\n]{1,200})\")")
 MOST_HEREDOCS = 64  # that are kept out of the parser's way
 MOST_OPEN_ENDS = 2  # heredocs without an end, each of which is a search through the whole text
 BYTES_PER_WORK = 200.0
@@ -281,7 +281,9 @@ def _set_aside(text: str) -> tuple[str, list[str]]:
     bodies: list[str] = []
     pieces, at, open_ends = [], 0, 0
     while len(bodies) < MOST_HEREDOCS and open_ends < MOST_OPEN_ENDS and (match := HEREDOC.search(text, at)):
-        start, name = match.end(), match[1] or match[2]
+        start, name = text.find("\n", match.end()) + 1, match[1] or match[2]
+        if not start:
+            break
         end = re.compile(rf"^[ \t]*{re.escape(name)}$", re.MULTILINE).search(text, start) if name in text else None
         if end is None:
             pieces.append(text[at:start])

@@ -97,6 +97,8 @@ def test_heredocs_are_kept_apart_however_many():
     text = "cat > a.txt <<'E'\n" + "if then $(\n" * 3000 + "E\nls"
     assert outcome(at(text)) == "allow"
     assert outcome(at("cat <<'A'\n" * 3000 + "x")) == "ask"
+    assert shell._set_aside("cat <<< 'E'\nx\nE\n") == ("cat <<< 'E'\nx\nE\n", [])
+    assert shell._set_aside("cat <<'E' | sh\nx\n  E\nls") == ("cat <<'E' | sh\n\ue0100\ue010\n  E\nls", ["x\n"])
     assert outcome(at("grep \"<<'OPEN'\" a\n" + text)) == "allow"
 
 
