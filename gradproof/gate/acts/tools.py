@@ -7,6 +7,7 @@ given, any other tool by the verb in its name and by the names of its arguments.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -141,6 +142,7 @@ SEVERITY: tuple[Effect, ...] = (
 MOST_ARGUMENTS = 256
 MOST_NAME = 1024  # characters of a dotted name, the last ones
 DROPPED = object()
+PROGRAM = re.compile(r"[\w./+@:,=~-]+")
 WORK_OF_PAST = 6  # share of the work of a call, one in so many, that reading an earlier one is worth
 
 
@@ -335,7 +337,10 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     elif isinstance(given, str):
         args = arguments.get("args")
         if isinstance(args, list) and all(isinstance(word, str) for word in args) and " " not in given:
-            _words(reading, [given, *args], state)
+            if PROGRAM.fullmatch(given):
+                _words(reading, [given, *args], state)
+            else:  # what no program is called is meant for a shell
+                reading.shell(" ".join((given, *map(shlex.quote, args))), state)
         else:
             reading.shell(given, state)
     elif given is None:
@@ -354,7 +359,7 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
 
 def _words(reading: Reading, words: Sequence[str], state: State) -> None:
     """A list: one command as words, or a list of whole commands."""
-    if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and " " in words[0]):
+    if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and not PROGRAM.fullmatch(words[0])):
         for text in words:
             reading.shell(text, state)
         return
