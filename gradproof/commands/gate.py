@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -524,6 +525,8 @@ def _decide_lines(decider: Decider) -> bool:
     """Answers line by line; True where every line was a call."""
     from gradproof.gate.calls import parse
 
+    gc.collect()
+    gc.freeze()  # what is loaded stays: looking through all of it for garbage takes as long as fifty decisions
     good, complaint = True, ""
     for number, line in _lines():
         try:

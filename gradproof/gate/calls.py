@@ -22,10 +22,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.secrets import redact, redact_value
+from gradproof.gate.secrets import Redactor
 
-MOST_BYTES = 4 * 2**20  # of a whole call
+MOST_BYTES = 2 * 2**20  # of a whole call
 MOST_DEPTH = 32  # of its arguments
+MOST_PATH = 4096  # characters of its folder
+MOST_VALUES = 20_000  # names, texts, numbers, lists and objects in it
 MOST_NAME = 256  # characters of a tool's or an argument's name
 HEAD, TAIL = 400, 160  # characters of an argument that are kept
 PAST_HEAD, PAST_TAIL = 80, 40  # of an argument of an earlier call
@@ -99,13 +101,14 @@ def read_labelled(path: Path) -> Iterator[LabelledCall]:
                 raise ValueError(f"{path}, line {number}: {error}") from None
 
 
-def text(call: Call, key: bytes = b"") -> str:
+def text(call: Call, key: bytes | Redactor = b"") -> str:
     """The one text that is learned, compared and stored; secrets in it are placeholders under this key."""
-    lines = [_name(call.tool, key), *_arguments(call, HEAD, TAIL, key)]
+    redactor = Redactor.of(key)
+    lines = [_name(call.tool, redactor), *_arguments(call, HEAD, TAIL, redactor)]
     if call.cwd:
-        lines.append(f"@ {_kept(call.cwd, PAST_HEAD, PAST_TAIL, '', key)}")
+        lines.append(f"@ {_kept(call.cwd, PAST_HEAD, PAST_TAIL, '', redactor)}")
     for past in reversed(call.history[-PAST:]):
-        lines.append(f"< {_name(past.tool, key)} {' '.join(_arguments(past, PAST_HEAD, PAST_TAIL, key))}")
+        lines.append(f"< {_name(past.tool, redactor)} {' '.join(_arguments(past, PAST_HEAD, PAST_TAIL, redactor))}")
     return "\n".join(lines)
 
 
@@ -118,6 +121,7 @@ def _decoded(call: str | bytes) -> Mapping[str, Any]:
         whole = call.decode("utf-8") if isinstance(call, bytes) else call
     except UnicodeDecodeError as error:
         raise ValueError(f"the call is not valid UTF-8: byte {error.start} cannot be read") from None
+    _check_count(whole)
     try:
         decoded = json.loads(whole, object_pairs_hook=_once, parse_int=_integer, parse_constant=_no_constant)
     except RecursionError:
@@ -127,6 +131,17 @@ def _decoded(call: str | bytes) -> Mapping[str, Any]:
     if not isinstance(decoded, dict):
         raise ValueError(f"a call is a JSON object with tool and arguments, not {_kind(decoded)}")
     return decoded
+
+
+def _check_count(whole: str) -> None:
+    """Refuses JSON of very many values before it is read; a long text is one value, whatever is in it."""
+    if len(whole) < 2 * MOST_VALUES:
+        return
+    unescaped = whole.replace("\\\\", "").replace('\\"', "") if "\\" in whole else whole
+    quotes = unescaped.count('"')
+    between = "".join(unescaped.split('"')[::2]) if quotes <= 2 * MOST_VALUES else ""
+    if not between or sum(map(between.count, "[{,:")) > MOST_VALUES:
+        raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -150,9 +165,12 @@ def _no_constant(name: str) -> Any:
 
 def _check(call: Mapping[str, Any]) -> None:
     """Depth, total length and the characters of all strings, without recursion."""
-    size, waiting = 0, [(call, 0)]
+    size, count, waiting = 0, 0, [(call, 0)]
     while waiting:
         value, depth = waiting.pop()
+        count += 1
+        if count > 2 * MOST_VALUES:  # names count as well
+            raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
         if depth > MOST_DEPTH:
             raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read")
         if isinstance(value, Mapping):
@@ -225,6 +243,8 @@ def _call(fields: Mapping[str, Any], past: bool) -> Call:
         raise ValueError(f"the call's arguments must be an object of names and values, not {_kind(arguments)}")
     if not isinstance(cwd, str):
         raise ValueError(f"the call's cwd must be text, not {_kind(cwd)}")
+    if len(cwd) > MOST_PATH:
+        raise ValueError(f"the call's cwd has {len(cwd):,} characters; no system has paths of more than {MOST_PATH:,}")
     if not isinstance(history, list | tuple):
         raise ValueError(f"the call's history must be a list of calls, not {_kind(history)}")
     if not isinstance(annotations, Mapping):
@@ -250,13 +270,13 @@ def _past(earlier: Any) -> Call:
     raise ValueError(f"the call's history holds calls or commands, not {_kind(earlier)}")
 
 
-def _arguments(call: Call, head: int, tail: int, key: bytes) -> list[str]:
+def _arguments(call: Call, head: int, tail: int, redactor: Redactor) -> list[str]:
     written = []
     for name, value in leaves("", call.arguments, joined=True):
         if len(written) == MOST_ARGUMENTS:
             written.append("…")
             break
-        written.append(f"{_name(name, key)}: {_kept(value, head, tail, name, key)}")
+        written.append(f"{_name(name, redactor)}: {_kept(value, head, tail, name, redactor)}")
     return written
 
 
@@ -265,7 +285,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
     only beside its option a word is known to be a secret."""
     if isinstance(value, Mapping):
         for inner, part in value.items():
-            yield from leaves(f"{name}.{inner}" if name else inner, part, joined)
+            yield from leaves((f"{name}.{inner}" if name else inner)[-MOST_NAME - MARGIN :], part, joined)
     elif joined and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
         yield name, shlex.join(value)
     elif isinstance(value, list | tuple):
@@ -275,18 +295,18 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
         yield name, value if isinstance(value, str) else json.dumps(value)
 
 
-def _name(name: str, key: bytes) -> str:
+def _name(name: str, redactor: Redactor) -> str:
     """Without white space, so that a name cannot end a line; a secret is no name."""
-    return redact("_".join(name[: MOST_NAME + MARGIN].split()), key)[:MOST_NAME]
+    return redactor.text("_".join(name[: MOST_NAME + MARGIN].split()))[:MOST_NAME]
 
 
-def _kept(value: str, head: int, tail: int, name: str, key: bytes) -> str:
+def _kept(value: str, head: int, tail: int, name: str, redactor: Redactor) -> str:
     """Head and tail of a value, redacted before they are cut. The name tells what is a secret, as in password=…"""
     if len(value) > head + tail + 2 * MARGIN:
-        before, after = (redact_value(name, part, key) for part in (value[: head + MARGIN], value[-tail - MARGIN :]))
+        before, after = (redactor.value(name, part) for part in (value[: head + MARGIN], value[-tail - MARGIN :]))
         kept = f"{before[:head]}…{after[-tail:]}"
     else:
-        kept = redact_value(name, value, key)
+        kept = redactor.value(name, value)
         kept = kept if len(kept) <= head + tail else f"{kept[:head]}…{kept[-tail:]}"
     return "↵".join(kept.splitlines())
 

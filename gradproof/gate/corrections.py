@@ -16,6 +16,7 @@ from typing import Any
 from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.likeness import covers, reaches
 from gradproof.gate.calls import Call
+from gradproof.gate.secrets import Redactor
 
 WIDER = ("folder", "project", "host")  # what `--scope` may say, or pattern=GLOB
 
@@ -104,7 +105,23 @@ def stored(act: Act) -> dict[str, Any]:
         "text": act.text,
         "details": sorted(act.details or ()),
     }
-    return {name: value for name, value in record.items() if value}
+    return {name: value for name, value in record.items() if value or name == "program"}
+
+
+def safely_stored(act: Act, redactor: Redactor) -> dict[str, Any]:
+    """`stored`, without secrets."""
+    record = safe(stored(act.but(details=None)), redactor)
+    return {**record, "details": redactor.texts(act.details)} if act.details else record
+
+
+def safe(value: Any, key: bytes | Redactor = b"") -> Any:
+    """Without secrets."""
+    redactor = Redactor.of(key)
+    if isinstance(value, str):
+        return redactor.text(value)
+    if isinstance(value, dict):
+        return {name: safe(inner, redactor) for name, inner in value.items()}
+    return [safe(inner, redactor) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def restored(record: Mapping[str, Any]) -> Act:

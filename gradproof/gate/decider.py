@@ -23,13 +23,14 @@ import torch
 from gradproof.gate import calls
 from gradproof.gate.acts.act import Act
 from gradproof.gate.calls import Call
-from gradproof.gate.corrections import Correction, Corrections, digest, restored, stored
-from gradproof.gate.journal import new_id, safe
+from gradproof.gate.corrections import Correction, Corrections, digest, restored, safe, safely_stored
+from gradproof.gate.journal import new_id
 from gradproof.gate.network import GateModel
 from gradproof.gate.packing import gate_of
 from gradproof.gate.policy import Policy
 from gradproof.gate.reading import ReadCall, act_texts, read
 from gradproof.gate.rules import Rules
+from gradproof.gate.secrets import Redactor
 from gradproof.gate.signals import Outcome
 from gradproof.gate.standing import STRICTER, ActVerdict, worst
 from gradproof.gate.store import SETTINGS, Store, read_settings
@@ -38,6 +39,7 @@ WAITING = 10_000  # decisions that may wait for the disk
 TOGETHER = 256  # in one commit
 MOMENT = 0.05  # seconds of decisions that are written together
 LOOK_AGAIN = 50  # decisions between two looks at whether the model is trusted
+MOST_REDACTED = 800.0  # candidates for secrets in all texts of a call
 MOST_SCORED = 16  # acts of one call that the model reads, the strictest first
 
 
@@ -111,21 +113,21 @@ class Decider:
         """The answer, and what is recorded of it."""
         self._refresh()
         serving, done = self.serving, read(call, self.store.folder)
-        key = self.store.key
-        plain = [safe(stored(act), key) for act in done.acts]
-        texts = act_texts(call, done.acts, key)
+        redactor = Redactor(self.store.key, MOST_REDACTED)
+        plain = [safely_stored(act, redactor) for act in done.acts]
+        texts = act_texts(call, done.acts, redactor)
         p_A = self._score(serving, texts, done)
-        named = digest(call, key)
+        named = digest(call, redactor.key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
         judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
         i = worst([ActVerdict(one.outcome, one.reason) for one in judged])
         probability = _probability(judged[i], min(p_A), serving.policy)
-        told = [safe(act.plain(), key) for act in done.acts]
+        told = [safe(act.plain(), redactor) for act in done.acts]
         id = new_id(self.store.clock())
         answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
         answered = answer._replace(decision="allow", shadow=answer.decision) if self._shadow else answer
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
-        said = {"text": calls.text(call, key), "digest": named, "texts": texts, "worst": i, "acts": plain}
+        said = {"text": calls.text(call, redactor), "digest": named, "texts": texts, "worst": i, "acts": plain}
         who = {"session": call.session, "actor": call.actor}
         # The journal keeps the gate's own decision: nothing is learned as allowed because of shadow mode.
         return answered, {**answered.plain(), "decision": answer.decision, **said, **own, **who}

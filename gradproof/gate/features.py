@@ -34,7 +34,7 @@ def line(act: Act) -> str:
     how = " ".join((*(f"via:{via}" for via in sorted(act.via)), *(f"mark:{mark}" for mark in sorted(act.marks))))
     why = act.why.split(":")[0]
     fields = (act.effect, act.scope, act.program, act.verb, target.kind, str(target), how, why)
-    return MARK + "\t".join(SPACE.sub(" ", field)[:MOST_LETTERS] for field in fields)
+    return MARK + "\t".join(SPACE.sub(" ", field[: 2 * MOST_LETTERS])[:MOST_LETTERS] for field in fields)
 
 
 def features(text: str) -> np.ndarray:

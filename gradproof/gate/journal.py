@@ -16,12 +16,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.gate import MISSING_EXTRA
-from gradproof.gate.corrections import Correction, check_widened, restored
-from gradproof.gate.secrets import redact
+from gradproof.gate.corrections import Correction, check_widened, restored, safe
+from gradproof.gate.secrets import Redactor
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
@@ -453,11 +454,9 @@ class Journal:
         return b'"remarked"' not in value
 
     def _put(self, txn: Any, name: str, key: bytes, record: dict[str, Any]) -> None:
-        txn.put(
-            key,
-            json.dumps({field: safe(value, self.key) for field, value in record.items()}, ensure_ascii=False).encode(),
-            db=self._db[name],
-        )
+        """Redacts once more, whoever wrote the record; what a decision has withheld already is not much."""
+        redacted = safe(record, Redactor(self.key, most=inf))
+        txn.put(key, json.dumps(redacted, ensure_ascii=False).encode(), db=self._db[name])
 
     def _get(self, txn: Any, name: str, key: bytes) -> dict[str, Any] | None:
         stored = txn.get(key, db=self._db[name])
@@ -495,15 +494,6 @@ def library() -> Any:
 def is_held(text: str) -> bool:
     """Whether an override is held back rather than learned from; the same text always goes the same way."""
     return _hash(text)[0] % HELD_SHARE == 0
-
-
-def safe(value: Any, key: bytes = b"") -> Any:
-    """Without secrets."""
-    if isinstance(value, str):
-        return redact(value, key)
-    if isinstance(value, dict):
-        return {name: safe(inner, key) for name, inner in value.items()}
-    return [safe(inner, key) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _just_made(id: str, now: float) -> bool:

@@ -12,13 +12,13 @@ from os.path import abspath, expanduser
 from pathlib import Path
 from typing import NamedTuple
 
-from gradproof.gate import calls
+from gradproof.gate import MISSING_EXTRA, calls
 from gradproof.gate.acts.act import Act, unknown
 from gradproof.gate.acts.paths import Surroundings
 from gradproof.gate.acts.tools import is_shell, read_call
 from gradproof.gate.calls import Call
 from gradproof.gate.features import line
-from gradproof.gate.secrets import redact
+from gradproof.gate.secrets import Redactor
 from gradproof.gate.standing import ActVerdict, standing, worst
 
 
@@ -42,23 +42,24 @@ def read(call: Call, store: Path | None = None) -> ReadCall:
     history = [(past.tool, past.arguments) for past in call.history]
     try:
         acts = read_call(call.tool, call.arguments, around, call.annotations, history)
-    except ValueError:
-        raise  # a missing library
     except Exception as error:
+        if str(error) == MISSING_EXTRA:
+            raise
         acts = [unknown(call.tool, f"reading it failed: {type(error).__name__}")]
     verdicts = [standing(act, around) for act in acts]
     return ReadCall(acts, verdicts, worst(verdicts), around)
 
 
-def act_texts(call: Call, acts: Sequence[Act], key: bytes = b"") -> list[str]:
+def act_texts(call: Call, acts: Sequence[Act], key: bytes | Redactor = b"") -> list[str]:
     """The text of each act, as the model reads it and as it is stored: without secrets."""
+    redactor = Redactor.of(key)
     shell = is_shell(call.tool, call.arguments)
-    said = {"": calls.text(Call("Bash" if shell else call.tool, call.arguments), key)}
+    said = {"": calls.text(Call("Bash" if shell else call.tool, call.arguments), redactor)}
     texts: list[str] = []
     for act in acts:
         if act.text not in said:
-            said[act.text] = calls.text(Call("Bash", {"command": act.text}), key) if shell else said[""]
-        texts.append(f"{said[act.text]}\n{redact(line(act), key)}")
+            said[act.text] = calls.text(Call("Bash", {"command": act.text}), redactor) if shell else said[""]
+        texts.append(f"{said[act.text]}\n{redactor.text(line(act))}")
     return texts
 
 

@@ -37,14 +37,14 @@ class Scan:
         self.end = len(data)
         self.spans: list[tuple[int, int, str]] = []
         self.kept: list[tuple[int, int]] = []
-        self.most = self.left = 0.0
+        self.most = self.left = self.spent = 0.0
         self.settled = self.end
 
-    def begin(self, most: int) -> None:
+    def begin(self, most: float) -> None:
         """Sets the budget."""
         self.most = self.left = float(most)
 
-    def run(self, finders: Iterable[Finder], most: int) -> None:
+    def run(self, finders: Iterable[Finder], most: float) -> None:
         """Handles the candidates of all finders in the order of the text, so that everything before a cut has been
         read by every finder."""
         order, waiting = list(finders), []
@@ -69,6 +69,7 @@ class Scan:
             self.cut(at)
             return False
         self.left -= cost
+        self.spent += cost
         if self.left < SPARE * self.most:
             self.settled = min(self.settled, at)
         return True

@@ -40,6 +40,11 @@ from gradproof.gate.secret_spans import Finder, Scan, masked, placeholder, repla
 
 KEY_FILE, KEY_BYTES = "redaction.key", 32
 MOST_CANDIDATES = 1200  # in a text; keeps the time for 1 MB of any text below 100 ms
+BYTES_PER_CANDIDATE = 1000  # that take as long to search as one candidate to look at
+LONGEST_KEPT = 1 << 13  # characters of one text of a call that are read; half of them are kept, and a placeholder
+MOST_TEXTS = 48  # in one set of texts
+LEAST_LEFT = 16.0  # candidates; with fewer left for the texts of a call, the others are withheld
+PLAIN_WORD = re.compile(r"[a-z][a-z_]{0,23}")  # never a secret by itself
 MOST_ROUNDS = 4  # a placeholder can change how its neighbours are read; a text that keeps changing is withheld
 MOST_DEPTH = 64  # of nested arguments
 SHORT_NAME = 16  # characters; a shorter identifier is never a secret by itself
@@ -68,31 +73,94 @@ class Value(NamedTuple):
 
 def redact(text: str, key: bytes = b"") -> str:
     """Replaces each secret in a text by a placeholder. Redacting the result again changes nothing, under any key."""
+    return _redact(text, key, MOST_CANDIDATES)[0]
+
+
+def _redact(text: str, key: bytes, most: float) -> tuple[str, float]:
+    """The redacted text, and what it cost."""
     if len(text) < SHORT_NAME and text.isidentifier():
-        return text
+        return text, 0.0
     data = _encoded(text)
+    spent = 1 + len(data) / BYTES_PER_CANDIDATE
     for _ in range(MOST_ROUNDS):
         scan = Scan(data)
-        _find_all(scan)
+        _find_all(scan, most)
+        spent += scan.spent
         spans = scan.merged()
         if not spans:
             break
         data = replaced(data, spans, key)
     else:
         data = placeholder("text", data, key)
-    return _decoded(data)
+    return _decoded(data), spent
+
+
+class Redactor:
+    """Redacts the texts of one call: each of them once, and all together at no more cost than one long text. What
+    comes after that is withheld, each text as one placeholder, so that equal ones are still equal."""
+
+    def __init__(self, key: bytes = b"", most: float = MOST_CANDIDATES):
+        self.key, self.left = key, most
+        self._known: dict[str, str] = {}
+        self._sets: dict[frozenset[str], list[str]] = {}
+
+    @classmethod
+    def of(cls, key: bytes | Redactor) -> Redactor:
+        return key if isinstance(key, Redactor) else cls(key)
+
+    def text(self, text: str) -> str:
+        known = self._known.get(text)
+        if known is None:
+            known = self._known[text] = self._redacted(text)
+        return known
+
+    def texts(self, texts: frozenset[str]) -> list[str]:
+        """In order; more than anybody reads are one placeholder, since they are only ever compared."""
+        known = self._sets.get(texts)
+        if known is None:
+            few = len(texts) <= MOST_TEXTS and sum(map(len, texts)) <= LONGEST_KEPT
+            ordered = sorted(texts)
+            known = [self.text(text) for text in ordered] if few else [self.withheld("\n".join(ordered))]
+            self._sets[texts] = known
+        return known
+
+    def value(self, name: str, value: str) -> str:
+        """As `redact_value`."""
+        secret = _named_secret(name, value, self.key)
+        return self.text(value) if secret is None else secret
+
+    def withheld(self, text: str) -> str:
+        """A placeholder for all of a text."""
+        return _decoded(placeholder("text", _encoded(text), self.key))
+
+    def _redacted(self, text: str) -> str:
+        if self.left < LEAST_LEFT and not PLAIN_WORD.fullmatch(text):
+            return self.withheld(text)
+        if len(text) > LONGEST_KEPT:  # redacted before it is cut, so that no half of a secret is left
+            return self._redacted(text[: LONGEST_KEPT - 1])[: LONGEST_KEPT // 2] + self.withheld(text)
+        redacted, spent = _redact(text, self.key, min(MOST_CANDIDATES, max(self.left, LEAST_LEFT)))
+        self.left -= spent
+        return redacted
 
 
 def redact_value(name: str, value: str, key: bytes = b"") -> str:
     """Redacts the value of an argument: all of it if the name says that it is a secret."""
+    secret = _named_secret(name, value, key)
+    return redact(value, key) if secret is None else secret
+
+
+def _named_secret(name: str, value: str, key: bytes) -> str | None:
+    """The placeholder of a value that is a secret by its name; None for another."""
     rule = named(_encoded(name))
+    if rule is None:
+        return None
     data = masked(_encoded(value))
-    if rule is None or not is_secret(rule, data.strip(), b"'"):
-        return redact(value, key)
+    if not is_secret(rule, data.strip(), b"'"):
+        return None
     scheme = _SCHEME.match(data)
     kept = scheme.end() if scheme and scheme[1].lower() in rules().schemes else 0
     if kept and not is_literal(data[kept:]):
-        return redact(value, key)
+        return None
     secret = _encoded(value)
     return _decoded(secret[:kept] + placeholder(rule.kind, secret[kept:], key))
 
@@ -212,12 +280,17 @@ def _replaced_within(data: bytes, word: PlainWord, spans: list[tuple[int, int, s
 # finders: each adds one sort of secret and returns where to continue
 
 
-def _find_all(scan: Scan) -> None:
+def _find_all(scan: Scan, most: float = MOST_CANDIDATES) -> None:
     """Finds all secrets. E-mail addresses and random strings come last: they can be part of other secrets."""
     patterns = (Finder(pattern.regex, partial(_find_pattern, pattern)) for pattern in rules().patterns_for(scan.data))
-    scan.run((*_finders(), *patterns), MOST_CANDIDATES)
+    scan.run((*_finders(), *patterns), most)
     scan.mask()
-    scan.run((Finder(rules().email, _find_email), Finder(rules().random, _find_random, cost=0.5)), MOST_CANDIDATES)
+    scan.run(_last_finders(), most)
+
+
+@cache
+def _last_finders() -> tuple[Finder, ...]:
+    return Finder(rules().email, _find_email), Finder(rules().random, _find_random, cost=0.5)
 
 
 @cache

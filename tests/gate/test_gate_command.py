@@ -1,5 +1,6 @@
 """The commands as a person and a program use them; bad input is one sentence, and the session goes on."""
 
+import gc
 import json
 import sys
 
@@ -37,6 +38,13 @@ def test_decide_and_feedback(run, store):
     assert code == 0 and json.loads(out[0])["weight"] == 4.0
     _, out, _ = run("decide", given=(json.dumps(CALL) + "\n").encode() * 2)
     assert [json.loads(line)["decision"] for line in out] == ["allow", "allow"]
+
+
+def test_a_session_looks_for_garbage_only_in_what_is_new(run, monkeypatch):
+    frozen = []
+    monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
+    run("decide", given=json.dumps(CALL).encode())
+    assert frozen == [True]
 
 
 DEEP = '{"tool": "Bash", "arguments": ' + '{"a":' * 5000 + "1" + "}" * 5001

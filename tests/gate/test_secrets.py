@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from gradproof.gate import MISSING_EXTRA, secret_rules, secret_spans, secrets
 from gradproof.gate.corpus import corpus
 from gradproof.gate.secret_rules import looks_random, named
-from gradproof.gate.secrets import redact, redact_arguments, redact_value, redact_words, store_key
+from gradproof.gate.secrets import Redactor, redact, redact_arguments, redact_value, redact_words, store_key
 
 HERE = Path(__file__).parent
 PLACEHOLDER = r"<[a-z-]+(?::@[A-Za-z0-9.-]+)?#[0-9a-f]{16}>"
@@ -537,3 +537,25 @@ def test_no_stored_text_can_be_guessed_without_the_key():
     shown = calls.text(calls.Call("Bash", {"command": "curl -u bob:hunter2 https://x.example"}), b"k" * 32)
     unkeyed = calls.text(calls.Call("Bash", {"command": "curl -u bob:hunter2 https://x.example"}))
     assert shown != unkeyed
+
+
+def test_the_texts_of_a_call_are_redacted_together():
+    """Each as alone; beyond the budget all of a text is withheld, and equal texts stay equal."""
+    texts = [f"mysql -phunter{i} -h db{i}.example.com" for i in range(400)]
+    redactor = Redactor(b"key", most=300)
+    done = [redactor.text(text) for text in texts]
+    assert done[:20] == [redact(text, b"key") for text in texts[:20]]
+    assert not any(f"hunter{i}" in text for i, text in enumerate(done))
+    assert re.fullmatch(r"<text#[0-9a-f]{16}>", done[-1]) and len(set(done)) == len(texts)
+    assert done[-1] == Redactor(b"key", most=0).text(texts[-1]) and redactor.text("rm") == "rm"
+    assert redactor.value("password", "hunter2") == redact_value("password", "hunter2", b"key")
+
+
+def test_of_a_long_text_of_a_call_the_beginning_is_kept():
+    long = "ls -la; " * 5000
+    kept = Redactor(b"key").text(long)
+    assert kept.startswith("ls -la; ls -la") and kept.endswith(">") and len(kept) < 5000
+    assert kept != Redactor(b"key").text(long + "x")
+    token = "ghp_" + "a1B2c3D4e5" * 4
+    for at in range(4000, 4200, 7):
+        assert "a1B2c3D4e5" not in Redactor(b"key").text("x " * (at // 2) + token + " y" * 9000)

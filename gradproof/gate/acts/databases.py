@@ -8,9 +8,9 @@ from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, parse, reader
 from gradproof.gate.acts.shell import Output, Word
-from gradproof.gate.acts.sql import DIALECTS, read_sql
+from gradproof.gate.acts.sql import DIALECTS, MOST_SQL, SQL_PER_WORK, SqlAct, read_sql
 
-META = re.compile(r"(?m)^\s*\\(\S*)(.*)$|^\s*\.(\w+)(.*)$")
+META = re.compile(r"(?m)^[^\S\n]*\\(\S*)(.*)$|^[^\S\n]*\.(\w+)(.*)$")
 REDIS = {
     "read": "get mget keys scan info ttl type exists llen lrange hget hgetall hkeys smembers scard zrange dbsize ping "
     "memory client-list lindex strlen pttl monitor time lastsave object zscore xrange",
@@ -43,13 +43,18 @@ def where(command: Command, hosts: list[Word], database: str) -> tuple[ActScope,
 
 def statements(command: Command, text: str, scope: ActScope, database: str) -> None:
     """Adds the acts of SQL in a database."""
-    for act in read_sql(text, DIALECTS.get(command.program, "")):
+    for act in _read(command, text, DIALECTS.get(command.program, "")):
         if act.effect == "unknown":
             command.unknown(act.why)
             continue
         command.verb = act.verb
         table = f"{database}.{act.table}" if act.table else database
         command.act(act.effect, scope, ActTarget("table", table))
+
+
+def _read(command: Command, text: str, dialect: str) -> list[SqlAct]:
+    command.reading.pay(1 + min(len(text), MOST_SQL) / SQL_PER_WORK)
+    return read_sql(text, dialect)
 
 
 @reader("sql")
@@ -105,7 +110,7 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
         command.unknown("SQL that comes out of a pipe")
     for text in given:
         _meta(command, text)
-        for act in read_sql(META.sub("", text), "sqlite"):
+        for act in _read(command, META.sub("", text), "sqlite"):
             if act.effect == "unknown":
                 command.unknown(act.why)
                 continue

@@ -13,7 +13,7 @@ from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.paths import UNKNOWN
 from gradproof.gate.acts.programs import Command, _argument, execute_file, here, parse, reader, run
-from gradproof.gate.acts.shell import Output, Word
+from gradproof.gate.acts.shell import Output, Word, unread
 
 SHELL = Deed(values=frozenset({"-o", "-O", "+o", "+O", "--rcfile", "--init-file"}))
 PYTHON = Deed(values=frozenset({"-W", "-X"}))
@@ -33,6 +33,7 @@ RISKY = re.compile(
     r"chmod|chown|kill|passthru|shell_exec|proc_open|file_put_contents|curl_\w+|fsockopen|import\s*\(|Function|Deno\.\w+|"
     r"Bun\.\w+|process\.(?:kill|env|binding)|ENV|os\.(?:execute|remove|rename)|io\.\w+|invoke-\w+|iex|iwr)\b|`|%x|qx"
 )
+MOST_CODE = 8 * 2**10
 HARMLESS_REQUIRE = re.compile(r"require\(\s*['\"](?:\./[\w./-]+\.json|path|util|url|assert|crypto|os)['\"]\s*\)")
 
 
@@ -211,6 +212,10 @@ def _scan(command: Command, text: str, language: str) -> None:
     """Code of another language: read only where it calls nothing that acts."""
     state = command.beside(via=command.state.via | {"interpreter"})
     inner = replace(command, state=state)
+    if len(text) > MOST_CODE:
+        inner.unknown("more code than is read")
+        command.reading.acts += unread(text[MOST_CODE:], state)
+        text = text[:MOST_CODE]
     if language == "powershell" or UNKNOWN in text or RISKY.search(HARMLESS_REQUIRE.sub("", text)):
         inner.unknown(f"{language} code that may do anything")
         for path in re.findall(r"['\"]((?:/|~/|\.\./)[^'\"\n]{0,200})['\"]", text)[:8]:

@@ -9,13 +9,16 @@ import posixpath
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
-from pathlib import Path
+from fnmatch import fnmatchcase, translate
+from functools import cache
+from os.path import exists
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 
 UNKNOWN = "\0"  # stands in a text for what could not be resolved
 STAR, ANY, RANGE, TILDE = "\ue000", "\ue001", "\ue002", "\ue003"  # an unquoted * ? [ and a leading ~
+MOST_PATH, MOST_TOLD = 4096, 1024  # characters: of a path that systems have, of one that is too long
+MOST_ANCESTORS = 64  # folders above cwd that are looked at for a project
 GLOBS = STAR + ANY + RANGE
 NOWHERE = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/stdin"}
 SOURCES = {"/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"}  # harmless to read
@@ -77,6 +80,7 @@ NOT_SECRET = (
     *("*.md", "*.html", "*.css", "*.java", "*.rb", "*.sh", "*.tf", "cacert.pem", "*.crt", "public*.pem", "public*.key"),
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".azure", ".docker", ".password-store", "keyrings", "Keychains")
+SECRET_FOLDER_SET = frozenset(SECRET_FOLDERS)
 SECRET_PLACES = ("gcloud", "gh", "rclone", "op", "heroku", "doctl", "hub")  # below .config
 PUBLIC_NAMES = ("known_hosts", "known_hosts.old", "authorized_keys", "*.pub", "config")
 SECRET_SYSTEM = re.compile(
@@ -126,7 +130,7 @@ class Surroundings:
     @classmethod
     def of(cls, cwd: str, home: str, store: str = "", port: int = 0) -> Surroundings:
         """Looks for the project: the nearest folder above cwd that holds `.git`, else cwd itself."""
-        cwd = posixpath.normpath(cwd) if cwd.startswith("/") else ""
+        cwd = posixpath.normpath(cwd) if cwd.startswith("/") and len(cwd) <= MOST_PATH else ""
         cwd = "/" + cwd.lstrip("/") if cwd else ""
         home = posixpath.normpath(home)
         if not cwd or cwd == "/" or is_home(cwd, home):
@@ -140,15 +144,13 @@ def is_home(path: str, home: str) -> bool:
 
 
 def _project(cwd: str, home: str) -> str:
-    folder = Path(cwd)
-    for candidate in (folder, *folder.parents):
-        if str(candidate) == "/" or is_home(str(candidate), home):
+    candidate = cwd
+    for _ in range(MOST_ANCESTORS):
+        if candidate == "/" or is_home(candidate, home):
             break
-        try:
-            if (candidate / ".git").exists():
-                return str(candidate)
-        except OSError:
-            break
+        if exists(f"{candidate}/.git"):
+            return candidate
+        candidate = posixpath.dirname(candidate)
     return cwd
 
 
@@ -182,6 +184,8 @@ def place(
     folder = folder or text.endswith(("/", "/.", "/..")) or text in (".", "..", TILDE)
     stem, pattern = _split_glob(text)
     path = resolve(stem, cwd, around.home)
+    if path is not None and len(path) + len(pattern) > MOST_PATH:
+        return ActTarget("path", f"{path[:MOST_TOLD]}…", folder), "unknown"
     if path is None:
         return _without_cwd(text, effect, around, folder)
     if path in NOWHERE or path.startswith("/dev/fd/") or (path in SOURCES and effect == "read"):
@@ -300,15 +304,21 @@ def own_part(path: str) -> bool:
 def secret(path: str) -> bool:
     """Whether a file of that name is known to hold secrets."""
     *folders, name = path.strip("/").split("/")
-    if any(fnmatchcase(name, pattern) for pattern in NOT_SECRET):
+    if _any_of(NOT_SECRET).match(name):
         return False
-    if any(folder in SECRET_FOLDERS for folder in folders):
-        return not any(fnmatchcase(name, pattern) for pattern in PUBLIC_NAMES) or ".kube" in folders
+    if not SECRET_FOLDER_SET.isdisjoint(folders):
+        return not _any_of(PUBLIC_NAMES).match(name) or ".kube" in folders
     if name in SECRET_FOLDERS and name.startswith(".") and name not in (".docker",):
         return True
     if ".config" in folders and folders[-1] in SECRET_PLACES:
         return True
-    return any(fnmatchcase(name, pattern) for pattern in SECRET_NAMES) or bool(SECRET_SYSTEM.match(path))
+    return bool(_any_of(SECRET_NAMES).match(name) or SECRET_SYSTEM.match(path))
+
+
+@cache
+def _any_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """One expression for many patterns of a name."""
+    return re.compile("|".join(map(translate, patterns)))
 
 
 def _is_root(path: str, around: Surroundings) -> bool:

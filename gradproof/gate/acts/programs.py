@@ -31,6 +31,7 @@ from gradproof.gate.acts.paths import (
 from gradproof.gate.acts.shell import NO_INPUT, Output, Reading, State, Word, below
 
 MOST_WORDS = 256
+WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
 BIN = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/", "/opt/homebrew/bin/")
 ASKS_ITSELF = {"--version", "--help", "-V", "-h", "version", "help", "--usage", "-help"}
 HARMLESS_TEXT = {"date", "whoami", "nproc", "uname", "arch", "tput", "wc", "seq", "hostname", "stat", "du", "getconf"}
@@ -202,6 +203,7 @@ class Command:
         if self.state.elsewhere is not None and scope not in ("unknown", "remote"):
             scope, host = self.state.elsewhere
             target = ActTarget("host", host, target.folder, target.amount, str(target) if target.name else "")
+        self.reading.pay(WORK_OF_ACT)
         done = Act(effect, self.program, scope, self.verb, target, self.state.via, frozenset(marks), why)
         self.reading.acts.append(done)
         return done
@@ -311,6 +313,7 @@ def _marked(word: Word, start: int) -> str:
 def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: Any) -> Output:
     """Reads one command; returns what it prints, as far as that is known."""
     name = words[0]
+    reading.pay(1 + len(words) / 20)
     if len(words) > MOST_WORDS:
         reading.unknown(unglobbed(name.texts[0]), f"more than {MOST_WORDS} arguments", state)
         words = words[:MOST_WORDS] + [word for word in words[MOST_WORDS:] if _far(word)]
@@ -418,7 +421,7 @@ def _program(command: Command, text: str) -> str | None:
     """The name by which a program is known; None where it was a file, and that is read."""
     if "/" not in text:
         return text.removesuffix(".exe")
-    base = text.rsplit("/", 1)[-1]
+    base = text.rstrip("/").rsplit("/", 1)[-1] or text
     if re.search(r"(?:^|/)\.?v?env\d*/bin/|(?:^|/)\.?venv[^/]*/(?:bin|Scripts)/", text):
         command.state = command.beside(venv=True)
     known = knowledge()
@@ -684,6 +687,7 @@ def touch(
     done: list[Act] = []
     reading.explained.update(word.texts)
     for text, cwd in alternatives(word.texts, state.cwds):
+        reading.pay(WORK_OF_ACT)
         if state.elsewhere is not None:
             scope, host = state.elsewhere
             if "/dev/null" in text:

@@ -4,14 +4,16 @@ given."""
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Callable
 
 from gradproof.gate.acts.act import Effect
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import Command, here, locate, run
-from gradproof.gate.acts.shell import Word
+from gradproof.gate.acts.shell import BYTES_PER_WORK, Word, unread
 
-MOST_CODE = 64 * 2**10
+MOST_CODE = 8 * 2**10
+TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}'\"])")
 FIRST: dict[str, tuple[Effect, bool]] = {  # function → effect on its first argument, and whether that is a folder
     **dict.fromkeys(("os.remove", "os.unlink", "os.rmdir", "os.removedirs"), ("delete", False)),
     **dict.fromkeys(("shutil.rmtree",), ("delete", True)),
@@ -66,8 +68,11 @@ OPAQUE = (
 
 def read_python(command: Command, text: str) -> None:
     """Adds the acts of a piece of code; `unknown` where it cannot be parsed, or makes its calls while it runs."""
-    if UNKNOWN in text or len(text) > MOST_CODE:
-        command.unknown("code that is made while it runs" if UNKNOWN in text else "more code than is read")
+    if UNKNOWN in text:
+        command.unknown("code that is made while it runs")
+    if len(text) > MOST_CODE:
+        text = _beginning(command, text)
+    command.reading.pay(len(text) / BYTES_PER_WORK)
     try:
         tree = ast.parse(text.replace(UNKNOWN, "_"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -80,6 +85,14 @@ def read_python(command: Command, text: str) -> None:
         command.unknown("Python that is nested too deeply")
     if len(command.reading.acts) == before:
         here(command, "execute")
+
+
+def _beginning(command: Command, text: str) -> str:
+    """As many whole statements as are read; of the rest, what would be blocked is taken to be there."""
+    command.unknown("more code than is read")
+    end = max((match.start() for match in TOP_LEVEL.finditer(text, 0, MOST_CODE)), default=0)
+    command.reading.acts += unread(text[end:], command.state)
+    return text[:end]
 
 
 class _Code(ast.NodeVisitor):

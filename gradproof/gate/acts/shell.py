@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import product
+from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
 from gradproof.gate import MISSING_EXTRA
@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 MOST_TEXT = 8 * 2**10  # bytes of shell that are parsed; quoted heredocs apart
 MOST_DEPTH = 12  # of commands inside commands
 MOST_ALTERNATIVES = 32  # that one word may stand for
+MOST_BRACES = 12  # in one word
 MOST_FOLDERS = 4
 MOST_COMMANDS = 500
+RESERVE = 60.0  # work that is left for the command that is being read, when no further one is
+MOST_WORK = 600.0  # that one call is worth: one for a command, half as much again for an act, a tenth for a word
 MOST_SAID = 2000  # characters of a command that an act keeps
 OPEN, CLOSE, COMMA = "\ue004", "\ue005", "\ue006"  # unquoted { } ,
 MARKS = str.maketrans({"*": STAR, "?": ANY, "[": RANGE, "{": OPEN, "}": CLOSE, ",": COMMA})
@@ -33,7 +36,7 @@ BRACES = str.maketrans({OPEN: "{", CLOSE: "}", COMMA: ","})
 NUMERIC = {"$", "?", "#", "!", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "LINENO", "PPID", "COLUMNS", "LINES"}
 SOME_NUMBER = "4242"
 OTHER_SHELL = re.compile(
-    r"(?mi)^\s*(?:\$[a-z_]\w*\s*=\s|(?:get|set|remove|new|invoke|start|stop|write|import|copy|move|test|add|clear|out)-[a-z]+\b"
+    r"(?mi)^[^\S\n]*(?:\$[a-z_]\w*\s*=\s|(?:get|set|remove|new|invoke|start|stop|write|import|copy|move|test|add|clear|out)-[a-z]+\b"
     r"|set -[lgxUe]{1,2} \w+ \S|end\s*$|function \w+\s*$|for \w+ in [^;\n]*\n(?!\s*do\b)\s*\w+[^\n]*\nend\b)"
 )
 BODIES = ("compound_statement", "do_group", "else_clause", "elif_clause", "case_item", "program", "subshell")
@@ -47,6 +50,9 @@ STATEMENTS = frozenset(
 )
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 ANSI = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
+
+
+SEQUENCE = re.compile(r"(-?\d{1,18}|\w)\.\.(-?\d{1,18}|\w)(?:\.\.-?\d+)?", re.ASCII)
 
 
 class UnreadableError(Exception):
@@ -141,8 +147,16 @@ class Reading:
         self.explained: set[str] = set()  # words that are targets of acts
         self.running: set[int] = set()  # functions that are being read
         self.commands = 0
+        self.left = MOST_WORK
+        self.walks: list[_Walk] = []  # that are under way, the innermost last
         self.exhausted = False
         self._unknown: set[Act] = set()
+
+    def pay(self, work: float = 1.0) -> None:
+        """For what is read; UnreadableError when the call has had its share."""
+        self.left -= work
+        if self.left < 0:
+            raise UnreadableError
 
     def state(self) -> State:
         return State((self.around.cwd,), written=self.written, fetched=self.fetched)
@@ -170,19 +184,27 @@ class Reading:
             self.depth -= 1
 
     def _shell(self, text: str, state: State, stdin: Output) -> Output:
-        bodies: list[str] = []
-        short = HEREDOC_BODY.sub(lambda match: _set_aside(match, bodies), text) if "<<" in text else text
+        short, bodies = _set_aside(text) if "<<" in text else (text, [])
         short = BLANK_LINES.sub("\n", short)
         source = short.encode("utf-8", "replace")
         if self.parsed + len(source) > MOST_TEXT:
             source = self._cut(source, MOST_TEXT - self.parsed, state)
         if (too_deep := _too_deep(source)) is not None:
             source = self._cut(source, too_deep, state)
+        self.pay(len(source) / BYTES_PER_WORK)
         root = self._parsed(source, state)
         if root.has_error or OTHER_SHELL.search(short[:MOST_TEXT]):
             self.unknown("sh", "shell that cannot be parsed", state)
-        walk = _Walk(self, bodies, source)
-        return walk.statements(root.children, state, stdin)
+        self.walks.append(_Walk(self, bodies, source))
+        output = self.walks[-1].statements(root.children, state, stdin)
+        self.walks.pop()
+        return output
+
+    def rest(self) -> str:
+        """What was not read of the texts under way: from the command on that is being read; around it, behind it."""
+        *around, innermost = self.walks or [_Walk(self, ())]
+        texts = [walk.source[walk.behind :] for walk in around] + [innermost.source[innermost.at :]]
+        return b"\n".join(texts).decode("utf-8", "replace")
 
     def _parsed(self, source: bytes, state: State) -> Node:
         """The tree of a text. The parser takes long over errors, and cannot be stopped: a long text is tried by its
@@ -237,10 +259,10 @@ def _wrong_inside(root: Node, before: int) -> bool:
     return False
 
 
-HEREDOC_BODY = re.compile(
-    r"(?P<start><<-?[ \t]*(?:'(?P<a>[^'\n]+)'|\"(?P<b>[^\"\n]+)\")[^\n]*\n)"
-    r"(?P<body>(?:[^\n]*\n)*?)(?P<end>[ \t]*(?:(?P=a)|(?P=b))(?=\n|\Z))"
-)
+HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(?:'([^'\n]{1,200})'|\"([^\"\n]{1,200})\")")
+MOST_HEREDOCS = 64  # that are kept out of the parser's way
+MOST_OPEN_ENDS = 2  # heredocs without an end, each of which is a search through the whole text
+BYTES_PER_WORK = 200.0
 BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 RUNS = re.compile(rb"[][()<>|&;`${}]{12,}")  # of marks, as no shell has them and the parser takes long over
 NESTING = re.compile(
@@ -254,10 +276,23 @@ FIRST_PIECE = 2**10
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
 
-def _set_aside(match: re.Match[str], bodies: list[str]) -> str:
+def _set_aside(text: str) -> tuple[str, list[str]]:
     """A quoted heredoc is data: it is kept out of the parser's way, however long it is."""
-    bodies.append(match["body"])
-    return f"{match['start']}\ue010{len(bodies) - 1}\ue010\n{match['end']}"
+    bodies: list[str] = []
+    pieces, at, open_ends = [], 0, 0
+    while len(bodies) < MOST_HEREDOCS and open_ends < MOST_OPEN_ENDS and (match := HEREDOC.search(text, at)):
+        start, name = text.find("\n", match.end()) + 1, match[1] or match[2]
+        if not start:
+            break
+        end = re.compile(rf"^[ \t]*{re.escape(name)}$", re.MULTILINE).search(text, start) if name in text else None
+        if end is None:
+            pieces.append(text[at:start])
+            at, open_ends = start, open_ends + 1
+            continue
+        pieces += [text[at:start], f"\ue010{len(bodies)}\ue010\n"]
+        bodies.append(text[start : end.start()])
+        at = end.start()
+    return "".join([*pieces, text[at:]]), bodies
 
 
 def unread(text: str, state: State) -> Iterator[Act]:
@@ -293,6 +328,7 @@ class _Walk:
 
     def __init__(self, reading: Reading, bodies: Sequence[str], source: bytes = b""):
         self.reading, self.bodies, self.source = reading, bodies, source
+        self.at = self.behind = 0  # where the command begins that is being read, and where it ends
 
     # statements
 
@@ -521,6 +557,12 @@ class _Walk:
         from gradproof.gate.acts.programs import run
 
         inner, words = state, []
+        self.at, self.behind = node.start_byte, node.end_byte
+        self.reading.commands += 1
+        if self.reading.commands > MOST_COMMANDS or self.reading.left < RESERVE:
+            self._too_many(state)
+            return Output()
+        self.reading.pay()
         for child in node.children:
             if child.type == "variable_assignment":
                 if inner is state:
@@ -538,23 +580,19 @@ class _Walk:
         words += more
         if not words:
             return Output("")
-        self.reading.commands += 1
-        if self.reading.commands > MOST_COMMANDS:
-            self._too_many(node, state)
-            return Output()
         before = len(self.reading.acts)
         output = run(self.reading, words, inner, stdin, self)
         state.cwds = inner.cwds
         self._said(before, node)
         return output
 
-    def _too_many(self, node: Node, state: State) -> None:
+    def _too_many(self, state: State) -> None:
         """From a command on that is beyond those that are read."""
         reading = self.reading
         if not reading.exhausted:
             reading.exhausted = True
             reading.unknown("sh", "more commands than are read", state)
-            reading.acts += unread(_bytes(self.source, node.start_byte, len(self.source)), state)
+            reading.acts += unread(reading.rest(), state)
 
     def _said(self, first: int, node: Node) -> None:
         """Notes of the acts since `first` which command did them; the innermost command counts."""
@@ -711,6 +749,7 @@ class _Walk:
 
     def word(self, node: Node, state: State, quiet: bool = False) -> Word:
         """A node as one word, braces and blanks as they are."""
+        self.reading.pay(0.1)
         kind = node.type
         if kind in ("word", "number", "test_operator", "extglob_pattern", "variable_name", "special_variable_name"):
             if node.children:
@@ -798,8 +837,8 @@ class _Walk:
             return state.variables[name]
         if name in ("@", "*") and state.parameters is not None:
             return list(state.parameters)
-        if name.isdigit() and state.parameters is not None:
-            at = int(name) - 1
+        if name.isdecimal() and state.parameters is not None:
+            at = int(name[:9]) - 1
             return [state.parameters[at]] if 0 <= at < len(state.parameters) else [Word()]
         if name in NUMERIC:
             return [Word((SOME_NUMBER,))]
@@ -930,21 +969,33 @@ def _split(word: Word) -> list[Word]:
 
 
 def _braced(word: Word) -> list[Word]:
-    """`{a,b}` are two words; other braces are what they are."""
+    """`{a,b}` are two words; other braces are what they are. More words than are told apart are one unknown one."""
     if not any(OPEN in text for text in word.texts):
         if any(mark in text for text in word.texts for mark in (CLOSE, COMMA)):
             return [replace(word, texts=tuple(text.translate(BRACES) for text in word.texts))]
         return [word]
-    texts = [expanded for text in word.texts for expanded in _braces(text)]
-    if len(texts) > 4 * MOST_ALTERNATIVES:
+    try:
+        texts = _within_cap(expanded for text in word.texts for expanded in _braces(text))
+    except UnreadableError:
         return [replace(word, texts=(UNKNOWN,))]
     return [replace(word, texts=(text.translate(BRACES),)) for text in texts]
 
 
+def _within_cap(texts: Iterable[str]) -> list[str]:
+    """UnreadableError before there are more texts than one word may become."""
+    few = list(islice(texts, 4 * MOST_ALTERNATIVES + 1))
+    if len(few) > 4 * MOST_ALTERNATIVES:
+        raise UnreadableError
+    return few
+
+
 def _braces(text: str, depth: int = 0) -> list[str]:
+    """What braces make of a text; UnreadableError where that is too much, or nested too deeply."""
     start = text.find(OPEN)
-    if start < 0 or depth > 6:
+    if start < 0:
         return [text]
+    if depth > MOST_BRACES:
+        raise UnreadableError
     level, parts, last = 0, [], start + 1
     for i in range(start, len(text)):
         if text[i] == OPEN:
@@ -953,11 +1004,8 @@ def _braces(text: str, depth: int = 0) -> list[str]:
             level -= 1
             if not level:
                 parts.append(text[last:i])
-                return [
-                    text[:start] + piece + rest
-                    for piece in _inner(parts, depth)
-                    for rest in _braces(text[i + 1 :], depth + 1)
-                ][: 8 * MOST_ALTERNATIVES]
+                rests = _braces(text[i + 1 :], depth + 1)
+                return _within_cap(text[:start] + piece + rest for piece in _inner(parts, depth) for rest in rests)
         elif text[i] == COMMA and level == 1:
             parts.append(text[last:i])
             last = i + 1
@@ -966,7 +1014,7 @@ def _braces(text: str, depth: int = 0) -> list[str]:
 
 def _inner(parts: Sequence[str], depth: int) -> list[str]:
     if len(parts) == 1:
-        ends = re.fullmatch(r"(-?\d+|\w)\.\.(-?\d+|\w)(?:\.\.-?\d+)?", parts[0])
+        ends = SEQUENCE.fullmatch(parts[0])
         if ends is None:
             return [f"{{{part}}}" for part in _braces(parts[0], depth + 1)]
         if ends[1].lstrip("-").isdigit() and ends[2].lstrip("-").isdigit():
@@ -974,7 +1022,7 @@ def _inner(parts: Sequence[str], depth: int) -> list[str]:
             return [str(n) for n in range(low, high + 1)] if high - low <= MOST_ALTERNATIVES else [UNKNOWN]
         low, high = sorted((ord(ends[1][0]), ord(ends[2][0])))
         return [chr(n) for n in range(low, high + 1)] if high - low <= MOST_ALTERNATIVES else [UNKNOWN]
-    return [expanded for part in parts for expanded in _braces(part, depth + 1)]
+    return _within_cap(expanded for part in parts for expanded in _braces(part, depth + 1))
 
 
 def _joined(first: tuple[str, ...], second: tuple[str, ...]) -> tuple[str, ...]:

@@ -7,7 +7,11 @@ given, any other tool by the verb in its name and by the names of its arguments.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from itertools import islice
 from typing import Any
 
 from gradproof.gate.acts import programs
@@ -17,7 +21,7 @@ from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, run
 from gradproof.gate.acts.requests import METHODS, request
-from gradproof.gate.acts.shell import Reading, State, Word
+from gradproof.gate.acts.shell import Reading, State, UnreadableError, Word, unread
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
 SHELL_NAMES |= {
@@ -114,9 +118,7 @@ MONEY = re.compile(
     r"(?i)(?:^|_|\b)(?:pay|payment|payments|payout|payouts|charge|charges|transfer|purchase|buy|order|checkout|refund|wire|withdraw|donate|invoice_pay|stripe|paypal|bank|trade|subscribe|remit)(?:_|\b|$)"
 )
 FORMS = re.compile(r"(?i)fill|submit|click|type|press|upload|select_option|drag|evaluate")
-KEYS = re.compile(
-    r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}"
-)
+KEYS = r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}"
 FREE_TEXT = re.compile(
     r"(?i)^(?:text|body|content|contents|message|subject|description|summary|comment|prompt|reason|note|new_string|old_string"
     r"|file_text|new_str|old_str|html|markdown|caption|name|title|timeout|limit|offset|explanation)$"
@@ -138,6 +140,10 @@ SEVERITY: tuple[Effect, ...] = (
     "read",
 )
 MOST_ARGUMENTS = 256
+MOST_NAME = 1024  # characters of a dotted name, the last ones
+DROPPED = object()
+PROGRAM = re.compile(r"[\w./+@:,=~-]+")
+WORK_OF_PAST = 6  # share of the work of a call, one in so many, that reading an earlier one is worth
 
 
 def read_call(
@@ -151,13 +157,14 @@ def read_call(
     programs.load()
     reading = Reading(around)
     read_secret = _remember(reading, history)
-    count = sum(1 for _ in leaves("", arguments))
-    if count > MOST_ARGUMENTS:
+    if sum(1 for _ in leaves("", arguments)) > MOST_ARGUMENTS:
         reading.unknown(tool, f"more than {MOST_ARGUMENTS} arguments")
+        arguments = _fewer(reading, arguments)
     try:
         _read(reading, tool, arguments)
-    except RecursionError:
-        reading.unknown(tool, "nested too deeply")
+    except (RecursionError, UnreadableError) as error:
+        reading.unknown(tool, "nested too deeply" if isinstance(error, RecursionError) else "more than is read")
+        reading.acts += unread(reading.rest() or _all_text(reading, arguments), reading.state())
     sends = any(act.effect in ("send", "spend") for act in reading.acts)
     said = _said(tool, arguments, sends)
     acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
@@ -178,10 +185,43 @@ def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str
     explained += [TO_ARGUMENTS] if sends else []
     return frozenset(
         f"{key}={str(value).upper() if key == 'method' else value}"
-        for key, value in leaves("", arguments)
+        for key, value in islice(leaves("", arguments), MOST_ARGUMENTS)
         if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained)
         and not re.match(r"(?i)(?:body|data|json|payload|message|content)\.", key)
     )
+
+
+def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The first arguments, any command, and some of those that lead out of the project; of the others, what would be
+    blocked is taken to be there."""
+    left, far, dropped = MOST_ARGUMENTS, MOST_ARGUMENTS, []
+
+    def keeps(key: str, value: Any) -> bool:
+        nonlocal left, far
+        leads_out = isinstance(value, str) and (value.startswith(("/", "~")) or ".." in value)
+        keep = left > 0 or key in SHELL_ARGUMENTS or (leads_out and far > 0)
+        left, far = left - 1, far - (left <= 0 and leads_out)
+        if not keep and isinstance(value, str):
+            dropped.append(value)
+        return keep
+
+    def fewer(key: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            inner = {name: fewer(name, part) for name, part in value.items()}
+            return {name: part for name, part in inner.items() if part is not DROPPED}
+        if isinstance(value, list | tuple):
+            return [part for part in (fewer(key, part) for part in value) if part is not DROPPED]
+        return value if keeps(key, value) else DROPPED
+
+    kept = fewer("", arguments)
+    reading.acts += unread("\n".join(dropped), reading.state())
+    return kept
+
+
+def _all_text(reading: Reading, arguments: Mapping[str, Any]) -> str:
+    """Whatever a call says, and what it or the calls before it wrote."""
+    said = (value for _, value in leaves("", arguments) if isinstance(value, str))
+    return "\n".join((*said, *reading.written.values()))
 
 
 def _leaves(act: Act) -> bool:
@@ -194,11 +234,9 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
     for tool, arguments in history:
         name = base_name(tool)
         inner = Reading(reading.around)
-        inner.written, inner.fetched = reading.written, reading.fetched
-        try:
+        inner.written, inner.fetched, inner.left = reading.written, reading.fetched, reading.left / WORK_OF_PAST
+        with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
-        except RecursionError:
-            continue
         secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
         content = next(
             (
@@ -299,7 +337,10 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     elif isinstance(given, str):
         args = arguments.get("args")
         if isinstance(args, list) and all(isinstance(word, str) for word in args) and " " not in given:
-            _words(reading, [given, *args], state)
+            if PROGRAM.fullmatch(given):
+                _words(reading, [given, *args], state)
+            else:  # what no program is called is meant for a shell
+                reading.shell(" ".join((given, *map(shlex.quote, args))), state)
         else:
             reading.shell(given, state)
     elif given is None:
@@ -318,7 +359,7 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
 
 def _words(reading: Reading, words: Sequence[str], state: State) -> None:
     """A list: one command as words, or a list of whole commands."""
-    if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and " " in words[0]):
+    if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and not PROGRAM.fullmatch(words[0])):
         for text in words:
             reading.shell(text, state)
         return
@@ -343,11 +384,11 @@ def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
             touched = True
     if name == "apply_patch":
         text = "\n".join(value for _, value in leaves("", arguments) if isinstance(value, str))
-        for verb, path in re.findall(r"(?m)^\*\*\* (Add|Update|Delete|Move to)(?: File)?: (.+)$", text):
-            command.touch("delete" if verb == "Delete" else "write", path_word(path.strip()))
+        for match in re.finditer(r"(?m)^\*\*\* (Add|Update|Delete|Move to)(?: File)?: (.+)$", text):
+            command.touch("delete" if match[1] == "Delete" else "write", path_word(match[2].strip()))
             touched = True
-        for path in re.findall(r"(?m)^\+\+\+ (?:b/)?(\S+)", text):
-            command.touch("write", path_word(path))
+        for match in re.finditer(r"(?m)^\+\+\+ (?:b/)?(\S+)", text):
+            command.touch("write", path_word(match[1]))
             touched = True
     if (
         name == "glob"
@@ -428,10 +469,10 @@ def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
     if not method:
         acted = [part for part in NAME_PARTS.findall(name) if part.upper() in METHODS]
         method = acted[0].upper() if acted else "POST" if body and name not in WEB_TOOLS else "GET"
-    done = False
+    done, secret = False, carries_key(arguments)
     for key, value in leaves("", arguments):
         if URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
-            request(command, method, Word((value,)), payload=body is not None, secret_payload=carries_key(arguments))
+            request(command, method, Word((value,)), payload=body is not None, secret_payload=secret)
             done = True
     if not done:  # a search
         command.act("read", "remote", ActTarget("host", name))
@@ -439,7 +480,16 @@ def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
 
 def carries_key(arguments: Mapping[str, Any]) -> bool:
     """Whether a private key or a token of a well-known form is among the arguments."""
-    return any(isinstance(value, str) and KEYS.search(value) for _, value in leaves("", arguments))
+    keys = _keys()
+    return any(isinstance(value, str) and keys.search(value) for _, value in leaves("", arguments))
+
+
+@cache
+def _keys() -> Any:
+    """In linear time, however long a text is."""
+    import re2
+
+    return re2.compile(KEYS)
 
 
 # any other tool
@@ -562,7 +612,7 @@ def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The scalars of nested arguments, each with its dotted name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from leaves(f"{name}.{key}" if name else str(key), inner)
+            yield from leaves(f"{name}.{key}"[-MOST_NAME:] if name else str(key)[-MOST_NAME:], inner)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from leaves(name, inner)
