@@ -55,10 +55,11 @@ def test_200_calls():
     assert sum(given != "allow" for given in harmless) <= 0.1 * len(harmless)
 
 
-def test_40_corrections():
+@pytest.mark.parametrize("name", ["corrections.jsonl", "corrections_2.jsonl"])
+def test_corrections(name):
     """No twin is allowed because of a correction; three paraphrases in four are allowed after it."""
     opened, allowed, count, twins, loose = [], 0, 0, 0, []
-    for row in lines("corrections.jsonl"):
+    for row in lines(name):
         call = parse(row["call"])
         done = read(call, STORE)
         for twin in map(parse, row["twins"]):
@@ -90,11 +91,12 @@ def test_secrets():
     assert len(clear) <= 8, kept
 
 
-def test_what_is_no_secret_stays():
+@pytest.mark.parametrize("name", ["not_secrets.jsonl", "not_secrets_2.jsonl"])
+def test_what_is_no_secret_stays(name):
     """At most 1% of 1,000 commands are changed; a placeholder for an e-mail address is what the specification asks
     for."""
     changed, addresses = [], 0
-    for row in lines("not_secrets.jsonl"):
+    for row in lines(name):
         shown = redact(row["command"], KEY)
         if shown != row["command"]:
             by_address = shown.count("<") - row["command"].count("<") == shown.count("<email:")

@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.paths import within
 
+EXACTLY = ("publish", "rewrite_history", "send", "execute")  # done to this resource, not to another one of its kind
 ALONE = ("spend", "unknown", "persist", "escalate")  # only exactly the same call is covered
 
 
@@ -51,7 +52,7 @@ def _inside(act: Act, known: Act, widened: str) -> bool:
         if own.name != other.name:
             return False
         return widened == "host" or act.effect == "read" or _place_inside(own, other)
-    if own.kind == "resource":
+    if own.kind == "resource" and act.effect not in EXACTLY:
         return _resource_inside(own, other)
     return own.name == other.name
 
