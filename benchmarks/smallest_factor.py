@@ -38,7 +38,7 @@ FACTORS = (
     1.08, 1.1, 1.15, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0,
 )  # fmt: skip
 MODELS = ("mixtral", "qwen2_moe", "gpt2", "bert")
-DTYPES: dict[str, dict[str, str]] = {"float32": {}, "bf16": {"dtype": "bf16"}, "autocast": {"autocast": "bf16"}}
+DTYPES: dict[str, dict[str, Any]] = {"float32": {}, "bf16": {"dtype": "bf16"}, "autocast": {"autocast": "bf16"}}
 ASKED = {"float32": 1.001, "bf16": 1.05, "autocast": 1.05}
 LEAST = {"float32": 1.0001, "bf16": 1.01, "autocast": 1.01}  # the first factor that is tried
 TESTS = Path(__file__).resolve().parent.parent / "tests" / "proof"
