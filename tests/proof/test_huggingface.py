@@ -76,6 +76,7 @@ KEY_BIAS, SHARED_GATE = "model.layers.1.self_attn.k_proj.bias", "model.layers.1.
     [
         (qwen2_moe, 0, {"dtype": "bf16"}, KEY_BIAS, 1.05),
         (qwen2_moe, 0, {"dtype": "bf16"}, KEY_BIAS, 1 / 1.05),
+        (qwen2_moe, 0, {"dtype": "bf16", "skip": ["point"]}, KEY_BIAS, 1.05),
         (qwen2_moe, 0, {"dtype": "bf16"}, SHARED_GATE, 1.05),
         (qwen2_moe, 4, {"autocast": "bf16"}, KEY_BIAS, 1.05),
         (mixtral, 1, {"dtype": "bf16"}, "model.layers.0.mlp.gate.weight", 1.05),
