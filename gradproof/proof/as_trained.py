@@ -31,7 +31,7 @@ EXCESS = 6.0  # times the band, that a right gradient stays below
 FLOOR = 16.0  # units: a smaller relative error is never called wrong
 LEAST = 2e-5  # nor is one below this: tables of constants, which every run rounds alike, are off by so much
 SCALES = 5.0  # σ of the factor among replicas, which are twice as far off as rounding is
-LEAST_FACTOR = 5.0  # units: a smaller deviation of the factor from 1 is never called wrong
+LEAST_FACTOR = 5.0  # units, in the same way for a deviation of the factor from 1
 
 
 class Jitter(Watching):
@@ -104,12 +104,13 @@ def as_trained(
 ) -> Trained:
     """The runner's gradients beside the `right` ones; `like` is the run in float64. Raises what the module raises, and
     `Unrepeatable` where it decides or draws otherwise."""
-    grads = _run(runner, cotangents, like, None)
+    grads = run_like(runner, runner.values, cotangents, like)
     taken: list[Gradients] = []
     wrong: dict[str, Deviation] = {}
     bands: dict[str, BandOf] = {}
     for more in REPLICAS:
-        taken += [_run(runner, cotangents, like, seed) for seed in range(len(taken) + 1, len(taken) + 1 + more)]
+        seeds = range(len(taken) + 1, len(taken) + 1 + more)
+        taken += [run_like(runner, runner.values, cotangents, like, seed) for seed in seeds]
         bands = {name: band_of(g, grads.get(name), [one.get(name) for one in taken], unit) for name, g in right.items()}
         wrong = {
             name: found for name, g in right.items() if (found := deviation(grads.get(name), g, bands[name], unit))
@@ -119,8 +120,11 @@ def as_trained(
     return Trained(grads, bands, wrong)
 
 
-def _run(runner: Runner, cotangents: Outputs, like: Watching, seed: int | None) -> Gradients:
-    _, grads = repeated(lambda: runner.run(runner.values, cotangents), like, seed)
+def run_like(
+    runner: Runner, values: Mapping[str, Tensor], cotangents: Outputs, like: Watching, seed: int | None = None
+) -> Gradients:
+    """The gradients of a run that repeats another one's luck."""
+    _, grads = repeated(lambda: runner.run(values, cotangents), like, seed)
     return {name: None if grad is None else grad.detach().double() for name, grad in grads.items()}
 
 
@@ -164,18 +168,23 @@ def deviation(grad: Tensor | None, right: Tensor, band: BandOf, unit: float) -> 
     error = float((grad - right).norm())
     bound = max(EXCESS * band.width, max(FLOOR * unit, _least(unit)) * size)
     factor = float((grad * right).sum()) / size**2 if size else math.nan
-    least = max(SCALES * band.factor, LEAST_FACTOR * unit, _least(unit))
+    least = max(SCALES * band.factor, least_factor(unit))
     if error <= bound and not (size and abs(factor - 1) > least):
         return None
-    if error <= _faint(unit) * math.sqrt(right.numel()):
+    if error <= faint(unit) * math.sqrt(right.numel()):
         return None
     return Deviation(in_words(factor, error, size), error / (size or 1.0), bound / (size or 1.0))
 
 
-def _faint(unit: float) -> float:
+def faint(unit: float) -> float:
     """Below it a format holds nothing, or not to its unit."""
     narrow = {2.0**-11: torch.float16, 2.0**-8: torch.bfloat16}.get(unit, torch.float32)
     return torch.finfo(narrow).tiny
+
+
+def least_factor(unit: float) -> float:
+    """A smaller deviation of the factor from 1 is never called wrong."""
+    return max(LEAST_FACTOR * unit, _least(unit))
 
 
 def _least(unit: float) -> float:

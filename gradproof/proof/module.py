@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from gradproof.contract import Gradients, Outputs, Subject
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.precision.watching import Watching
-from gradproof.proof.as_trained import Jitter, as_trained
+from gradproof.proof.as_trained import Deviation, Jitter, as_trained, run_like
+from gradproof.proof.averaged import ENOUGH, RUNS, FactorEstimate, hidden
 from gradproof.proof.calls import IN_WORDS, WAYS, Calls, Stateful, same
 from gradproof.proof.conventions import ALONG, FLOAT32_ERROR, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judge, Judgement, judge, overall
@@ -415,15 +416,17 @@ class ModuleProof:
             with watch, self.runner.promoting:
                 _, right = self.runner.run(values, self.cotangents)
             proven = {n: g.detach().double() for n, g in right.items() if g is not None and self._stands(n)}
-            torch.set_default_dtype(self.default)
-            self.state.swap(options.dtype, device, attributes=options.dtype is None)
+            self._in_training_dtype()
             narrow = Runner(
                 self.module, self.given, self.state, options.dtype, device, AS_IT_IS, options.seed,
                 options.gradient_of, options.autocast, self.runner.held,
             )  # fmt: skip
             narrow.chosen = self.runner.chosen
             trained = as_trained(narrow, self.cotangents, proven, watch, unit)
-            grads = trained.grads
+            grads, wrong = trained.grads, dict(trained.wrong)
+            weak = [name for name in proven if name not in wrong and hidden(trained.bands[name])]
+            if weak:
+                wrong |= self._averaged(narrow, weak, unit)
             if (
                 watch.draws or watch.choices
             ):  # those were float64's; however it is called, it draws and decides by itself
@@ -432,8 +435,43 @@ class ModuleProof:
             self._noted("dtype", f"in {words} it could not be judged: {one_line(error)}")
             self._back_in_float64()
             return None
-        self._wrong("dtype", trained.wrong, f"right in float64, wrong in {words}")
-        return narrow, {n: g for n, g in grads.items() if n not in trained.wrong}, trained.bands
+        self._wrong("dtype", wrong, f"right in float64, wrong in {words}")
+        return narrow, {n: g for n, g in grads.items() if n not in wrong}, trained.bands
+
+    def _averaged(self, narrow: Runner, weak: Collection[str], unit: float) -> dict[str, Deviation]:
+        """The factors of gradients that rounding hides in one run, over runs at points near the given one."""
+        estimates = {name: FactorEstimate() for name in weak}
+        # A point that cannot be run ends it: then the runs so far must be enough.
+        with suppress(Exception, SystemExit):
+            for number in range(1, RUNS[1] + 1):
+                right, *own = self._at_another_point(narrow, self.options.seed + number)
+                for name, estimate in estimates.items():
+                    estimate.add(right[name], *(grads[name] for grads in own))
+                if number >= RUNS[0] and all(estimate.effective >= ENOUGH for estimate in estimates.values()):
+                    break
+        self._in_training_dtype(narrow)
+        judged = {name: estimate.deviation(unit) for name, estimate in estimates.items()}
+        return {name: deviation for name, deviation in judged.items() if deviation is not None}
+
+    def _at_another_point(self, narrow: Runner, seed: int) -> tuple[Gradients, Gradients, Gradients]:
+        """At another point and with another cotangent: in float64, as it trains, and that off by units."""
+        values, cotangents = narrow.values, draw_cotangents(self.cotangents, seed)
+        if "point" not in self.options.skip:
+            values = second_point(values, frozenset(narrow.inputs), self.fixed, seed)
+        self._back_in_float64()
+        wide = {name: value.to(self.runner.values[name].dtype) for name, value in values.items()}
+        with Watching() as watch, self.runner.promoting:
+            _, right = self.runner.run(wide, cotangents)
+        self._in_training_dtype(narrow)
+        plain, off = (run_like(narrow, values, cotangents, watch, jitter) for jitter in (None, seed))
+        return right, plain, off
+
+    def _in_training_dtype(self, narrow: Runner | None = None) -> None:
+        """The module's own state for runs in the dtype that trains; `narrow` goes on with it."""
+        torch.set_default_dtype(self.default)
+        self.state.swap(self.options.dtype, self.options.device, attributes=self.options.dtype is None)
+        if narrow is not None:
+            narrow.resume()
 
     def _back_in_float64(self) -> None:
         runner = self.runner

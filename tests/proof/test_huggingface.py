@@ -66,3 +66,32 @@ def test_a_small_factor_in_the_dtype_that_trains_is_named(make, factor, how):
     report = gradproof.verify(model, (torch.randint(0, 64, (2, 10)),), quick=True, **how)
     assert name in {j.name for j in report.subjects[0].parameters if j.status == "refuted"}, report.summary
     assert "right in float64, wrong in" in report.summary
+
+
+KEY_BIAS, SHARED_GATE = "model.layers.1.self_attn.k_proj.bias", "model.layers.1.mlp.shared_expert_gate.weight"
+
+
+@pytest.mark.parametrize(
+    "make, seed, how, name, factor",
+    [
+        (qwen2_moe, 0, {"dtype": "bf16"}, KEY_BIAS, 1.05),
+        (qwen2_moe, 0, {"dtype": "bf16"}, KEY_BIAS, 1 / 1.05),
+        (qwen2_moe, 0, {"dtype": "bf16", "skip": ["point"]}, KEY_BIAS, 1.05),
+        (qwen2_moe, 0, {"dtype": "bf16"}, SHARED_GATE, 1.05),
+        (qwen2_moe, 4, {"autocast": "bf16"}, KEY_BIAS, 1.05),
+        (mixtral, 1, {"dtype": "bf16"}, "model.layers.0.mlp.gate.weight", 1.05),
+        (qwen2_moe, 0, {"dtype": "bf16"}, None, 1.0),
+        (qwen2_moe, 4, {"autocast": "bf16"}, None, 1.0),
+        (mixtral, 1, {"dtype": "bf16"}, None, 1.0),
+    ],
+)
+def test_a_small_factor_that_rounding_hides_in_one_run(make, seed, how, name, factor):
+    """A key bias, whose gradient nearly cancels, and a router's gate: bf16 rounding moves them by several percent."""
+    torch.manual_seed(seed)
+    model = make()
+    if name is not None:
+        model.get_parameter(name).register_hook(lambda g: g if g.dtype == torch.float64 else factor * g)
+    report = gradproof.verify(model, (torch.randint(0, 64, (2, 10)),), quick=True, seed=seed, **how)
+    assert report.status == ("proven" if name is None else "refuted"), report.summary
+    refuted = [j.name for j in report.subjects[0].parameters if j.status == "refuted"]
+    assert refuted == ([] if name is None else [name])
