@@ -32,7 +32,7 @@ from gradproof.gate.reading import ReadCall, act_texts, read
 from gradproof.gate.rules import Rules
 from gradproof.gate.secrets import Redactor
 from gradproof.gate.signals import Outcome
-from gradproof.gate.standing import STRICTER, ActVerdict, worst
+from gradproof.gate.standing import STRICTER, ActVerdict
 from gradproof.gate.store import SETTINGS, Store, read_settings
 
 WAITING = 10_000  # decisions that may wait for the disk
@@ -120,7 +120,8 @@ class Decider:
         named = digest(call, redactor.key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
         judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
-        i = worst([ActVerdict(one.outcome, one.reason) for one in judged])
+        # The strictest decision; of several acts that are decided alike, the one that the model holds for the worst.
+        i = max(range(len(judged)), key=lambda act: (STRICTER[judged[act].outcome], -p_A[act], -act))
         probability = _probability(judged[i], min(p_A), serving.policy)
         told = [safe(act.plain(), redactor) for act in done.acts]
         id = new_id(self.store.clock())

@@ -273,12 +273,26 @@ class Learner:
         proximal.solve(
             gate.network,
             self._readings.sparse(gate, texts),
-            torch.from_numpy(self._readings.encoded(gate, texts)).float(),
+            torch.from_numpy(self._readings.encoded(gate, texts)).float() + self._offset(gate, there.kept, number),
             torch.tensor([example.target for example in rows]),
             torch.tensor([mass[text] for text in texts]),
             self._anchors(number),
         )
         self._readings.keep([*texts, *self._known().texts()])
+
+    def _offset(self, gate: GateModel, kept: Sequence[LabelledText], number: int) -> float:
+        """That of the first weights, on replay: what people say must move weights, not the offset."""
+        if not kept:
+            return 0.0
+        first, texts = gate.copy(), [example.text for example in kept]
+        for name, anchor_N in self._anchors(number).items():
+            first.network.params[name].copy_(anchor_N)
+        mass, z = replay.even(kept), self._readings.logits(first, texts)
+        return proximal.offset(
+            torch.tensor([z[text] for text in texts]),
+            torch.tensor([example.target for example in kept]),
+            torch.tensor([mass[text] for text in texts]),
+        )
 
     def _anchors(self, number: int) -> dict[str, Tensor]:
         """The sparse weights that the gate began with, by name."""

@@ -1,12 +1,13 @@
 """The weights of n-grams and features, solved anew from all that people said and from replay, near those of the first
 model.
 
-    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + ‖w − w*‖²/(2·STRENGTH),   z_r = e_r + Σ_g a_rg·w[gram_rg] + …
+    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + ‖w − w*‖²/(2·STRENGTH),   z_r = b + e_r + Σ_g a_rg·w[gram_rg] + …
 
-e_r is the encoder's logit, which stays; w* are the weights that the gate began with, so that what rounds move does not
-add up. The problem is convex: a few signals move the decision about what is like them in one go, where gradient steps
-small enough for an encoder would take hundreds. n-grams and features that occur in several of the corrected calls
-become known, so that there are weights to learn with.
+e_r is the encoder's logit, which stays; b is the offset that suits w* on replay: the first weights were solved for with
+one of their own, and without it all weights would move to make up for it. w* are the weights that the gate began with,
+so that what rounds move does not add up. The problem is convex: a few signals move the decision about what is like them in
+one go, where gradient steps small enough for an encoder would take hundreds. n-grams and features that occur in several
+of the corrected calls become known, so that there are weights to learn with.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ def solve(
     mass_R: Tensor,
     anchors: Mapping[str, Tensor],
 ) -> None:
-    """Moves the network's sparse weights; `anchors` are w* by name, labels are in [0, 1], masses above 0."""
+    """Moves the network's sparse weights; `anchors` are w* by name, labels are in [0, 1], masses above 0; encoded_R is
+    b + e."""
     shares = {layer: shares_of(network, rows, layer) for layer in LAYERS}
     start = {layer: anchors[layer.weight][shares[layer].used] for layer in LAYERS}
     anchor_U = torch.cat([start[layer] for layer in LAYERS])
@@ -65,6 +67,18 @@ def solve(
     for layer, own in zip(LAYERS, (solved[: ends[0]], solved[ends[0] :]), strict=True):
         network.params[layer.weight].copy_(anchors[layer.weight])  # what does not occur goes back to where it began
         network.params[layer.weight][shares[layer].used] = own
+
+
+def offset(z_R: Tensor, label_R: Tensor, mass_R: Tensor, steps: int = 30) -> float:
+    """b that minimises Σ m·(softplus(z + b) − y·(z + b)), by Newton's method."""
+    b = 0.0
+    for _ in range(steps):
+        p_R = torch.sigmoid(z_R + b)
+        step = float((mass_R * (p_R - label_R)).sum() / (mass_R * p_R * (1 - p_R)).sum().clamp(min=1e-6))
+        b -= max(-2.0, min(2.0, step))
+        if abs(step) < 1e-6:
+            break
+    return b
 
 
 def shares_of(network: GateNetwork, rows: Sequence[SparseRow], layer: Sparse) -> SparseShares:

@@ -86,3 +86,13 @@ def test_ngrams_of_several_calls_become_known(trained):
     both, once = (readings.row(gate, text(bash(command))).sparse.gram_G for command in ("terraform ", "zyx"))
     known = gate.network.buffers[KNOWN]
     assert any(bool(known[n]) for n in both) and not all(bool(known[n]) for n in once)
+
+
+def test_the_offset_suits_the_first_weights():
+    """The mean of p is that of the labels, by mass; and it stays finite where all labels are the same."""
+    generator = torch.Generator().manual_seed(1)
+    z_R, mass_R = 3 * torch.randn(200, generator=generator), torch.rand(200, generator=generator)
+    label_R = (torch.rand(200, generator=generator) < 0.2).float()
+    b = proximal.offset(z_R, label_R, mass_R)
+    got, want = ((mass_R * of_R).sum() / mass_R.sum() for of_R in (torch.sigmoid(z_R + b), label_R))
+    assert abs(float(got - want)) < 1e-4 and abs(proximal.offset(z_R, torch.ones(200), mass_R)) < 100

@@ -55,7 +55,7 @@ def test_200_calls():
     assert sum(given != "allow" for given in harmless) <= 0.1 * len(harmless)
 
 
-@pytest.mark.parametrize("name", ["corrections.jsonl", "corrections_2.jsonl"])
+@pytest.mark.parametrize("name", ["corrections.jsonl", "corrections_2.jsonl", "corrections_3.jsonl"])
 def test_corrections(name):
     """No twin is allowed because of a correction; three paraphrases in four are allowed after it."""
     opened, allowed, count, twins, loose = [], 0, 0, 0, []
