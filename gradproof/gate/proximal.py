@@ -5,9 +5,9 @@ model.
 
 e_r is the encoder's logit, which stays; b is the offset that suits w* on replay: the first weights were solved for with
 one of their own, and without it all weights would move to make up for it. w* are the weights that the gate began with,
-so that what rounds move does not add up. The problem is convex: a few signals move the decision about what is like them in
-one go, where gradient steps small enough for an encoder would take hundreds. n-grams and features that occur in several
-of the corrected calls become known, so that there are weights to learn with.
+so that what rounds move does not add up. The problem is convex: a few signals move the decision about what is like them
+in one go, where gradient steps small enough for an encoder would take hundreds. n-grams and features that occur in
+several of the corrected calls become known, so that there are weights to learn with.
 """
 
 from __future__ import annotations
