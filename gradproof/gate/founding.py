@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from gradproof.gate import calls, folds
 from gradproof.gate.calls import Call
@@ -132,6 +133,7 @@ def judged_in_halves(
 
 
 def fit_rows(rows: Sequence[FoundingRow], **options: Any) -> GateModel:
-    """A model of these acts; options as for `fit`."""
+    """A model of these acts; options as for `fit`. On one thread: its products are small, and two wait for each other."""
+    torch.set_num_threads(1)
     texts, allow, calls_R = [row.text for row in rows], [row.allow for row in rows], [row.call for row in rows]
     return fit(texts, allow, call_R=np.array(calls_R), **options).model
