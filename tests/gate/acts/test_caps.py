@@ -82,7 +82,7 @@ def test_arguments_beyond_those_that_are_read():
     assert "unknown" in effects(Call("x", harmless, APP))
     assert outcome(Call("x", {**harmless, "command": "rm -rf /"}, APP)) == "block"
     assert outcome(Call("delete_file", {"paths": ["a"] * 3000 + ["/etc/passwd"]}, APP)) == "block"
-    assert len(read(Call("delete_file", {"paths": [f"/a/{i}" for i in range(9000)]}, APP)).acts) < 1000
+    assert len(read(Call("delete_file", {"paths": [f"/a/{i}" for i in range(9000)]}, APP)).acts) < 330
 
 
 def test_code_beyond_what_is_read():
