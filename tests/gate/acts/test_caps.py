@@ -1,6 +1,7 @@
 """Calls that hold more than is read: the caps add an act `unknown`, and soften no block."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -137,3 +138,17 @@ def test_a_program_that_none_is_called_is_read_as_shell(given):
     for command in ({"command": given, "args": []}, {"command": [given]}, {"command": given, "args": ["x"]}):
         assert outcome(Call("Bash", command, APP)) != "allow"
     assert outcome(Call("Bash", {"command": "ls", "args": ["-la"]}, APP)) == "allow"
+
+
+def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
+    """The parser takes a time over errors that grows with the square of a text, and cannot be stopped."""
+    open_case = "case $x in a) ls && make ||\n" + "cat a | sort && make || make x |\n" * 100
+    sizes, parser = [], shell._parser()
+    seconds = iter(range(100))
+    monkeypatch.setattr(shell, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(
+        shell, "_parser", lambda: SimpleNamespace(parse=lambda s: sizes.append(len(s)) or parser.parse(s))
+    )
+    assert outcome(at(open_case)) == "ask" and outcome(at(f"{open_case}\nrm -rf /")) == "block"
+    assert max(sizes) <= shell.FIRST_PIECE
+    assert outcome(at("make build\n" * 200)) == "allow"
