@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installed")
 
-from gradproof.gate.acts import shell
+from gradproof.gate.acts import programs, shell
+from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import MOST_PATH, Surroundings
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.corrections import restored, safely_stored, stored
@@ -151,4 +152,9 @@ def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
     )
     assert outcome(at(open_case)) == "ask" and outcome(at(f"{open_case}\nrm -rf /")) == "block"
     assert max(sizes) <= shell.FIRST_PIECE
-    assert outcome(at("make build\n" * 200)) == "allow"
+    assert outcome(at("make build\n" * 120)) == "allow"
+
+
+def test_letters_that_come_again_are_one_option():
+    parsed = programs.parse([shell.Word(("-" + "rf" * 50_000 + "n5",))], Deed(values=frozenset({"-n"})))
+    assert [(name, value and value.text) for name, value in parsed.options] == [("-r", None), ("-f", None), ("-n", "5")]
