@@ -33,6 +33,7 @@ HEAD, TAIL = 400, 160  # characters of an argument that are kept
 PAST_HEAD, PAST_TAIL = 80, 40  # of an argument of an earlier call
 PAST = 3  # earlier calls
 MOST_ARGUMENTS = 32  # that are written
+MOST_WORDS = 1000  # of a list, at each end: with the blanks between them more characters than are kept
 MARGIN = 512  # characters redacted beyond a cut, so that no half of a secret is left at it
 
 
@@ -287,7 +288,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
         for inner, part in value.items():
             yield from leaves((f"{name}.{inner}" if name else inner)[-MOST_NAME - MARGIN :], part, joined)
     elif joined and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
-        yield name, shlex.join(value)
+        yield name, shlex.join(value if len(value) <= 2 * MOST_WORDS else [*value[:MOST_WORDS], *value[-MOST_WORDS:]])
     elif isinstance(value, list | tuple):
         for part in value:
             yield from leaves(name, part, joined)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradproof.gate.calls import MOST_BYTES, Call, labelled, parse, text
+from gradproof.gate.calls import MOST_BYTES, Call, labelled, leaves, parse, text
 
 DEEP = 100_000
 BAD = {
@@ -147,3 +147,9 @@ def test_labelled_rows():
         with pytest.raises(ValueError, match="label must be allow or block"):
             labelled(bad)
     assert MOST_BYTES < 10_000_000
+
+
+def test_a_long_list_of_words_is_written_as_if_it_were_joined_whole():
+    words = [f"w{i}" for i in range(9000)]
+    assert text(parse({"command": words})) == text(parse({"command": " ".join(words)}))
+    assert len(next(leaves("", {"a": ["x"] * 9000}, joined=True))[1]) < 5000

@@ -283,11 +283,12 @@ def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
 
 
 def _letters(words: Sequence[Word], i: int, word: Word, deed: Deed, options: list[tuple[str, Word | None]]) -> int:
-    """`-rf`, `-n5`, `-ofile`."""
+    """`-rf`, `-n5`, `-ofile`; a letter that comes again says nothing new."""
     text = word.text
-    for at in range(1, len(text)):
-        name = f"-{text[at]}"
+    for letter in dict.fromkeys(text[1:]):
+        name = f"-{letter}"
         if deed.takes_value(name):
+            at = text.index(letter, 1)
             glued = text[at + 1 :]
             if glued:
                 options.append((name, Word((_marked(word, at + 1),), word.fetched, word.secret)))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice, product
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 
 from gradproof.gate import MISSING_EXTRA
@@ -208,12 +209,14 @@ class Reading:
 
     def _parsed(self, source: bytes, state: State) -> Node:
         """The tree of a text. The parser takes long over errors, and cannot be stopped: a long text is tried by its
-        beginning first, and where that is wrong, the rest is not read."""
+        beginning first, and where that is wrong or takes long, the rest is not read."""
         size = FIRST_PIECE
         while size < len(source):
             piece = source[: _end(source, size)]
+            started = thread_time()
             root = _parser().parse(piece).root_node
-            if _wrong_inside(root, len(piece) - size // 4):
+            slow = root.has_error and thread_time() - started > MOST_SECONDS
+            if slow or _wrong_inside(root, len(piece) - size // 4):
                 self.parsed += len(piece)
                 self._cut(source, len(piece), state)
                 return root
@@ -273,6 +276,7 @@ NESTING = re.compile(
 )
 MOST_NESTING = 24
 FIRST_PIECE = 2**10
+MOST_SECONDS = 0.004  # for a piece with an error in it: twice as much would take four times as long
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
 

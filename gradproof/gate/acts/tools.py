@@ -139,7 +139,8 @@ SEVERITY: tuple[Effect, ...] = (
     "write",
     "read",
 )
-MOST_ARGUMENTS = 256
+MOST_ARGUMENTS, MOST_FAR = 256, 64  # that are read, and beyond those that are read if they lead out of the project
+ARGUMENTS_PER_WORK = 40
 MOST_NAME = 1024  # characters of a dotted name, the last ones
 DROPPED = object()
 PROGRAM = re.compile(r"[\w./+@:,=~-]+")
@@ -157,8 +158,10 @@ def read_call(
     programs.load()
     reading = Reading(around)
     read_secret = _remember(reading, history)
-    if sum(1 for _ in leaves("", arguments)) > MOST_ARGUMENTS:
+    count = sum(1 for _ in leaves("", arguments))
+    if count > MOST_ARGUMENTS:
         reading.unknown(tool, f"more than {MOST_ARGUMENTS} arguments")
+        reading.left -= min(count / ARGUMENTS_PER_WORK, reading.left / 2)  # going through them has cost something
         arguments = _fewer(reading, arguments)
     try:
         _read(reading, tool, arguments)
@@ -194,7 +197,7 @@ def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str
 def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The first arguments, any command, and some of those that lead out of the project; of the others, what would be
     blocked is taken to be there."""
-    left, far, dropped = MOST_ARGUMENTS, MOST_ARGUMENTS, []
+    left, far, dropped = MOST_ARGUMENTS, MOST_FAR, []
 
     def keeps(key: str, value: Any) -> bool:
         nonlocal left, far

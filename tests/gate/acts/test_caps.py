@@ -1,12 +1,14 @@
 """Calls that hold more than is read: the caps add an act `unknown`, and soften no block."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installed")
 
-from gradproof.gate.acts import shell
+from gradproof.gate.acts import programs, shell
+from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import MOST_PATH, Surroundings
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.corrections import restored, safely_stored, stored
@@ -82,7 +84,7 @@ def test_arguments_beyond_those_that_are_read():
     assert "unknown" in effects(Call("x", harmless, APP))
     assert outcome(Call("x", {**harmless, "command": "rm -rf /"}, APP)) == "block"
     assert outcome(Call("delete_file", {"paths": ["a"] * 3000 + ["/etc/passwd"]}, APP)) == "block"
-    assert len(read(Call("delete_file", {"paths": [f"/a/{i}" for i in range(9000)]}, APP)).acts) < 1000
+    assert len(read(Call("delete_file", {"paths": [f"/a/{i}" for i in range(9000)]}, APP)).acts) < 330
 
 
 def test_code_beyond_what_is_read():
@@ -137,3 +139,22 @@ def test_a_program_that_none_is_called_is_read_as_shell(given):
     for command in ({"command": given, "args": []}, {"command": [given]}, {"command": given, "args": ["x"]}):
         assert outcome(Call("Bash", command, APP)) != "allow"
     assert outcome(Call("Bash", {"command": "ls", "args": ["-la"]}, APP)) == "allow"
+
+
+def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
+    """The parser takes a time over errors that grows with the square of a text, and cannot be stopped."""
+    open_case = "case $x in a) ls && make ||\n" + "cat a | sort && make || make x |\n" * 100
+    sizes, parser = [], shell._parser()
+    seconds = iter(range(100))
+    monkeypatch.setattr(shell, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(
+        shell, "_parser", lambda: SimpleNamespace(parse=lambda s: sizes.append(len(s)) or parser.parse(s))
+    )
+    assert outcome(at(open_case)) == "ask" and outcome(at(f"{open_case}\nrm -rf /")) == "block"
+    assert max(sizes) <= shell.FIRST_PIECE
+    assert outcome(at("make build\n" * 120)) == "allow"
+
+
+def test_letters_that_come_again_are_one_option():
+    parsed = programs.parse([shell.Word(("-" + "rf" * 50_000 + "n5",))], Deed(values=frozenset({"-n"})))
+    assert [(name, value and value.text) for name, value in parsed.options] == [("-r", None), ("-f", None), ("-n", "5")]
