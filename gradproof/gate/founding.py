@@ -133,7 +133,7 @@ def judged_in_halves(
 
 
 def fit_rows(rows: Sequence[FoundingRow], **options: Any) -> GateModel:
-    """A model of these acts; options as for `fit`. On one thread: its products are small, and two wait for each other."""
+    """A model of these acts; options as for `fit`. On one thread: its products are small, and two would wait."""
     torch.set_num_threads(1)
     texts, allow, calls_R = [row.text for row in rows], [row.allow for row in rows], [row.call for row in rows]
     return fit(texts, allow, call_R=np.array(calls_R), **options).model
