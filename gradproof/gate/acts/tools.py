@@ -167,7 +167,7 @@ def read_call(
         _read(reading, tool, arguments)
     except (RecursionError, UnreadableError) as error:
         reading.unknown(tool, "nested too deeply" if isinstance(error, RecursionError) else "more than is read")
-        reading.acts += unread(reading.rest() or _all_text(reading, arguments), reading.state())
+        reading.acts += unread(_rest(reading, arguments), reading.state())
     sends = any(act.effect in ("send", "spend") for act in reading.acts)
     said = _said(tool, arguments, sends)
     acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
@@ -221,10 +221,13 @@ def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _all_text(reading: Reading, arguments: Mapping[str, Any]) -> str:
-    """Whatever a call says, and what it or the calls before it wrote."""
-    said = (value for _, value in leaves("", arguments) if isinstance(value, str))
-    return "\n".join((*said, *reading.written.values()))
+def _rest(reading: Reading, arguments: Mapping[str, Any]) -> str:
+    """What was not read of a call: the rest of its one command, and its other arguments. Where it has not got as far,
+    whatever the call says, and what it or the calls before it wrote."""
+    rest = reading.rest()
+    command = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None) if rest else None
+    said = (value for _, value in leaves("", arguments) if isinstance(value, str) and value is not command)
+    return "\n".join((rest, *said, *(() if rest else reading.written.values())))
 
 
 def _leaves(act: Act) -> bool:
