@@ -192,6 +192,8 @@ class Reading:
             source = self._cut(source, MOST_TEXT - self.parsed, state)
         if (too_deep := _too_deep(source)) is not None:
             source = self._cut(source, too_deep, state)
+        if short and not source:
+            return Output()  # all of it is beyond what is read
         self.pay(len(source) / BYTES_PER_WORK)
         root = self._parsed(source, state)
         if root.has_error or OTHER_SHELL.search(short[:MOST_TEXT]):

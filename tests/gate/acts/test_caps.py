@@ -158,3 +158,17 @@ def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
 def test_letters_that_come_again_are_one_option():
     parsed = programs.parse([shell.Word(("-" + "rf" * 50_000 + "n5",))], Deed(values=frozenset({"-n"})))
     assert [(name, value and value.text) for name, value in parsed.options] == [("-r", None), ("-f", None), ("-n", "5")]
+
+
+def test_text_beyond_what_is_read_is_not_looked_at_line_by_line(monkeypatch):
+    looked = []
+    monkeypatch.setattr(shell, "OTHER_SHELL", SimpleNamespace(search=lambda text: looked.append(text)))
+    commands = ["echo " + "a" * 8000 + " b"] * 200
+    assert outcome(Call("Bash", {"command": commands}, APP)) == "ask" and len(looked) <= 2
+    assert outcome(Call("Bash", {"command": [*commands, "rm -rf /"]}, APP)) == "block"
+
+
+def test_what_stands_beside_a_command_that_is_too_much_is_blocked_still():
+    much = "echo " + "a " * 4000
+    assert outcome(at(much)) == "ask" and outcome(at(much, env={"X": "rm -rf /"})) == "block"
+    assert outcome(Call("Bash", {"command": [much, "rm -rf /"]}, APP)) == "block"
