@@ -82,7 +82,7 @@ class Serving(NamedTuple):
 
 class Decider:
     """`Decider(store).decide(call)`. With `wait`, news are loaded before the next decision rather than beside it;
-    `alone`, the model decides without floor, rules and policy, so that it can be scored."""
+    `alone`, the model decides without floor, rules, corrections and policy, so that it can be scored."""
 
     def __init__(self, store: Store, *, wait: bool = False, alone: bool = False):
         torch.set_num_threads(1)
@@ -146,9 +146,9 @@ class Decider:
     ) -> ActDecision:
         """One act, by the first that has a say."""
         act, verdict = done.acts[i], done.verdicts[i]
-        if self.alone and correction is None:
+        if self.alone:
             return ActDecision(serving.policy.decide(p), f"model: p = {p:.3g}", "model")
-        if verdict.floor and not self.alone:
+        if verdict.floor:
             return ActDecision(verdict.outcome, verdict.reason, "floor")
         rule = self._rules.judge(act, call.tool, call.arguments)
         if rule is not None:

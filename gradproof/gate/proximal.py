@@ -1,8 +1,10 @@
 """The weights of n-grams and features, solved anew from all that people said and from replay, near those of the first
 model.
 
-    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + ‖w − w*‖²/(2·STRENGTH),   z_r = b + e_r + Σ_g a_rg·w[gram_rg] + …
+    min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + Σ_i (w_i − w*_i)²/(2·s_i),   z_r = b + e_r + Σ_g a_rg·w[gram_rg] + …
 
+s_i says how freely a weight may move: those of n-grams do, those of features hardly. What a correction says is of calls
+that are written like it; what features know of harm comes from thousands of calls, and few corrections only spoil it.
 e_r is the encoder's logit, which stays; b is the offset that suits w* on replay: the first weights were solved for with
 one of their own, and without it all weights would move to make up for it. w* are the weights that the gate began with,
 so that what rounds move does not add up. The problem is convex: a few signals move the decision about what is like them
@@ -25,7 +27,7 @@ from gradproof.gate.sparse_shares import SparseShares
 from gradproof.ops import bce
 from gradproof.ops.embedding import PADDING
 
-STRENGTH = 100.0  # how freely the weights may move
+FREELY = {NGRAMS: 1e4, FEATURES: 10.0}  # s; chosen on the streams of seeds 100 and 101 (docs/gate-quality.md)
 PASSES = 20  # of L-BFGS
 LAYERS = (NGRAMS, FEATURES)
 
@@ -51,6 +53,7 @@ def solve(
     start = {layer: anchors[layer.weight][shares[layer].used] for layer in LAYERS}
     anchor_U = torch.cat([start[layer] for layer in LAYERS])
     solved = torch.cat([network.params[layer.weight][shares[layer].used] for layer in LAYERS])
+    free_U = torch.cat([torch.full_like(start[layer], FREELY[layer]) for layer in LAYERS])
     ends = [len(start[NGRAMS]), len(anchor_U)]
 
     def objective() -> Tensor:
@@ -59,8 +62,8 @@ def solve(
         z_R = encoded_R + sum(shares[layer].forward(own) for layer, own in zip(LAYERS, parts, strict=True))
         loss, kept = bce.forward(z_R, label_R, mass_R, total=1.0)
         dz_R = bce.backward(torch.ones(()), kept, z_R, label_R)
-        solved.grad = moved_U / STRENGTH + torch.cat([shares[layer].backward(dz_R) for layer in LAYERS])
-        return loss + moved_U.square().sum() / (2 * STRENGTH)
+        solved.grad = moved_U / free_U + torch.cat([shares[layer].backward(dz_R) for layer in LAYERS])
+        return loss + (moved_U.square() / free_U).sum() / 2
 
     optimizer = torch.optim.LBFGS([solved], max_iter=PASSES, history_size=10, line_search_fn="strong_wolfe")
     optimizer.step(objective)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from gradproof.gate.signals import signal
 
 MOST_ECHO = 4  # one in so many of a batch
 PINNED = 4  # one in so many of the replayed half, at most as many as there are
-WEIGHT = 5000.0  # of a class that is replayed, at most: more calls of it are a better sample, and count no more
+WEIGHT = 20_000.0  # of a class that is replayed, at most: more calls of it are a better sample, and count no more
 OFFERED = 2000  # echoes, the newest of those whose review is over
 
 

@@ -48,8 +48,11 @@ def test_the_solution_is_stationary(trained):
             for gram_BG, scale, leaf_N in zip(grams, names.values(), leaves, strict=True)
         )
         loss_B = torch.nn.functional.binary_cross_entropy_with_logits(z_B, label_R.double(), reduction="none")
-        moved = sum((leaf_N - anchors[name]).square().sum() for leaf_N, name in zip(leaves, names, strict=True))
-        value = (mass_R * loss_B).sum() + moved / (2 * proximal.STRENGTH)
+        moved = sum(
+            (leaf_N - anchors[layer.weight]).square().sum() / (2 * free)
+            for leaf_N, (layer, free) in zip(leaves, proximal.FREELY.items(), strict=True)
+        )
+        value = (mass_R * loss_B).sum() + moved
         return torch.cat(torch.autograd.grad(value, leaves)).norm()
 
     proximal.solve(network, *given)
