@@ -1,7 +1,6 @@
 """A gate that a stream is replayed through: what it scores is the model."""
 
 import pytest
-
 from made_calls import rows
 
 from gradproof.gate import calls
