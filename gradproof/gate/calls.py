@@ -174,14 +174,14 @@ def _check(call: Mapping[str, Any]) -> None:
             raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
         if depth > MOST_DEPTH:
             raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read")
-        if isinstance(value, Mapping):
+        if isinstance(value, str):  # first: there are thousands of them, and of the others few
+            size += _checked_length(value)
+        elif isinstance(value, Mapping):
             if not all(isinstance(name, str) for name in value):
                 raise ValueError("the names in a call must be strings")
             waiting += [(part, depth + 1) for pair in value.items() for part in pair]
         elif isinstance(value, list | tuple):
             waiting += [(part, depth + 1) for part in value]
-        elif isinstance(value, str):
-            size += _checked_length(value)
         elif value is not None and not isinstance(value, bool | int | float):
             raise ValueError(f"a call holds plain data (text, numbers, lists, objects), not {type(value).__name__}")
         if size > MOST_BYTES:
@@ -284,7 +284,9 @@ def _arguments(call: Call, head: int, tail: int, redactor: Redactor) -> list[str
 def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, str]]:
     """The scalars of nested data, each with its dotted name; lists of words as one command line where `joined`, since
     only beside its option a word is known to be a secret."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
         for inner, part in value.items():
             yield from leaves((f"{name}.{inner}" if name else inner)[-MOST_NAME - MARGIN :], part, joined)
     elif joined and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
@@ -293,7 +295,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
         for part in value:
             yield from leaves(name, part, joined)
     else:
-        yield name, value if isinstance(value, str) else json.dumps(value)
+        yield name, json.dumps(value)
 
 
 def _name(name: str, redactor: Redactor) -> str:

@@ -149,6 +149,7 @@ class Reading:
         self.running: set[int] = set()  # functions that are being read
         self.commands = 0
         self.left = MOST_WORK
+        self.seconds = 0.0  # that the parser has taken over errors
         self.walks: list[_Walk] = []  # that are under way, the innermost last
         self.exhausted = False
         self._unknown: set[Act] = set()
@@ -192,10 +193,11 @@ class Reading:
             source = self._cut(source, MOST_TEXT - self.parsed, state)
         if (too_deep := _too_deep(source)) is not None:
             source = self._cut(source, too_deep, state)
+        if self.left < RESERVE and source:
+            source = self._cut(source, 0, state)
         if short and not source:
             return Output()  # all of it is beyond what is read
-        self.pay(len(source) / BYTES_PER_WORK)
-        root = self._parsed(source, state)
+        root = self.tree(source, state)
         if root.has_error or OTHER_SHELL.search(short[:MOST_TEXT]):
             self.unknown("sh", "shell that cannot be parsed", state)
         self.walks.append(_Walk(self, bodies, source))
@@ -209,29 +211,43 @@ class Reading:
         texts = [walk.source[walk.behind :] for walk in around] + [innermost.source[innermost.at :]]
         return b"\n".join(texts).decode("utf-8", "replace")
 
-    def _parsed(self, source: bytes, state: State) -> Node:
-        """The tree of a text. The parser takes long over errors, and cannot be stopped: a long text is tried by its
-        beginning first, and where that is wrong or takes long, the rest is not read."""
+    def tree(self, source: bytes, state: State) -> Node:
+        """The tree of a text. The parser takes long over errors, more than twice as long over twice the text, and
+        cannot be stopped: a long text is tried by its beginning first, and where that is wrong or takes long, the rest
+        is not read. Errors are paid for."""
+        self.pay(len(source) / BYTES_PER_WORK)
         size = FIRST_PIECE
         while size < len(source):
-            piece = source[: _end(source, size)]
+            piece = source[: _end(source, size) or size]
             started = thread_time()
             root = _parser().parse(piece).root_node
-            slow = root.has_error and thread_time() - started > MOST_SECONDS
-            if slow or _wrong_inside(root, len(piece) - size // 4):
-                self.parsed += len(piece)
-                self._cut(source, len(piece), state)
+            errors = _errors(root)
+            self.seconds += thread_time() - started if errors else 0.0
+            wrong = len(errors) > MOST_ERRORS or any(end < len(piece) - size // 4 for end in errors)
+            if wrong or self.seconds > MOST_SECONDS:
+                self._tried(len(piece), len(errors))
+                self._leave(source[len(piece) :], state)
                 return root
             size *= 2
-        self.parsed += len(source)
-        return _parser().parse(source).root_node
+        root = _parser().parse(source).root_node
+        self._tried(len(source), len(_errors(root)))
+        return root
+
+    def _tried(self, size: int, errors: int) -> None:
+        """Takes note of what was parsed, and leaves less work for what comes after errors."""
+        self.parsed += size
+        self.left -= min(errors * WORK_OF_ERROR, max(0.0, self.left - RESERVE))
 
     def _cut(self, source: bytes, room: int, state: State) -> bytes:
         """As much as is parsed, up to the end of a command."""
         end = _end(source, max(0, room))
-        self.unknown("sh", "more text than is read", state)
-        self.acts += unread(source[end:].decode("utf-8", "replace"), state)
+        self._leave(source[end:], state)
         return source[:end]
+
+    def _leave(self, source: bytes, state: State) -> None:
+        """Text that is not parsed."""
+        self.unknown("sh", "more text than is read", state)
+        self.acts += unread(source.decode("utf-8", "replace"), state)
 
 
 def _end(source: bytes, room: int) -> int:
@@ -241,27 +257,49 @@ def _end(source: bytes, room: int) -> int:
 
 
 def _too_deep(source: bytes) -> int | None:
-    """Where a text gets so nested, or has so many marks in a row, as no shell has it and the parser takes long over."""
-    depth, runs = 0, RUNS.search(source)
+    """Where a text gets so nested, has so many marks in a row, or so many commands joined, as no shell has it and the
+    parser takes long over."""
+    runs = RUNS.search(source)
+    places = [_nested(source), _joined_up(source), runs.start() if runs else None]
+    return min((place for place in places if place is not None), default=None)
+
+
+def _nested(source: bytes) -> int | None:
+    depth = 0
     for match in NESTING.finditer(source):
         depth += 1 if match.lastgroup == "opens" else -1
         if depth > MOST_NESTING:
-            return min(match.start(), runs.start()) if runs else match.start()
+            return match.start()
         depth = max(depth, 0)
-    return runs.start() if runs else None
+    return None
 
 
-def _wrong_inside(root: Node, before: int) -> bool:
-    """Whether there is an error that is not just the end of a text that was cut."""
-    if not root.has_error:
-        return False
-    waiting = [root]
+def _joined_up(source: bytes) -> int | None:
+    """Where too many commands are joined by `|`, `&&` and `||`: the parser compares all ways to read such a chain."""
+    chains = [0]  # marks since the last end of a statement, at each level of brackets
+    for match in JOINTS.finditer(source) if source.count(b"|") + source.count(b"&&") > MOST_JOINED else ():
+        if match.lastgroup == "joins":
+            chains[-1] += 1
+            if chains[-1] > MOST_JOINED:
+                return match.start()
+        elif match.lastgroup == "ends":
+            chains[-1] = 0
+        elif match.lastgroup == "opens":
+            chains.append(0)
+        elif match.lastgroup == "closes" and len(chains) > 1:
+            chains.pop()
+    return None
+
+
+def _errors(root: Node) -> list[int]:
+    """Where the errors in a tree end. One that ends with a text may be no more than the end of what was cut."""
+    ends, waiting = [], [root] if root.has_error else []
     while waiting:
         node = waiting.pop()
-        if (node.type == "ERROR" or node.is_missing) and node.end_byte < before:
-            return True
+        if node.type == "ERROR" or node.is_missing:
+            ends.append(node.end_byte)
         waiting += [child for child in node.children if child.has_error]
-    return False
+    return ends
 
 
 HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(?:'([^'\n]{1,200})'|\"([^\"\n]{1,200})\")")
@@ -277,8 +315,16 @@ NESTING = re.compile(
     re.MULTILINE,
 )
 MOST_NESTING = 24
+JOINTS = re.compile(  # quoted text apart, in which nothing is joined
+    rb"'[^']*'|\"[^\"\\$`]*\"|\\.|(?P<joins>\|[|&]?\s*|&&\s*)|(?P<ends>[;\n]|(?<![<>])&(?!>))"
+    rb"|(?P<opens>[({])|(?P<closes>[)}])",
+    re.DOTALL,
+)
+MOST_JOINED = 100
 FIRST_PIECE = 2**10
-MOST_SECONDS = 0.004  # for a piece with an error in it: twice as much would take four times as long
+MOST_ERRORS = 16  # in a piece of a longer text
+WORK_OF_ERROR = 1.5
+MOST_SECONDS = 0.003  # for pieces with errors in them: twice as much would take four times as long
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
 
@@ -670,8 +716,7 @@ class _Walk:
         if not any(mark in text for mark in "$`\\"):
             return Output(text, piped=True)
         source = ': "' + text.replace('"', '\\"') + '"'
-        self.reading.parsed += len(source)
-        root = _parser().parse(source.encode("utf-8", "replace")).root_node
+        root = self.reading.tree(source.encode("utf-8", "replace"), state)
         command = root.children[0] if root.children else None
         if root.has_error or command is None or command.type != "command":
             self.reading.unknown("sh", "a heredoc that cannot be parsed", state)

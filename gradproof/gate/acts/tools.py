@@ -209,6 +209,8 @@ def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return keep
 
     def fewer(key: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if keeps(key, value) else DROPPED
         if isinstance(value, Mapping):
             inner = {name: fewer(name, part) for name, part in value.items()}
             return {name: part for name, part in inner.items() if part is not DROPPED}
@@ -240,9 +242,11 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
     for tool, arguments in history:
         name = base_name(tool)
         inner = Reading(reading.around)
-        inner.written, inner.fetched, inner.left = reading.written, reading.fetched, reading.left / WORK_OF_PAST
+        inner.written, inner.fetched, inner.seconds = reading.written, reading.fetched, reading.seconds
+        inner.left = share = reading.left / WORK_OF_PAST
         with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
+        reading.left, reading.seconds = reading.left - share + max(0.0, inner.left), inner.seconds
         secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
         content = next(
             (
@@ -616,7 +620,9 @@ def _values(arguments: Mapping[str, Any], pattern: re.Pattern[str]) -> list[str]
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The scalars of nested arguments, each with its dotted name."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from leaves(f"{name}.{key}"[-MOST_NAME:] if name else str(key)[-MOST_NAME:], inner)
     elif isinstance(value, list | tuple):
