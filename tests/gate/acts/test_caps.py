@@ -145,8 +145,9 @@ def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
     """The parser takes a time over errors that grows with the square of a text, and cannot be stopped."""
     open_case = "case $x in a) ls && make ||\n" + "cat a | sort && make || make x |\n" * 100
     sizes, parser = [], shell._parser()
-    seconds = iter(range(100))
-    monkeypatch.setattr(shell, "thread_time", lambda: next(seconds))
+    monkeypatch.setattr(shell, "MOST_JOINED", 10**6)
+    looks = iter(range(100))
+    monkeypatch.setattr(shell, "thread_time", lambda: next(looks) * 0.003)
     monkeypatch.setattr(
         shell, "_parser", lambda: SimpleNamespace(parse=lambda s: sizes.append(len(s)) or parser.parse(s))
     )
