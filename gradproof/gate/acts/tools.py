@@ -21,7 +21,7 @@ from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, run
 from gradproof.gate.acts.requests import METHODS, request
-from gradproof.gate.acts.shell import Reading, State, UnreadableError, Word, unread
+from gradproof.gate.acts.shell import MOST_WORK, Reading, State, UnreadableError, Word, unread
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
 SHELL_NAMES |= {
@@ -243,10 +243,11 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
         name = base_name(tool)
         inner = Reading(reading.around)
         inner.written, inner.fetched, inner.seconds = reading.written, reading.fetched, reading.seconds
-        inner.left = share = reading.left / WORK_OF_PAST
+        inner.left = MOST_WORK / WORK_OF_PAST
         with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
-        reading.left, reading.seconds = reading.left - share + max(0.0, inner.left), inner.seconds
+        reading.seconds = inner.seconds
+        reading.pay_for_errors(inner.errors)
         secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
         content = next(
             (
