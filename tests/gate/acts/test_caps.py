@@ -7,12 +7,13 @@ import pytest
 
 pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installed")
 
+from gradproof.gate import features
 from gradproof.gate.acts import programs, shell
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import MOST_PATH, Surroundings
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.corrections import restored, safely_stored, stored
-from gradproof.gate.reading import read
+from gradproof.gate.reading import act_texts, read
 from gradproof.gate.secrets import Redactor
 
 APP = "/home/dev/work/app"
@@ -246,3 +247,14 @@ def _parsed_sizes(monkeypatch):
     parse = SimpleNamespace(parse=lambda source: sizes.append(len(source)) or parser.parse(source))
     monkeypatch.setattr(shell, "_parser", lambda: parse)
     return sizes
+
+
+def test_what_all_acts_of_a_call_say_is_encoded_once(monkeypatch):
+    notes = {f"note{i}": "some words of it " * 20 for i in range(9)}
+    call = Call("delete_file", {"paths": ["a", "b", "/c"], **notes}, APP)
+    texts, words, sorts = act_texts(call, read(call).acts), [], features.sorts
+    monkeypatch.setattr(features, "sorts", lambda word: words.append(word) or sorts(word))
+    features._of_tool.cache_clear()
+    first, many = features.features(texts[0]), len(words)
+    assert len(texts) == 3 and many > 500 and features.features(texts[2]).tolist() != first.tolist()
+    assert len(words) == many
