@@ -235,7 +235,7 @@ class Reading:
             if wrong or self.seconds > MOST_SECONDS:
                 self.parsed += len(piece)
                 self.pay_for_errors(len(errors))
-                self._leave(_bytes(source, len(piece), len(source)), state)
+                self._cut(source, len(piece), state)  # its last command as well, which may not have been read
                 return root
             size *= 2
         root = _parser().parse(source).root_node

@@ -258,3 +258,9 @@ def test_what_all_acts_of_a_call_say_is_encoded_once(monkeypatch):
     first, many = features.features(texts[0]), len(words)
     assert len(texts) == 3 and many > 500 and features.features(texts[2]).tolist() != first.tolist()
     assert len(words) == many
+
+
+def test_the_end_of_a_piece_with_errors_is_searched_for_harm():
+    lines = ("sh << 'END'", "# usage: truncate-slot [options] <planner>", "apropos find", "npm ci", "npm run lint")
+    script = "\n".join((*lines, "pkill -9 -u root", "npm test", "npm run build", "END "))
+    assert outcome(at((script * 8).rstrip())) == outcome(at(script * 12)) == "block"
