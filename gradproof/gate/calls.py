@@ -13,6 +13,7 @@ Secrets are placeholders in that text. A line break inside a value is written â†
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 from collections import Counter
@@ -165,34 +166,39 @@ def _no_constant(name: str) -> Any:
 
 
 def _check(call: Mapping[str, Any]) -> None:
-    """Depth, total length and the characters of all strings, without recursion."""
-    size, count, waiting = 0, 0, [(call, 0)]
-    while waiting:
-        value, depth = waiting.pop()
-        count += 1
+    """Depth, total length and the characters of all strings, level by level."""
+    size, count, level = 0, 0, [call]
+    for depth in itertools.count():
+        count += len(level)
         if count > 2 * MOST_VALUES:  # names count as well
             raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
         if depth > MOST_DEPTH:
             raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read")
-        if isinstance(value, Mapping):
-            if not all(isinstance(name, str) for name in value):
-                raise ValueError("the names in a call must be strings")
-            waiting += [(part, depth + 1) for pair in value.items() for part in pair]
-        elif isinstance(value, list | tuple):
-            waiting += [(part, depth + 1) for part in value]
-        elif isinstance(value, str):
-            size += _checked_length(value)
-        elif value is not None and not isinstance(value, bool | int | float):
-            raise ValueError(f"a call holds plain data (text, numbers, lists, objects), not {type(value).__name__}")
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, str):  # first: there are thousands of them, and of the others few
+                size += _checked_length(value)
+            elif isinstance(value, Mapping):
+                if not all(isinstance(name, str) for name in value):
+                    raise ValueError("the names in a call must be strings")
+                below += value
+                below += value.values()
+            elif isinstance(value, list | tuple):
+                below += value
+            elif value is not None and not isinstance(value, bool | int | float):
+                raise ValueError(f"a call holds plain data (text, numbers, lists, objects), not {type(value).__name__}")
         if size > MOST_BYTES:
             raise ValueError(f"the call has more than {MOST_BYTES:,} bytes of text; no more are read")
+        if not below:
+            return
+        level = below
 
 
 def _checked_length(value: str) -> int:
     if "\x00" in value:
         raise ValueError("the call holds a null byte, which no tool's argument can")
     try:
-        return len(value.encode("utf-8"))
+        return len(value) if value.isascii() else len(value.encode("utf-8"))
     except UnicodeEncodeError:
         raise ValueError("the call holds half a surrogate pair, which is not valid UTF-8") from None
 
@@ -284,7 +290,9 @@ def _arguments(call: Call, head: int, tail: int, redactor: Redactor) -> list[str
 def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, str]]:
     """The scalars of nested data, each with its dotted name; lists of words as one command line where `joined`, since
     only beside its option a word is known to be a secret."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
         for inner, part in value.items():
             yield from leaves((f"{name}.{inner}" if name else inner)[-MOST_NAME - MARGIN :], part, joined)
     elif joined and isinstance(value, list | tuple) and value and all(isinstance(part, str) for part in value):
@@ -293,7 +301,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
         for part in value:
             yield from leaves(name, part, joined)
     else:
-        yield name, value if isinstance(value, str) else json.dumps(value)
+        yield name, json.dumps(value)
 
 
 def _name(name: str, redactor: Redactor) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from zlib import crc32
 
 import numpy as np
@@ -43,7 +44,7 @@ def features(text: str) -> np.ndarray:
     if not said:
         return np.zeros(0, dtype=np.int64)
     effect, scope, program, verb, kind, target, how, why, *_ = (*act.split("\t"), *[""] * 8)
-    named = {*_of_act(effect, scope, program, verb, kind, target, how.split(), why), *_of_words(said, program)}
+    named = {*_of_act(effect, scope, program, verb, kind, target, how.split(), why), *_said(said, program)}
     return np.array(sorted({crc32(name.encode()) % NUMBERS for name in named}), dtype=np.int64)
 
 
@@ -71,6 +72,16 @@ def _of_act(
         yield f"path {target}"
         for ending in _ending(target):
             yield from (ending, f"{effect} {ending}")
+
+
+def _said(said: str, program: str) -> frozenset[str]:
+    """Of a tool's arguments, which are the same for all acts of a call, no more than once."""
+    return _of_tool(said) if not said.startswith("Bash\n") else frozenset(_of_words(said, program))
+
+
+@lru_cache(4)
+def _of_tool(said: str) -> frozenset[str]:
+    return frozenset(_of_words(said, ""))
 
 
 def _of_words(said: str, program: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -215,9 +216,9 @@ class GateModel:
         """The row of an act's text (`reading.act_texts`): the first tokens of its command, then the n-grams of that,
         then the features of the act."""
         c, (command, _, _) = self.network.config, text.partition(f"\n{act_features.MARK}")
-        token_S = tokenizer.default().encode(command)[: c.context] if c.encoder_layers else []
+        token_S = _tokens(command)[: c.context] if c.encoder_layers else ()
         feature_H = act_features.features(text) + c.vocabulary + NUMBERS
-        return [*token_S, *(ngrams(command) + c.vocabulary).tolist(), *feature_H.tolist()]
+        return [*token_S, *(_ngrams(command) + c.vocabulary).tolist(), *feature_H.tolist()]
 
     def batch(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """x_BX of encoded rows: tokens, and what follows them, each padded to the longest."""
@@ -275,6 +276,15 @@ class GateModel:
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
             raise ValueError(f"no gate can be read from {folder}: {error}") from None
         return gate
+
+
+# Acts of one call often say the same: it is encoded once.
+_ngrams = lru_cache(4)(ngrams)
+
+
+@lru_cache(4)
+def _tokens(command: str) -> tuple[int, ...]:
+    return tuple(tokenizer.default().encode(command))
 
 
 def stacked(rows: Sequence[Sequence[int]], vocabulary: int) -> Tensor:

@@ -8,7 +8,7 @@ from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, parse, reader
 from gradproof.gate.acts.shell import Output, Word
-from gradproof.gate.acts.sql import DIALECTS, MOST_SQL, SQL_PER_WORK, SqlAct, read_sql
+from gradproof.gate.acts.sql import DIALECTS, MOST_SQL, SQL_PER_WORK, WORK_OF_SQL, SqlAct, read_sql
 
 META = re.compile(r"(?m)^[^\S\n]*\\(\S*)(.*)$|^[^\S\n]*\.(\w+)(.*)$")
 REDIS = {
@@ -53,7 +53,7 @@ def statements(command: Command, text: str, scope: ActScope, database: str) -> N
 
 
 def _read(command: Command, text: str, dialect: str) -> list[SqlAct]:
-    command.reading.pay(1 + min(len(text), MOST_SQL) / SQL_PER_WORK)
+    command.reading.pay(WORK_OF_SQL + min(len(text), MOST_SQL) / SQL_PER_WORK)
     return read_sql(text, dialect)
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from time import thread_time
 from typing import TYPE_CHECKING, Any
 
@@ -149,8 +149,11 @@ class Reading:
         self.running: set[int] = set()  # functions that are being read
         self.commands = 0
         self.left = MOST_WORK
+        self.errors = 0  # in what was parsed
+        self.seconds = 0.0  # that the parser has taken over them
         self.walks: list[_Walk] = []  # that are under way, the innermost last
         self.exhausted = False
+        self.piped = False  # inside a pipe
         self._unknown: set[Act] = set()
 
     def pay(self, work: float = 1.0) -> None:
@@ -185,17 +188,20 @@ class Reading:
             self.depth -= 1
 
     def _shell(self, text: str, state: State, stdin: Output) -> Output:
+        room = MOST_TEXT - self.parsed if self.left >= RESERVE else 0
+        if text and room <= 0:
+            self._leave(text, state)
+            return Output()
         short, bodies = _set_aside(text) if "<<" in text else (text, [])
         short = BLANK_LINES.sub("\n", short)
         source = short.encode("utf-8", "replace")
-        if self.parsed + len(source) > MOST_TEXT:
-            source = self._cut(source, MOST_TEXT - self.parsed, state)
+        if len(source) > room:
+            source = self._cut(source, room, state)
         if (too_deep := _too_deep(source)) is not None:
             source = self._cut(source, too_deep, state)
         if short and not source:
             return Output()  # all of it is beyond what is read
-        self.pay(len(source) / BYTES_PER_WORK)
-        root = self._parsed(source, state)
+        root = self.tree(source, state)
         if root.has_error or OTHER_SHELL.search(short[:MOST_TEXT]):
             self.unknown("sh", "shell that cannot be parsed", state)
         self.walks.append(_Walk(self, bodies, source))
@@ -209,29 +215,49 @@ class Reading:
         texts = [walk.source[walk.behind :] for walk in around] + [innermost.source[innermost.at :]]
         return b"\n".join(texts).decode("utf-8", "replace")
 
-    def _parsed(self, source: bytes, state: State) -> Node:
-        """The tree of a text. The parser takes long over errors, and cannot be stopped: a long text is tried by its
-        beginning first, and where that is wrong or takes long, the rest is not read."""
+    def tree(self, source: bytes, state: State) -> Node:
+        """The tree of a text. The parser takes long over errors, more than twice as long over twice the text, and
+        cannot be stopped: a long text is tried by its beginning first, and where that is wrong or takes long, the rest
+        is not read. Errors are paid for."""
+        self.pay(len(source) / BYTES_PER_WORK)
+        whole, source = source, _unchained(source)
+        if source is not whole:
+            self.unknown("sh", "more commands joined than are read together", state)
         size = FIRST_PIECE
         while size < len(source):
-            piece = source[: _end(source, size)]
+            end = _end(source, size)
+            piece = source[: end if end > size // 2 else size]
             started = thread_time()
             root = _parser().parse(piece).root_node
-            slow = root.has_error and thread_time() - started > MOST_SECONDS
-            if slow or _wrong_inside(root, len(piece) - size // 4):
+            errors = _errors(root)
+            self.seconds += max(0.0, thread_time() - started - (0.0 if errors else PATIENCE))
+            wrong = len(errors) > MOST_ERRORS or any(end < len(piece) - size // 4 for end in errors)
+            if wrong or self.seconds > MOST_SECONDS:
                 self.parsed += len(piece)
-                self._cut(source, len(piece), state)
+                self.pay_for_errors(len(errors))
+                self._cut(source, len(piece), state)  # its last command as well, which may not have been read
                 return root
             size *= 2
+        root = _parser().parse(source).root_node
         self.parsed += len(source)
-        return _parser().parse(source).root_node
+        self.pay_for_errors(len(_errors(root)))
+        return root
+
+    def pay_for_errors(self, errors: int) -> None:
+        """Those of a text that was parsed: they leave less work for what comes after it, but some."""
+        self.errors += errors
+        self.left -= min(errors * WORK_OF_ERROR, max(0.0, self.left - RESERVE))
 
     def _cut(self, source: bytes, room: int, state: State) -> bytes:
         """As much as is parsed, up to the end of a command."""
         end = _end(source, max(0, room))
-        self.unknown("sh", "more text than is read", state)
-        self.acts += unread(source[end:].decode("utf-8", "replace"), state)
+        self._leave(_bytes(source, end, len(source)), state)
         return source[:end]
+
+    def _leave(self, text: str, state: State) -> None:
+        """Text that is not parsed."""
+        self.unknown("sh", "more text than is read", state)
+        self.acts += unread(text, state)
 
 
 def _end(source: bytes, room: int) -> int:
@@ -251,17 +277,42 @@ def _too_deep(source: bytes) -> int | None:
     return runs.start() if runs else None
 
 
-def _wrong_inside(root: Node, before: int) -> bool:
-    """Whether there is an error that is not just the end of a text that was cut."""
-    if not root.has_error:
-        return False
-    waiting = [root]
+def _unchained(source: bytes) -> bytes:
+    """A text whose chains of pipes, joined by `&&` and `||`, are broken by `;`: the parser compares all ways to read
+    such a chain, and takes eight times as long over one that is twice as long."""
+    places: list[int] = []
+    levels = [(0, 0)]  # marks of the pipe under way, and long pipes of its chain, at each level of brackets
+    for match in JOINTS.finditer(source) if source.count(b"|") > 2 * MOST_CHAINED else ():
+        pipes, chained = levels[-1]
+        if match.lastgroup == "pipes":
+            levels[-1] = pipes + 1, chained
+        elif match.lastgroup == "joins":
+            chained += pipes > 1
+            if chained > MOST_CHAINED:
+                places.append(match.start())
+                chained = 0
+            levels[-1] = 0, chained
+        elif match.lastgroup == "ends":
+            levels[-1] = 0, 0
+        elif match.lastgroup == "opens":
+            levels.append((0, 0))
+        elif match.lastgroup == "closes" and len(levels) > 1:
+            levels.pop()
+    if not places:
+        return source
+    pieces = [source[start + 2 * (start > 0) : end] for start, end in pairwise((0, *places, len(source)))]
+    return b" ;".join(pieces)
+
+
+def _errors(root: Node) -> list[int]:
+    """Where the errors in a tree end. One that ends with a text may be no more than the end of what was cut."""
+    ends, waiting = [], [root] if root.has_error else []
     while waiting:
         node = waiting.pop()
-        if (node.type == "ERROR" or node.is_missing) and node.end_byte < before:
-            return True
+        if node.type == "ERROR" or node.is_missing:
+            ends.append(node.end_byte)
         waiting += [child for child in node.children if child.has_error]
-    return False
+    return ends
 
 
 HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(?:'([^'\n]{1,200})'|\"([^\"\n]{1,200})\")")
@@ -277,8 +328,17 @@ NESTING = re.compile(
     re.MULTILINE,
 )
 MOST_NESTING = 24
+JOINTS = re.compile(  # quoted text apart, in which nothing is joined
+    rb"'[^']*'|\"[^\"\\$`]*\"|\\.|(?P<joins>(?:&&|\|\|)\s*)|(?P<pipes>\|\s*)|(?P<ends>[;\n]|(?<![<>|])&(?!>))"
+    rb"|(?P<opens>[({])|(?P<closes>[)}])",
+    re.DOTALL,
+)
+MOST_CHAINED = 40  # pipes of three commands and more
 FIRST_PIECE = 2**10
-MOST_SECONDS = 0.004  # for a piece with an error in it: twice as much would take four times as long
+MOST_ERRORS = 16  # in a piece of a longer text
+WORK_OF_ERROR = 1.5
+MOST_SECONDS = 0.0025  # for the pieces of a call with errors in them: twice as much would take four times as long
+PATIENCE = 0.002  # seconds for a piece without one, ten times what it takes: what no bound above has foreseen
 ASIDE = re.compile(r"^\ue010(\d+)\ue010\n\Z")
 
 
@@ -384,13 +444,20 @@ class _Walk:
 
     def _pipeline(self, node: Node, state: State, stdin: Output) -> Output:
         stages = [child for child in node.children if child.is_named and child.type != "comment"]
-        before = len(self.reading.acts)
+        before, outermost = len(self.reading.acts), not self.reading.piped
+        self.reading.piped = True
         output = self._stages(stages, state, stdin)
-        acts = self.reading.acts
-        for i in range(before, len(acts)):  # what is fed by a pipe is told by the whole of it
-            if "pipe" in acts[i].via and acts[i].effect in ("fetch_and_run", "unknown", "send"):
-                acts[i] = acts[i].but(text=_written(node))
+        if outermost:  # pipes may be inside pipes by the hundred, and the outermost has the last word
+            self.reading.piped = False
+            self._fed(before, _written(node))
         return output
+
+    def _fed(self, first: int, whole: str) -> None:
+        """What is fed by a pipe is told by the whole of it."""
+        acts = self.reading.acts
+        for i in range(first, len(acts)):
+            if "pipe" in acts[i].via and acts[i].effect in ("fetch_and_run", "unknown", "send"):
+                acts[i] = acts[i].but(text=whole)
 
     def _stages(self, stages: Sequence[Node], state: State, stdin: Output) -> Output:
         output = stdin
@@ -670,8 +737,7 @@ class _Walk:
         if not any(mark in text for mark in "$`\\"):
             return Output(text, piped=True)
         source = ': "' + text.replace('"', '\\"') + '"'
-        self.reading.parsed += len(source)
-        root = _parser().parse(source.encode("utf-8", "replace")).root_node
+        root = self.reading.tree(source.encode("utf-8", "replace"), state)
         command = root.children[0] if root.children else None
         if root.has_error or command is None or command.type != "command":
             self.reading.unknown("sh", "a heredoc that cannot be parsed", state)

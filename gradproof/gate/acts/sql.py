@@ -18,6 +18,7 @@ from gradproof.gate.acts.paths import UNKNOWN
 MOST_SQL = 4 * 2**10
 MOST_NESTING = 48
 SQL_PER_WORK = 25.0  # characters; taking SQL apart is slow
+WORK_OF_SQL = 3.0  # for any text
 DIALECTS = {"psql": "postgres", "mysql": "mysql", "mariadb": "mysql", "sqlite3": "sqlite", "bq": "bigquery"}
 READS = (
     "Select",

@@ -21,7 +21,7 @@ from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, run
 from gradproof.gate.acts.requests import METHODS, request
-from gradproof.gate.acts.shell import Reading, State, UnreadableError, Word, unread
+from gradproof.gate.acts.shell import MOST_WORK, Reading, State, UnreadableError, Word, unread
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
 SHELL_NAMES |= {
@@ -209,6 +209,8 @@ def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
         return keep
 
     def fewer(key: str, value: Any) -> Any:
+        if isinstance(value, str):
+            return value if keeps(key, value) else DROPPED
         if isinstance(value, Mapping):
             inner = {name: fewer(name, part) for name, part in value.items()}
             return {name: part for name, part in inner.items() if part is not DROPPED}
@@ -240,9 +242,12 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
     for tool, arguments in history:
         name = base_name(tool)
         inner = Reading(reading.around)
-        inner.written, inner.fetched, inner.left = reading.written, reading.fetched, reading.left / WORK_OF_PAST
+        inner.written, inner.fetched, inner.seconds = reading.written, reading.fetched, reading.seconds
+        inner.left = MOST_WORK / WORK_OF_PAST
         with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
+        reading.seconds = inner.seconds
+        reading.pay_for_errors(inner.errors)
         secret = secret or any(act.effect == "read" and act.scope == "secret" for act in inner.acts)
         content = next(
             (
@@ -616,7 +621,9 @@ def _values(arguments: Mapping[str, Any], pattern: re.Pattern[str]) -> list[str]
 
 def leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The scalars of nested arguments, each with its dotted name."""
-    if isinstance(value, Mapping):
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
             yield from leaves(f"{name}.{key}"[-MOST_NAME:] if name else str(key)[-MOST_NAME:], inner)
     elif isinstance(value, list | tuple):
