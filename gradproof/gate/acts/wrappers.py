@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
-from gradproof.gate.acts.paths import UNKNOWN, is_loopback
+from gradproof.gate.acts.paths import ACTIVE, STAR, UNKNOWN, is_loopback, may_be_secret
 from gradproof.gate.acts.programs import Command, parse, reader
 from gradproof.gate.acts.shell import Output, Word, below
 
@@ -19,6 +19,12 @@ def wrapper(command: Command) -> Output | None:
     parsed = parse(command.words, deed, stop=not own.get("anywhere"))
     state = command.beside()
     state.cwds, state.variables = command.state.cwds, command.state.variables
+    if own.get("persists") and parsed.has(*own["persists"].split()):
+        command.act("persist", "home" if parsed.has("--user") else "system")
+    if parsed.has(*own.get("reads", "").split()):
+        command.state = command.beside(via=command.state.via | {"privileged"})
+        command.act("read", "local")
+        return None
     if own.get("privileged"):
         state.via = state.via | {"privileged"}
         said = [f"{name} {value.text}" for name, value in parsed.options if value is not None]
@@ -37,6 +43,7 @@ def wrapper(command: Command) -> Output | None:
         return command.shell(" ".join(word.text for word in words), state, command.stdin) if words else None
     if not words:
         if own.get("privileged") or own.get("shell"):
+            command.state = state
             command.act("execute", "system" if own.get("privileged") else "local")
         return None
     return command.again(words, state)
@@ -64,7 +71,8 @@ def xargs(command: Command) -> Output | None:
     deed = replace(
         command.deed, values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--max-procs"})
     )
-    parsed = parse(command.words, replace(deed, values=deed.values | {"-I", "-i", "--replace"}), stop=True)
+    deed = replace(deed, values=deed.values | {"-I", "-i", "--replace"}, flags={"-0": "read"})
+    parsed = parse(command.words, deed, stop=True)
     words = parsed.positional or [Word(("echo",))]
     stdin = command.stdin
     if stdin.text is not None and UNKNOWN not in stdin.text:
@@ -130,9 +138,13 @@ def find(command: Command) -> Output | None:
     while start and texts[start - 1] in ("-H", "-L", "-P"):
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
-    for word in roots:
-        command.touch("read", word)
     names = [command.words[i + 1].text for i, text in enumerate(texts[:-1]) if text in ("-name", "-iname")]
+    secrets = _secret_patterns(texts)
+    listed = tuple(f"{text.rstrip('/')}/{name}" for word in roots for text in word.texts for name in secrets)
+    for word in roots:
+        acts = command.touch("read", word)
+        if listed and any(act.scope not in ("project", "temp") for act in acts):  # keys are looked for elsewhere
+            command.touch("read", Word(listed))
     narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
     i = start
     while i < len(texts):
@@ -141,7 +153,7 @@ def find(command: Command) -> Output | None:
                 _matched(command, word, narrow)
         elif texts[i] in ("-exec", "-execdir", "-ok", "-okdir"):
             end = next((j for j in range(i + 1, len(texts)) if texts[j] in (";", "+", "\\;")), len(texts))
-            matched = tuple(text for word in roots for text in _below(word, narrow))
+            matched = listed or tuple(text for word in roots for text in _below(word, narrow))
             words = [_replaced(word, "{}", matched) for word in command.words[i + 1 : end]]
             command.again(words, stdin=Output())
             i = end
@@ -149,19 +161,56 @@ def find(command: Command) -> Output | None:
             command.touch("write", command.words[i + 1])
             i += 1
         i += 1
-    return Output(names=tuple(text for word in roots for text in word.texts), piped=True)
+    if listed and len(secrets) >= len(names):
+        return Output(names=listed, piped=True)
+    return Output(names=(*listed, *(text for word in roots for text in word.texts)), piped=True)
+
+
+NAME_TESTS = ("-name", "-iname", "-path", "-ipath", "-wholename", "-iwholename")
+
+
+def _secret_patterns(texts: list[str]) -> list[str]:
+    """The patterns that find looks for and that a well-known secret's name matches, as globs."""
+    asked = [
+        texts[i + 1] for i in range(len(texts) - 1) if texts[i] in NAME_TESTS and texts[i - 1] not in ("!", "-not")
+    ]
+    return [name.strip("/").translate(ACTIVE) for name in asked if may_be_secret(name)]
 
 
 def _below(word: Word, narrow: bool) -> list[str]:
     """What find hands to a command: files below a folder, or everything in it."""
-    from gradproof.gate.acts.paths import STAR
-
     return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow else ''}" for text in word.texts]
 
 
 def _matched(command: Command, word: Word, narrow: bool) -> None:
     for text in _below(word, narrow):
         command.touch("delete", Word((text,)), folder=not narrow)
+
+
+RUNS = ("-x", "--exec", "-X", "--exec-batch")
+
+
+@reader("fd")
+def fd(command: Command) -> Output | None:
+    """A pattern, folders, and a command for what is found in them."""
+    texts = command.texts
+    at = next((i for i, text in enumerate(texts) if text in RUNS), len(texts))
+    words = parse(command.words[:at], command.deed).positional
+    pattern, roots = words[:1], words[1:] or [Word((".",))]
+    if parse(command.words[:at], command.deed).has("-e", "--extension") and len(words) == 1:
+        pattern = []
+    narrow = bool(pattern and pattern[0].text.strip(".*")) or "-e" in texts or "--extension" in texts
+    secrets = [word.text.translate(ACTIVE) for word in pattern if may_be_secret(word.text)]
+    listed = tuple(f"{text.rstrip('/')}/{name}" for word in roots for text in word.texts for name in secrets)
+    for word in roots:
+        acts = command.touch("read", word)
+        if listed and any(act.scope not in ("project", "temp") for act in acts):
+            command.touch("read", Word(listed))
+    if at < len(texts):
+        matched = listed or tuple(text for word in roots for text in _below(word, narrow))
+        given = [_replaced(word, "{}", matched) for word in command.words[at + 1 :] if word.text != ";"]
+        command.again(given if given != command.words[at + 1 :] else [*given, Word(matched)], stdin=Output())
+    return Output(names=listed or tuple(text for word in roots for text in word.texts), piped=True)
 
 
 @reader("parallel")
