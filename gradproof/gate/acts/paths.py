@@ -98,37 +98,17 @@ KEPT_FROM_READERS = "/etc/sudoers"  # no keys are in it: to change it is to chan
 START_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".zshenv", ".bash_login", ".bash_logout")
 START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin", ".zlogout", ".bash_aliases", ".kshrc", ".cshrc")
 START_FILES += (".tcshrc", ".xsession", ".xsessionrc", ".pam_environment")
-START_FOLDERS = (
-    "/etc/cron",
-    "/etc/init.d",
-    "/etc/systemd",
-    "/etc/profile.d",
-    "/etc/rc",
-    "/var/spool/cron",
-    "/etc/xdg/autostart",
+START_FOLDERS = (  # anywhere
+    *("/Library/LaunchAgents", "/Library/LaunchDaemons", "/.config/systemd", "/.config/autostart"),
+    *("/.local/share/systemd", "/.config/environment.d", "/.ssh/rc", "/.git/hooks/"),
 )
-START_FOLDERS += (
-    "/Library/LaunchAgents",
-    "/Library/LaunchDaemons",
-    "/.config/systemd",
-    "/.config/autostart",
-    "/etc/ld.so",
-    "/.local/share/systemd",
-    "/.config/environment.d",
-    "/.ssh/rc",
-    "/.git/hooks/",
-)
-START_SYSTEM = (  # absolute, unlike those above
+START_SYSTEM = (  # of this machine, not of an image that lies in a project
+    *("/etc/cron", "/etc/init.d", "/etc/systemd", "/etc/rc", "/var/spool/cron", "/etc/xdg/autostart", "/etc/ld.so"),
     *("/etc/profile", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh", "/etc/zprofile", "/etc/environment"),
     *("/etc/inittab", "/etc/udev/rules.d", "/etc/update-motd.d", "/etc/modules", "/etc/periodic", "/etc/X11/xinit"),
-    *(
-        "/etc/NetworkManager/dispatcher.d",
-        "/etc/network/if-",
-        "/etc/apt/apt.conf.d",
-        "/usr/lib/systemd",
-        "/lib/systemd",
-    ),
-    *("/usr/local/etc/rc.d", "/usr/local/etc/periodic", "/boot/loader.conf", "/Library/StartupItems", "/etc/emond.d"),
+    *("/etc/NetworkManager/dispatcher.d", "/etc/network/if-", "/etc/apt/apt.conf.d", "/etc/emond.d"),
+    *("/usr/lib/systemd", "/lib/systemd", "/usr/local/etc/rc.d", "/usr/local/etc/periodic", "/boot/loader.conf"),
+    "/Library/StartupItems",
 )
 RIGHTS_FILES = (
     "/etc/sudoers",

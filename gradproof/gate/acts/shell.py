@@ -1051,8 +1051,9 @@ def _appended(first: Output, second: Output) -> Output:
 
 
 def below(names: Sequence[str]) -> tuple[str, ...]:
-    """Any file below some folders, as texts of a word."""
-    return tuple(f"{folder.rstrip('/') or ''}/{STAR}" for folder in names)
+    """Any file below some folders, as texts of a word; a pattern at the end of a name stands for files already."""
+    ends = (any(mark in name.rpartition("/")[2] for mark in (STAR, ANY, RANGE)) for name in names)
+    return tuple(name if pattern else f"{name.rstrip('/')}/{STAR}" for name, pattern in zip(names, ends, strict=True))
 
 
 def _is_all(text: str) -> bool:

@@ -128,8 +128,9 @@ def chmod(command: Command) -> Output | None:
 def kill(command: Command) -> Output | None:
     """One's own processes; all of them are everything."""
     names = command.program in ("pkill", "killall")
+    signal = re.compile(r"-(?:SIG)?[A-Z][A-Z0-9+-]+" if names else r"(?!)")
     parsed = parse(
-        command.words,
+        [word for word in command.words if not signal.fullmatch(word.text)],
         Deed(values=frozenset({"-s", "--signal", "-u", "-U", "-P", "-g", "-t", "-n"} - (set() if names else {"-u"}))),
     )
     words = parsed.positional

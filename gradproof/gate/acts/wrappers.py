@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget
@@ -138,14 +139,14 @@ def find(command: Command) -> Output | None:
     while start and texts[start - 1] in ("-H", "-L", "-P"):
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
-    names = [command.words[i + 1].text for i, text in enumerate(texts[:-1]) if text in ("-name", "-iname")]
-    secrets = _secret_patterns(texts)
-    listed = tuple(f"{text.rstrip('/')}/{name}" for word in roots for text in word.texts for name in secrets)
-    for word in roots:
-        acts = command.touch("read", word)
-        if listed and any(act.scope not in ("project", "temp") for act in acts):  # keys are looked for elsewhere
-            command.touch("read", Word(listed))
+    names, paths = _asked(texts, "-name", "-iname"), _asked(texts, "-path", "-ipath", "-wholename", "-iwholename")
     narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
+    listed = _joined(roots, [name for name in (*names, *paths) if may_be_secret(name)])
+    inside = True
+    for word in roots:
+        inside &= all(act.scope in ("project", "temp") for act in command.touch("read", word))
+    if not inside and listed:  # keys are looked for elsewhere
+        command.touch("read", Word(listed))
     i = start
     while i < len(texts):
         if texts[i] == "-delete":
@@ -161,25 +162,28 @@ def find(command: Command) -> Output | None:
             command.touch("write", command.words[i + 1])
             i += 1
         i += 1
-    if listed and len(secrets) >= len(names):
-        return Output(names=listed, piped=True)
+    if narrow and inside:
+        return Output(names=_joined(roots, names), piped=True)
     return Output(names=(*listed, *(text for word in roots for text in word.texts)), piped=True)
 
 
-NAME_TESTS = ("-name", "-iname", "-path", "-ipath", "-wholename", "-iwholename")
+def _asked(texts: list[str], *tests: str) -> list[str]:
+    """The patterns that names or paths are to match, without those that they are not to."""
+    after = [i + 1 for i in range(len(texts) - 1) if texts[i] in tests]
+    return [texts[i] for i in after if texts[i - 2] not in ("!", "-not")]
 
 
-def _secret_patterns(texts: list[str]) -> list[str]:
-    """The patterns that find looks for and that a well-known secret's name matches, as globs."""
-    asked = [
-        texts[i + 1] for i in range(len(texts) - 1) if texts[i] in NAME_TESTS and texts[i - 1] not in ("!", "-not")
+def _joined(roots: Sequence[Word], patterns: Sequence[str]) -> tuple[str, ...]:
+    """What a search in some folders by some patterns may find, as globs."""
+    ends = [
+        pattern.lstrip("*/").translate(ACTIVE) if "/" in pattern else pattern.translate(ACTIVE) for pattern in patterns
     ]
-    return [name.strip("/").translate(ACTIVE) for name in asked if may_be_secret(name)]
+    return tuple(f"{text.rstrip('/')}/{end}" for word in roots for text in word.texts for end in ends)[:32]
 
 
 def _below(word: Word, narrow: bool) -> list[str]:
     """What find hands to a command: files below a folder, or everything in it."""
-    return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow else ''}" for text in word.texts]
+    return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow and text != '/' else ''}" for text in word.texts]
 
 
 def _matched(command: Command, word: Word, narrow: bool) -> None:
@@ -200,8 +204,7 @@ def fd(command: Command) -> Output | None:
     if parse(command.words[:at], command.deed).has("-e", "--extension") and len(words) == 1:
         pattern = []
     narrow = bool(pattern and pattern[0].text.strip(".*")) or "-e" in texts or "--extension" in texts
-    secrets = [word.text.translate(ACTIVE) for word in pattern if may_be_secret(word.text)]
-    listed = tuple(f"{text.rstrip('/')}/{name}" for word in roots for text in word.texts for name in secrets)
+    listed = _joined(roots, [word.text for word in pattern if may_be_secret(word.text)])
     for word in roots:
         acts = command.touch("read", word)
         if listed and any(act.scope not in ("project", "temp") for act in acts):
