@@ -89,8 +89,13 @@ PUBLIC_NAMES = ("known_hosts", "known_hosts.old", "authorized_keys", "*.pub", "c
 SECRET_SYSTEM = re.compile(
     r"^/(?:private/)?(?:etc/(?:shadow|gshadow|sudoers|ssh/.*_key|ssl/private|kcpassword|ipsec\.secrets|wireguard/"
     r"|wpa_supplicant|ppp/(?:chap|pap)-secrets|NetworkManager/system-connections|rancher/"
-    r"|kubernetes/(?:[\w-]+\.conf|pki/.*\.key))|proc/(?:[^/]+/(?:environ|mem)|kcore)|(?:var/)?run/secrets"
+    r"|security/o?passwd|kubernetes/(?:[\w-]+\.conf|pki/.*\.key))|proc/(?:[^/]+/(?:environ|mem)|kcore)|(?:var/)?run/secrets"
     r"|var/lib/(?:cloud/instances?/.*user-data|kubelet/pki|samba/private|sss/(?:db|secrets))|var/db/dslocal/.*/users)"
+)
+SECRET_STORES = re.compile(  # of browsers and of macOS: cookies, passwords, rights that users gave
+    r"/(?:\.mozilla|\.thunderbird|\.config/(?:google-chrome|chromium|BraveSoftware|microsoft-edge)"
+    r"|Library/(?:Keychains|Cookies|Safari"
+    r"|Application Support/(?:Google/Chrome|Firefox|BraveSoftware|com\.apple\.TCC)))(?:/|$)"
 )
 KEPT_FROM_READERS = "/etc/sudoers"  # no keys are in it: to change it is to change the system
 
@@ -316,7 +321,7 @@ def secret(path: str) -> bool:
         return True
     if ".config" in folders and folders[-1] in SECRET_PLACES:
         return True
-    return bool(_any_of(SECRET_NAMES).match(name) or SECRET_SYSTEM.match(path))
+    return bool(_any_of(SECRET_NAMES).match(name) or SECRET_SYSTEM.match(path) or SECRET_STORES.search(path))
 
 
 def may_be_secret(pattern: str) -> bool:

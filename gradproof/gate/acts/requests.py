@@ -244,7 +244,7 @@ def netcat(command: Command) -> Output | None:
         command.shell(code.text, command.beside(via=command.state.via | {"elsewhere"}))
     marks = ["payload:secret"] if command.stdin.secret else []
     if command.program == "socat":
-        return _socat(command, parsed.positional, marks)
+        return _socat(command, parsed.positional, marks, from_first=parsed.has("-u"))
     host = next((word.text for word in parsed.positional), "")
     if parsed.has("-z"):
         command.act("read", "local" if is_loopback(host) else "remote", ActTarget("host", host))
@@ -256,7 +256,7 @@ def netcat(command: Command) -> Output | None:
     return Output(None, host, False, True)
 
 
-def _socat(command: Command, addresses: Sequence[Word], marks: Sequence[str]) -> Output | None:
+def _socat(command: Command, addresses: Sequence[Word], marks: list[str], from_first: bool) -> Output | None:
     """Two addresses, `TYPE:value,options`: what one of them says, the other gets."""
     parts = [word.text.split(",", 1)[0].partition(":") for word in addresses]
     hosts = [value.rpartition(":")[0] or value for kind, _, value in parts if kind.upper() in CONNECTS]
@@ -268,7 +268,9 @@ def _socat(command: Command, addresses: Sequence[Word], marks: Sequence[str]) ->
             command.act("fetch_and_run", scope, ActTarget("host", host.replace(UNKNOWN, "?") or "?"))
             command.shell(value, command.beside(via=command.state.via | {"elsewhere"}))
         elif kind.upper() in ("OPEN", "CREATE", "FILE", "GOPEN"):
-            command.touch("write", replace(word, texts=(_file(value),)))
+            reads = (from_first and word is addresses[0]) or "rdonly" in word.text
+            acts = command.touch("read" if reads else "write", replace(word, texts=(_file(value),)))
+            marks = ["payload:secret"] if any(act.scope == "secret" for act in acts) and reads else marks
     for name in hosts:
         scope = "unknown" if UNKNOWN in name else _reach(name)
         command.act("send", scope, ActTarget("host", name.replace(UNKNOWN, "?")), marks=marks)

@@ -260,10 +260,35 @@ def defaults(command: Command) -> Output | None:
     effect = effects.get(verb.text, "read")
     if effect == "write" and any(word.text in ("LoginHook", "LogoutHook") for word in words):
         effect = "persist"
+    if verb.text == "export" and len(words) > 2:
+        command.touch("write", words[2])
     if domain.texts[0].startswith(("/", TILDE)):
         command.touch(effect, domain)
     else:
         command.act(effect, "local" if effect == "read" else "home", ActTarget("resource", domain.text))
+    return None
+
+
+RUNS_FROM_EDITOR = re.compile(
+    r"(?:^|[:|\s])(?:r|w|sil(?:ent)?!?)?\s*!\s*(?P<shell>\S.*)|system\w*\(|\b(?:lua|py\w*|perl|ruby)\b"
+)
+
+
+@reader("vim")
+def vim(command: Command) -> Output | None:
+    """Files to edit; what it is told to do at the start may run programs."""
+    parsed = parse([word for word in command.words if not word.text.startswith("+")], command.deed)
+    orders = parsed.values("-c", "--cmd") + [Word((w.text[1:],)) for w in command.words if w.text.startswith("+")]
+    for order in orders:
+        match = RUNS_FROM_EDITOR.search(order.text)
+        if match is not None and match["shell"]:
+            command.shell(match["shell"], command.beside(via=command.state.via | {"interpreter"}))
+        elif match is not None or not order.known:
+            command.unknown("an editor that is told to run code")
+    for script in parsed.values("-S", "-u"):
+        command.touch("execute" if script.text != "NONE" else "read", script)
+    for word in parsed.positional:
+        command.touch("write", word)
     return None
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
-from gradproof.gate.acts.paths import ACTIVE, STAR, UNKNOWN, is_loopback, may_be_secret
+from gradproof.gate.acts.paths import ACTIVE, STAR, UNKNOWN, is_loopback, may_be_secret, unglobbed
 from gradproof.gate.acts.programs import Command, parse, reader
 from gradproof.gate.acts.shell import Output, Word, below
 
@@ -139,7 +139,7 @@ def find(command: Command) -> Output | None:
     while start and texts[start - 1] in ("-H", "-L", "-P"):
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
-    names, paths = _asked(texts, "-name", "-iname"), _asked(texts, "-path", "-ipath", "-wholename", "-iwholename")
+    names, paths = _asked(command.words, "-name", "-iname"), _asked(command.words, "-path", "-ipath", "-wholename")
     narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
     listed = _joined(roots, [name for name in (*names, *paths) if may_be_secret(name)])
     inside = True
@@ -167,10 +167,11 @@ def find(command: Command) -> Output | None:
     return Output(names=(*listed, *(text for word in roots for text in word.texts)), piped=True)
 
 
-def _asked(texts: list[str], *tests: str) -> list[str]:
+def _asked(words: Sequence[Word], *tests: str) -> list[str]:
     """The patterns that names or paths are to match, without those that they are not to."""
-    after = [i + 1 for i in range(len(texts) - 1) if texts[i] in tests]
-    return [texts[i] for i in after if texts[i - 2] not in ("!", "-not")]
+    after = [i + 1 for i in range(len(words) - 1) if words[i].text in tests]
+    wanted = [words[i] for i in after if words[i - 2].text not in ("!", "-not")]
+    return [unglobbed(text) for word in wanted for text in word.texts]
 
 
 def _joined(roots: Sequence[Word], patterns: Sequence[str]) -> tuple[str, ...]:
@@ -189,6 +190,18 @@ def _below(word: Word, narrow: bool) -> list[str]:
 def _matched(command: Command, word: Word, narrow: bool) -> None:
     for text in _below(word, narrow):
         command.touch("delete", Word((text,)), folder=not narrow)
+
+
+@reader("locate")
+def locate(command: Command) -> Output | None:
+    """Names of files anywhere: those of well-known secrets are looked for to be read."""
+    words = parse(command.words, command.deed).positional
+    listed = _joined([Word(("/",))], [word.text for word in words if may_be_secret(word.text)])
+    if not listed:
+        command.act("read", "local")
+        return None
+    command.touch("read", Word(listed))
+    return Output(names=listed, piped=True)
 
 
 RUNS = ("-x", "--exec", "-X", "--exec-batch")
