@@ -270,7 +270,7 @@ def defaults(command: Command) -> Output | None:
 
 
 RUNS_FROM_EDITOR = re.compile(
-    r"(?:^|[:|\s])(?:r|w|sil(?:ent)?!?)?\s*!\s*(?P<shell>\S.*)|system\w*\(|\b(?:lua|py\w*|perl|ruby)\b"
+    r"(?:^|[:|\s])(?:r|w|sil(?:ent)?!?)?\s*!\s*(?P<shell>\S.*)|system\w*\(|(?:^|[:|])\s*(?:lua|py\w*|perl|ruby)\b"
 )
 
 
@@ -292,12 +292,15 @@ def vim(command: Command) -> Output | None:
     return None
 
 
+ASKS_ONLY = re.compile(r"\s*(?:\Z|Q\b|QUIT\b|(?:GET|HEAD) )")
+
+
 @reader("tls_client")
 def tls_client(command: Command) -> Output | None:
     """`openssl s_client`: looks at a certificate, or sends what it is fed with."""
     host = parse(command.words, command.deed).value("-connect", "-host") or Word(("localhost",))
     feed = command.stdin
-    silent = feed.text is not None and feed.text.strip() in ("", "Q", "QUIT")
+    silent = feed.text is not None and not feed.substituted and ASKS_ONLY.match(feed.text) and UNKNOWN not in feed.text
     sends = feed.secret or (feed.piped and not silent)
     target, scope = of_url(host.text)
     command.explain(host)

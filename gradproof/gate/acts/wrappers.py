@@ -135,7 +135,8 @@ def ssh(command: Command) -> Output | None:
 def find(command: Command) -> Output | None:
     """Start folders, then tests and actions."""
     texts = command.texts
-    start = next((i for i, text in enumerate(texts) if text.startswith(("-", "(", "!")) and len(text) > 1), len(texts))
+    tests = (i for i, text in enumerate(texts) if text in ("(", "!") or (text.startswith("-") and len(text) > 1))
+    start = next(tests, len(texts))
     while start and texts[start - 1] in ("-H", "-L", "-P"):
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
