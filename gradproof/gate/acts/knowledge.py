@@ -6,7 +6,10 @@
     values = "-S --suffix"                 # options whose value says nothing
     attached = "-p"                        # options whose value, if there is one, is part of the word: -pSECRET
     folder = "-r -R --recursive"           # flags under which paths are folders
-    flags = { "-i" = "write" }             # flags that turn what is read into another effect
+    flags = { "-i" = "write" }             # flags that turn what is read into another effect; "delete:system": there
+    assignment = "write"                   # the same for a word NAME=value …
+    alone = "read"                         # … and where there is no word at all
+    says = { "LoginHook" = "persist:home" }  # words that are an act of their own, wherever they stand
     effect = "execute"                     # an act of its own, whatever the words are …
     scope = "project"                      # … with this scope
     marks = "-f --force"                   # flags that a correction of a call without them does not cover
@@ -54,6 +57,10 @@ class Deed:
     attached: tuple[str, ...] = ()
     folder: frozenset[str] = frozenset()
     flags: Mapping[str, Effect] = field(default_factory=dict)
+    flag_scopes: Mapping[str, ActScope] = field(default_factory=dict)
+    assignment: Effect | None = None
+    alone: tuple[Effect, ActScope | None] | None = None
+    says: Mapping[str, tuple[Effect, ActScope]] = field(default_factory=dict)
     marks: frozenset[str] = frozenset()
     effect: Effect | None = None
     scope: ActScope | None = None
@@ -73,7 +80,8 @@ class Knowledge:
     verbs: Mapping[str, Effect]  # first word of a verb → effect
     wrappers: Mapping[str, Mapping[str, Any]]
     interpreters: Mapping[str, str]  # program → language
-    variables: Mapping[str, str]  # NAME → path, command, or options
+    variables: Mapping[str, str]  # NAME → path, command, or record
+    daemons: frozenset[str]  # services by the name of their process
     dangerous: tuple[str, ...]  # programs whose name in an unread text is reason enough
 
 
@@ -99,7 +107,8 @@ def knowledge() -> Knowledge:
     languages = {program: language for language, words in tables["interpreters"].items() for program in words.split()}
     variables = {name: kind for kind, words in tables["variables"].items() for name in words.split()}
     dangerous = tuple(tables["dangerous"]["programs"].split())
-    return Knowledge(programs, verbs, tables["wrappers"], languages, variables, dangerous)
+    daemons = frozenset(tables["daemons"]["system"].split())
+    return Knowledge(programs, verbs, tables["wrappers"], languages, variables, daemons, dangerous)
 
 
 FIELDS = {
@@ -110,6 +119,9 @@ FIELDS = {
         "attached",
         "folder",
         "flags",
+        "assignment",
+        "alone",
+        "says",
         "marks",
         "effect",
         "scope",
@@ -127,6 +139,8 @@ def _deed(name: str, table: Mapping[str, Any]) -> Deed:
     effect, scope = table.get("effect"), table.get("scope")
     if effect not in (None, *EFFECTS) or scope not in (None, *SCOPES):
         raise ValueError(f"effects.toml: {name} has effect {effect!r} and scope {scope!r}")
+    turned = {flag: words for flags, words in table.get("flags", {}).items() for flag in flags.split()}
+    spoken = {word: deed for words, deed in table.get("says", {}).items() for word in words.split()}
     return Deed(
         args=tuple(_part(name, word) for word in table.get("args", "").split()),
         options={
@@ -137,7 +151,11 @@ def _deed(name: str, table: Mapping[str, Any]) -> Deed:
         values=frozenset(table.get("values", "").split()),
         attached=tuple(table.get("attached", "").split()),
         folder=frozenset(table.get("folder", "").split()),
-        flags={flag: effect for flags, effect in table.get("flags", {}).items() for flag in flags.split()},
+        flags={flag: _turn(name, words)[0] for flag, words in turned.items()},
+        flag_scopes={flag: there for flag, words in turned.items() if (there := _turn(name, words)[1]) is not None},
+        assignment=_turn(name, table["assignment"])[0] if "assignment" in table else None,
+        alone=_turn(name, table["alone"]) if "alone" in table else None,
+        says={word: (_turn(name, deed)[0], _turn(name, deed)[1] or "local") for word, deed in spoken.items()},
         marks=frozenset(table.get("marks", "").split()),
         effect=effect,
         scope=scope,
@@ -149,6 +167,14 @@ def _deed(name: str, table: Mapping[str, Any]) -> Deed:
             for verb in verbs.split("|")
         },
     )
+
+
+def _turn(name: str, words: str) -> tuple[Effect, ActScope | None]:
+    """`delete`, or `delete:system`."""
+    effect, _, scope = words.partition(":")
+    if effect not in EFFECTS or scope not in ("", *SCOPES):
+        raise ValueError(f"effects.toml: {name} has a flag or word {words!r}")
+    return effect, scope or None  # type: ignore[return-value]
 
 
 def _part(name: str, word: str) -> WordPart:

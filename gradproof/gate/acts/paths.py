@@ -20,6 +20,7 @@ STAR, ANY, RANGE, TILDE = "\ue000", "\ue001", "\ue002", "\ue003"  # an unquoted 
 MOST_PATH, MOST_TOLD = 4096, 1024  # characters: of a path that systems have, of one that is too long
 MOST_ANCESTORS = 64  # folders above cwd that are looked at for a project
 GLOBS = STAR + ANY + RANGE
+ACTIVE = str.maketrans({"*": STAR, "?": ANY, "[": RANGE})
 NOWHERE = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/stdin"}
 SOURCES = {"/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"}  # harmless to read
 AGENTS = (".claude", ".claude.json", ".gemini", ".cursor", ".codex", ".mcp.json", ".git/hooks")
@@ -71,8 +72,10 @@ SECRET_NAMES = (
         "service-account*.json",
     ),
     *(".htpasswd", ".vault-token", "wallet.dat", "shadow", "gshadow", "shadow-", "master.passwd", "*.ovpn"),
-    *(".bash_history", ".zsh_history", ".python_history", ".mysql_history", ".psql_history", "logins.json", "key4.db"),
-    *("Login Data", "Cookies", "cookies.sqlite", "kubeconfig", "*.tfstate", "*.tfvars", "token", "tokens.json"),
+    *(".*_history", "fish_history", ".s3cfg", ".boto", ".mylogin.cnf", ".vault_pass", "*.keytab", "krb5cc_*", "*.ppk"),
+    *("logins.json", "key3.db", "key4.db", "signons.sqlite", "Login Data", "Login Data For Account", "Web Data"),
+    *("Local State", "Cookies.binarycookies", "*.keychain", "*.keychain-db", "*.nmconnection", "opasswd", "spwd.db"),
+    *("Cookies", "cookies.sqlite", "kubeconfig", "*.tfstate", "*.tfvars", "token", "tokens.json"),
     *("id_rsa.*", "*_rsa", "*_ed25519", ".dockercfg", "terraform.tfstate*", "auth.json", "sa.json"),
 )
 NOT_SECRET = (
@@ -81,30 +84,36 @@ NOT_SECRET = (
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".azure", ".docker", ".password-store", "keyrings", "Keychains")
 SECRET_FOLDER_SET = frozenset(SECRET_FOLDERS)
-SECRET_PLACES = ("gcloud", "gh", "rclone", "op", "heroku", "doctl", "hub")  # below .config
+SECRET_PLACES = ("gcloud", "gh", "rclone", "op", "heroku", "doctl", "hub", "filezilla", "remmina")  # below .config
 PUBLIC_NAMES = ("known_hosts", "known_hosts.old", "authorized_keys", "*.pub", "config")
 SECRET_SYSTEM = re.compile(
-    r"^/(?:etc/(?:shadow|gshadow|sudoers|ssh/.*_key|ssl/private)|proc/[^/]+/environ|run/secrets)"
+    r"^/(?:private/)?(?:etc/(?:shadow|gshadow|sudoers|ssh/.*_key|ssl/private|kcpassword|ipsec\.secrets|wireguard/"
+    r"|wpa_supplicant|ppp/(?:chap|pap)-secrets|NetworkManager/system-connections|rancher/"
+    r"|security/o?passwd|kubernetes/(?:[\w-]+\.conf|pki/.*\.key))|proc/(?:[^/]+/(?:environ|mem)|kcore)|(?:var/)?run/secrets"
+    r"|var/lib/(?:cloud/instances?/.*user-data|kubelet/pki|samba/private|sss/(?:db|secrets))|var/db/dslocal/.*/users)"
 )
+SECRET_STORES = re.compile(  # of browsers and of macOS: cookies, passwords, rights that users gave
+    r"/(?:\.mozilla|\.thunderbird|\.config/(?:google-chrome|chromium|BraveSoftware|microsoft-edge)"
+    r"|Library/(?:Keychains|Cookies|Safari"
+    r"|Application Support/(?:Google/Chrome|Firefox|BraveSoftware|com\.apple\.TCC)))(?:/|$)"
+)
+KEPT_FROM_READERS = "/etc/sudoers"  # no keys are in it: to change it is to change the system
 
 
 START_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".zshenv", ".bash_login", ".bash_logout")
-START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin")
-START_FOLDERS = (
-    "/etc/cron",
-    "/etc/init.d",
-    "/etc/systemd",
-    "/etc/profile.d",
-    "/etc/rc",
-    "/var/spool/cron",
-    "/etc/xdg/autostart",
+START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin", ".zlogout", ".bash_aliases", ".kshrc", ".cshrc")
+START_FILES += (".tcshrc", ".xsession", ".xsessionrc", ".pam_environment")
+START_FOLDERS = (  # anywhere
+    *("/Library/LaunchAgents", "/Library/LaunchDaemons", "/.config/systemd", "/.config/autostart"),
+    *("/.local/share/systemd", "/.config/environment.d", "/.ssh/rc", "/.git/hooks/"),
 )
-START_FOLDERS += (
-    "/Library/LaunchAgents",
-    "/Library/LaunchDaemons",
-    "/.config/systemd",
-    "/.config/autostart",
-    "/etc/ld.so",
+START_SYSTEM = (  # of this machine, not of an image that lies in a project
+    *("/etc/cron", "/etc/init.d", "/etc/systemd", "/etc/rc", "/var/spool/cron", "/etc/xdg/autostart", "/etc/ld.so"),
+    *("/etc/profile", "/etc/bash.bashrc", "/etc/bashrc", "/etc/zsh", "/etc/zprofile", "/etc/environment"),
+    *("/etc/inittab", "/etc/udev/rules.d", "/etc/update-motd.d", "/etc/modules", "/etc/periodic", "/etc/X11/xinit"),
+    *("/etc/NetworkManager/dispatcher.d", "/etc/network/if-", "/etc/apt/apt.conf.d", "/etc/emond.d"),
+    *("/usr/lib/systemd", "/lib/systemd", "/usr/local/etc/rc.d", "/usr/local/etc/periodic", "/boot/loader.conf"),
+    "/Library/StartupItems",
 )
 RIGHTS_FILES = (
     "/etc/sudoers",
@@ -255,7 +264,7 @@ def scope(path: str, effect: Effect, around: Surroundings, *, folder: bool = Fal
     """The first scope that applies to an absolute path. `contents`: what is in the folder, but no hidden files."""
     if owned(path, effect, around, folder and not contents):
         return "own"
-    if secret(path):
+    if secret(path) and (effect == "read" or not path.startswith(KEPT_FROM_READERS)):
         return "secret"
     if _is_root(path, around):
         return "root"
@@ -312,7 +321,16 @@ def secret(path: str) -> bool:
         return True
     if ".config" in folders and folders[-1] in SECRET_PLACES:
         return True
-    return bool(_any_of(SECRET_NAMES).match(name) or SECRET_SYSTEM.match(path))
+    return bool(_any_of(SECRET_NAMES).match(name) or SECRET_SYSTEM.match(path) or SECRET_STORES.search(path))
+
+
+def may_be_secret(pattern: str) -> bool:
+    """Whether a pattern that programs search for is, or matches, the name of a well-known secret."""
+    if secret(pattern):
+        return True
+    if not set("*?[") & set(pattern) or pattern.startswith("*.") or not pattern.strip("*?."):
+        return False
+    return any(fnmatchcase(name, pattern) for name in SECRET_EXAMPLES)
 
 
 @cache
@@ -352,7 +370,8 @@ def turned(path: str, effect: Effect) -> Effect:
         return effect
     if any(path.startswith(name) or (name.startswith("/.") and name in path) for name in RIGHTS_FILES):
         return "escalate"
-    if path.rsplit("/", 1)[-1] in START_FILES or any(folder in path for folder in START_FOLDERS):
+    starts = path.startswith(START_SYSTEM) or any(folder in path for folder in START_FOLDERS)
+    if starts or path.rsplit("/", 1)[-1] in START_FILES:
         return "persist"
     return effect
 

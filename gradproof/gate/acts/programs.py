@@ -33,6 +33,8 @@ from gradproof.gate.acts.shell import NO_INPUT, Output, Reading, State, Word, be
 MOST_WORDS = 256
 WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
 BIN = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/", "/opt/homebrew/bin/")
+BIN += ("/usr/libexec/", "/System/Library/")
+SERVICES = ("/etc/init.d/", "/etc/rc.d/", "/usr/local/etc/rc.d/")  # scripts that take start, stop and the like
 ASKS_ITSELF = {"--version", "--help", "-V", "-h", "version", "help", "--usage", "-help"}
 HARMLESS_TEXT = {"date", "whoami", "nproc", "uname", "arch", "tput", "wc", "seq", "hostname", "stat", "du", "getconf"}
 SHARED = (
@@ -153,7 +155,11 @@ SAME = {  # long and short names of one option
         "--hard": "--hard",
     },
 }
-METADATA = ("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254")  # hand out credentials
+METADATA = (  # hosts of a cloud that hand out credentials
+    *("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254", "169.254.170.2"),
+    *("169.254.170.23", "fd00:ec2::23", "192.0.0.192", "168.63.129.16", "instance-data", "metadata.tencentyun.com"),
+)
+NOT_RECORDED = {"", "0", "/dev/null", "*"}  # values of HISTFILE, HISTSIZE or HISTIGNORE with which nothing is kept
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
 CommandReader = Callable[["Command"], "Output | None"]
@@ -261,7 +267,8 @@ def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
         if text == "--":
             positional += words[i:]
             break
-        if not text.startswith(("-", "+")) or text in ("-", "+") or (text[1:].isdigit() and text[0] == "-"):
+        number = text[1:].isdigit() and text[0] == "-" and text not in deed.flags
+        if not text.startswith(("-", "+")) or text in ("-", "+") or number:
             positional.append(word)
             if stop:
                 positional += words[i:]
@@ -425,6 +432,9 @@ def _program(command: Command, text: str) -> str | None:
     base = text.rstrip("/").rsplit("/", 1)[-1] or text
     if re.search(r"(?:^|/)\.?v?env\d*/bin/|(?:^|/)\.?venv[^/]*/(?:bin|Scripts)/", text):
         command.state = command.beside(venv=True)
+    if text.startswith(SERVICES):
+        command.words = [Word((base,)), *command.words]
+        return "service"
     known = knowledge()
     is_known = base in known.programs or base in known.wrappers or base in known.interpreters
     if is_known and (text.startswith(BIN) or "/bin/" in f"/{text}" or "/.bin/" in text or "/Scripts/" in text):
@@ -515,6 +525,9 @@ def _verb(command: Command, deed: Deed) -> Output | None:
         size, verb = min(1, len(texts)), "*" if texts else ""
         command.verb, command.words = " ".join(texts[:1]).replace(UNKNOWN, "?"), words[size:]
     inner = deed.verbs.get(verb)
+    turned = any(name in deed.flags for name, _ in parsed.options)
+    if deed.effect is not None and (turned or (not texts and parsed.options)):
+        return apply(command, replace(deed, verbs={}), parsed)
     if inner is None:
         if not texts:
             command.act("read", "local")
@@ -542,13 +555,16 @@ def _leading(parsed: Parsed) -> frozenset[str]:
 
 def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     """Effects of the words by their places, of the options, and of the whole."""
-    effect_of: Effect | None = next((deed.flags[name] for name, _ in parsed.options if name in deed.flags), None)
+    effect_of, place_of = _turned(command, deed, parsed)
     folder = any(name in deed.folder for name, _ in parsed.options)
     marks = marked(deed, parsed)
     before = len(command.reading.acts)
     _options(command, deed, parsed)
     for part, word in assigned_parts(deed.args, parsed.positional):
         _part(command, part, word, effect_of, folder, marks)
+    for word in command.words if deed.says else ():
+        if word.text in deed.says:
+            command.act(*deed.says[word.text], ActTarget("none", word.text), marks=marks)
     if deed.effect is None and before == len(command.reading.acts):
         if _should_act(command, deed):
             command.unknown("what it acts on was not found")
@@ -556,12 +572,45 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
             here(command, "read")
     if deed.effect is not None:
         effect: Effect = effect_of or deed.effect
-        scope = deed.scope or "project"
+        scope = place_of or deed.scope or "project"
         if scope == "project":
             here(command, effect, marks)
         else:
             command.act(effect, scope, ActTarget("none", deed.target), marks=marks)
+    _sent_along(command, parsed, before)
     return printed(command, parsed)
+
+
+def _turned(command: Command, deed: Deed, parsed: Parsed) -> tuple[Effect | None, ActScope | None]:
+    """The effect that flags, an assignment or the lack of words turn this into; what changes something comes first."""
+    flags = [name for name, _ in parsed.options if name in deed.flags]
+    flags.sort(key=lambda name: deed.flags[name] == "read")
+    if deed.assignment is not None and any("=" in word.text for word in parsed.positional):
+        return deed.assignment, None
+    if flags:
+        return deed.flags[flags[0]], deed.flag_scopes.get(flags[0])
+    if deed.alone is not None and not parsed.positional:
+        return deed.alone
+    if _looks_up(deed) and any(word.substituted or not word.known for word in parsed.positional):
+        return "send", None
+    return None, None
+
+
+def _looks_up(deed: Deed) -> bool:
+    """Asks hosts, and does nothing else: whatever a name or address is made of reaches them."""
+    parts = [part for part in deed.args if part.effect is not None]
+    return bool(parts) and all(part.effect == "read" and part.kind in ("host", "url") for part in parts)
+
+
+def _sent_along(command: Command, parsed: Parsed, first: int) -> None:
+    """What is sent by a command that reads a secret, or is given one, carries it."""
+    acts = command.reading.acts
+    if not any(act.effect == "send" for act in acts[first:]):
+        return
+    hidden = command.stdin.secret or any(word.secret for word in parsed.positional)
+    if hidden or any(act.effect == "read" and act.scope == "secret" for act in acts[first:]):
+        secret = frozenset({"payload:secret"})
+        acts[first:] = [act.but(marks=act.marks | secret) if act.effect == "send" else act for act in acts[first:]]
 
 
 def _should_act(command: Command, deed: Deed) -> bool:
@@ -645,6 +694,8 @@ def locate(
     command.reading.explained.update(word.texts)
     for text in word.texts:
         text = unglobbed(text)
+        if kind == "host" and text.startswith("+"):  # dig's options
+            continue
         if UNKNOWN in text and kind not in ("package", "name", "process"):
             command.act(effect, "unknown", ActTarget("none", text.replace(UNKNOWN, "?")), marks=marks)
         elif kind == "url":
@@ -704,6 +755,8 @@ def touch(
             if UNKNOWN in target.name:
                 target, scope = ActTarget("path", "?", folder), "unknown"
         done_there = turned(target.name, effect) if target.kind == "path" else effect
+        if target.kind == "host" and effect == "write" and state.elsewhere is None:  # /dev/tcp/HOST/PORT
+            done_there = "send"
         act = Act(done_there, program, scope, verb, target, state.via, frozenset(marks))
         if act not in done:
             done.append(act)
@@ -723,6 +776,7 @@ def resolved(reading: Reading, word: Word, state: State) -> list[str]:
 
 def of_url(text: str) -> tuple[ActTarget, ActScope]:
     """Host and scope of a URL, a connection string or `host:port`."""
+    text = unglobbed(text)
     rest = text.split("://", 1)[1] if "://" in text else text
     if text.startswith("file://"):
         return ActTarget("path", rest), "unknown"
@@ -734,10 +788,19 @@ def of_url(text: str) -> tuple[ActTarget, ActScope]:
         host = host.partition(":")[0]
     if not host or UNKNOWN in host or "$" in host:
         return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
+    host = _dotted(host)
     within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
     if host.lower() in METADATA:
         return ActTarget("host", host.lower(), within=within_), "secret"
     return ActTarget("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
+
+
+def _dotted(host: str) -> str:
+    """An IPv4 address that is written as one number, in dots."""
+    if not host[:1].isdigit() or "." in host or not re.fullmatch(r"\d{8,10}|0[xX][0-9a-fA-F]{8}", host):
+        return host
+    number = int(host, 0) if not host.isdigit() else int(host)
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0)) if number < 2**32 else host
 
 
 def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Sequence[str] = ()) -> None:
@@ -762,6 +825,10 @@ def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -
         return
     command = Command(reading, name, [], state)
     word = words[0]
+    if kind == "record":
+        if word.text in NOT_RECORDED:
+            command.act("stop", "system", ActTarget("resource", "shell history"))
+        return
     if kind == "command":
         inner = state.copy()
         inner.via = state.via | {"interpreter"}
@@ -778,6 +845,12 @@ def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -
             for i in range(before, len(reading.acts)):  # a name no longer says which program runs
                 if reading.acts[i].scope != "project" or not name.endswith("PATH"):
                     reading.acts[i] = reading.acts[i].but(scope="unknown")
+
+
+def unset(reading: Reading, name: str, state: State) -> None:
+    """A variable that is gone; without some, nothing is recorded any more."""
+    if knowledge().variables.get(name) == "record":
+        assigned(reading, name, [Word()], state)
 
 
 # what is printed
@@ -959,6 +1032,8 @@ def _source(command: Command) -> Output:
 @builtin("set", "shopt")
 def _set(command: Command) -> Output:
     texts = command.texts
+    if "history" in texts and not {"+o", "-ou", "-uo"}.isdisjoint(texts):
+        command.act("stop", "system", ActTarget("resource", "shell history"))
     if any(text.startswith("-") and "e" in text and not text.startswith("--") for text in texts) or "errexit" in texts:
         command.state.strict = True
     if "--" in texts:
@@ -982,6 +1057,13 @@ def _read(command: Command) -> Output:
             source = command.stdin
             texts = below(source.names) or (UNKNOWN,)
             command.state.variables[word.text] = [Word(texts, source.fetched, source.secret)]
+    return Output("")
+
+
+@builtin("history")
+def _history(command: Command) -> Output:
+    if any(re.fullmatch(r"-[a-z]*[cd][a-z]*\d*", text) for text in command.texts):
+        command.touch("delete", Word((f"{TILDE}/.bash_history",)))
     return Output("")
 
 
@@ -1009,7 +1091,7 @@ def _trap(command: Command) -> Output:
         "unalias",
         "help",
     ),
-    *("export", "unset", "dirs", "history", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
+    *("export", "unset", "dirs", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
 )
 def _nothing(command: Command) -> Output:
     return Output("")

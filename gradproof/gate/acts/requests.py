@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed
@@ -242,6 +243,8 @@ def netcat(command: Command) -> Output | None:
         )
         command.shell(code.text, command.beside(via=command.state.via | {"elsewhere"}))
     marks = ["payload:secret"] if command.stdin.secret else []
+    if command.program == "socat":
+        return _socat(command, parsed.positional, marks, from_first=parsed.has("-u"))
     host = next((word.text for word in parsed.positional), "")
     if parsed.has("-z"):
         command.act("read", "local" if is_loopback(host) else "remote", ActTarget("host", host))
@@ -251,3 +254,44 @@ def netcat(command: Command) -> Output | None:
         scope: ActScope = "unknown" if UNKNOWN in host else _reach(host)
         command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?")), marks=marks)
     return Output(None, host, False, True)
+
+
+def _socat(command: Command, addresses: Sequence[Word], marks: list[str], from_first: bool) -> Output | None:
+    """Two addresses, `TYPE:value,options`: what one of them says, the other gets."""
+    parts = [word.text.split(",", 1)[0].partition(":") for word in addresses]
+    hosts = [value.rpartition(":")[0] or value for kind, _, value in parts if kind.upper() in CONNECTS]
+    host = next(iter(hosts), "")
+    outside = any("LISTEN" in kind.upper() for kind, _, _ in parts) or any(not is_loopback(name) for name in hosts)
+    for (kind, _, value), word in zip(parts, addresses, strict=True):
+        if kind.upper() in ("EXEC", "SYSTEM", "SHELL"):
+            scope: ActScope = "remote" if outside else "local"
+            command.act("fetch_and_run", scope, ActTarget("host", host.replace(UNKNOWN, "?") or "?"))
+            command.shell(value, command.beside(via=command.state.via | {"elsewhere"}))
+        elif kind.upper() in ("OPEN", "CREATE", "FILE", "GOPEN"):
+            reads = (from_first and word is addresses[0]) or "rdonly" in word.text
+            acts = command.touch("read" if reads else "write", replace(word, texts=(_file(value),)))
+            marks = ["payload:secret"] if any(act.scope == "secret" for act in acts) and reads else marks
+    for name in hosts:
+        scope = "unknown" if UNKNOWN in name else _reach(name)
+        command.act("send", scope, ActTarget("host", name.replace(UNKNOWN, "?")), marks=marks)
+    if not hosts:
+        command.act("send", "local", ActTarget("host", "localhost"), marks=marks)
+    return Output(None, host, False, True)
+
+
+CONNECTS = frozenset(
+    [
+        "TCP",
+        "TCP4",
+        "TCP6",
+        "UDP",
+        "UDP4",
+        "UDP6",
+        "OPENSSL",
+        "SSL",
+        "TCP-CONNECT",
+        "UDP-SENDTO",
+        "UDP-DATAGRAM",
+        "SOCKS4A",
+    ]
+)

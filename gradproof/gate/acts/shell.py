@@ -473,10 +473,10 @@ class _Walk:
             output = replace(given, fetched=keeps, secret=given.secret or (i > 0 and output.secret), piped=True)
         return output
 
-    def _carries_secret(self, first: int) -> None:
+    def _carries_secret(self, first: int, end: int | None = None) -> None:
         """What is sent from here on was fed with a secret."""
         acts = self.reading.acts
-        for i in range(first, len(acts)):
+        for i in range(first, len(acts) if end is None else end):
             if acts[i].effect in ("send", "publish") or "elsewhere" in acts[i].via:
                 acts[i] = acts[i].but(effect="send", marks=acts[i].marks | {"payload:secret"})
 
@@ -587,10 +587,13 @@ class _Walk:
         return Output("")
 
     def _unset_command(self, node: Node, state: State, stdin: Output) -> Output:
+        from gradproof.gate.acts.programs import unset
+
         for child in node.children:
             if child.is_named:
                 state.variables[_text(child)] = [Word((UNKNOWN,))]
                 state.functions.pop(_text(child), None)
+                unset(self.reading, _text(child), state)
         return Output("")
 
     def assign(self, node: Node, state: State) -> tuple[str, list[Word]]:
@@ -687,6 +690,7 @@ class _Walk:
     def _redirected(self, node: Node, state: State, stdin: Output) -> Output:
         body = node.child_by_field_name("body")
         redirects = [child for child in node.children if child.type.endswith("_redirect")]
+        before = len(self.reading.acts)
         more: list[Word] = []
         after: list[tuple[str, Node]] = []
         targets: list[Node] = []
@@ -697,6 +701,7 @@ class _Walk:
                 targets.append(redirect)
         for target in targets:
             stdin = self._redirect(target, state, stdin)
+        redirected = len(self.reading.acts)
         if body is None:
             output = Output("")
         elif body.type == "command" and more:
@@ -704,6 +709,8 @@ class _Walk:
         else:
             output = self.statement(body, state, stdin)
         self._written(targets, state, output)
+        if output.secret:
+            self._carries_secret(before, redirected)
         return self._after(after, state, output)
 
     def _heredoc(
@@ -784,10 +791,10 @@ class _Walk:
                 if word.inner is not None or word.texts[0].startswith("/dev/fd/"):
                     stdin = Output(word.inner, word.fetched, word.secret, True)
                     continue
-                touch(self.reading, effect, "sh", word, state)
+                acts = touch(self.reading, effect, "sh", word, state)
                 if effect == "read":
-                    acts = self.reading.acts[-1:]
-                    stdin = Output(None, "", any(act.scope == "secret" for act in acts), True)
+                    nothing = "" if word.text == "/dev/null" else None
+                    stdin = Output(nothing, "", any(act.scope == "secret" for act in acts), True)
         return stdin
 
     def _written(self, targets: Sequence[Node], state: State, output: Output) -> None:
@@ -1110,8 +1117,9 @@ def _appended(first: Output, second: Output) -> Output:
 
 
 def below(names: Sequence[str]) -> tuple[str, ...]:
-    """Any file below some folders, as texts of a word."""
-    return tuple(f"{folder.rstrip('/') or ''}/{STAR}" for folder in names)
+    """Any file below some folders, as texts of a word; a pattern at the end of a name stands for files already."""
+    ends = (any(mark in name.rpartition("/")[2] for mark in (STAR, ANY, RANGE)) for name in names)
+    return tuple(name if pattern else f"{name.rstrip('/')}/{STAR}" for name, pattern in zip(names, ends, strict=True))
 
 
 def _is_all(text: str) -> bool:

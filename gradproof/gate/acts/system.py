@@ -110,8 +110,11 @@ def chmod(command: Command) -> Output | None:
     words = parsed.positional
     reference = parsed.has("--reference")
     mode = "" if reference else words[0].text if words else ""
-    if re.fullmatch(r"-[rwxst]+", mode):
-        words = [Word((mode,)), *words[1:]]
+    taken = any(re.fullmatch(r"-[rwxXst]+", text) for text in command.texts)  # chmod -x f: the mode looks like a flag
+    if command.program == "chattr":
+        taken, words = True, [word for word in words if not word.text.startswith(("+", "="))]
+    if taken:
+        mode, words = "", [Word(("-",)), *words]
     folder = parsed.has("-R", "--recursive")
     for word in words if reference else words[1:]:
         acts = command.touch("change_rights", word, folder=folder)
@@ -125,11 +128,14 @@ def chmod(command: Command) -> Output | None:
 def kill(command: Command) -> Output | None:
     """One's own processes; all of them are everything."""
     names = command.program in ("pkill", "killall")
+    signal = re.compile(r"-(?:SIG)?[A-Z][A-Z0-9+-]+" if names else r"(?!)")
     parsed = parse(
-        command.words,
+        [word for word in command.words if not signal.fullmatch(word.text)],
         Deed(values=frozenset({"-s", "--signal", "-u", "-U", "-P", "-g", "-t", "-n"} - (set() if names else {"-u"}))),
     )
     words = parsed.positional
+    if names and words and re.fullmatch(r"-\d+", words[0].text):
+        words = words[1:]
     if (not names and len(words) > 1 and words[0].text.startswith("-") and words[0].text != "-1") or (
         not names and words and len(words) > 1 and words[0].text == "-1" and words[1].text != "-1"
     ):
@@ -141,7 +147,10 @@ def kill(command: Command) -> Output | None:
     for word in users:
         command.act("stop", "root" if not words else "local", ActTarget("process", f"user {word.text}"))
     for word in words:
-        locate(command, "stop", "process", word)
+        if names and word.text.strip("^$") in knowledge().daemons:
+            command.act("stop", "system", ActTarget("process", word.text))
+        else:
+            locate(command, "stop", "process", word)
     if not words and not users:
         command.act("stop", "unknown" if command.stdin.piped else "local", ActTarget("process", "?"))
     return None
@@ -154,7 +163,7 @@ def systemctl(command: Command) -> Output | None:
         Deed(values=frozenset({"-H", "--host", "-n", "-t", "--type", "-p", "--property", "-o", "--lines"})),
     )
     words = parsed.positional
-    if command.program == "service":
+    if command.program in ("service", "rc-service"):
         words = [words[1], words[0]] if len(words) > 1 else words
     verb = words[0].text if words else "status"
     command.verb = verb
@@ -187,6 +196,7 @@ def systemctl(command: Command) -> Output | None:
                 "halt",
                 "suspend",
                 "hibernate",
+                *("force-reload", "onestop", "onerestart", "faststop", "forcestop"),
             ],
             "stop",
         ),
@@ -240,6 +250,64 @@ def network(command: Command) -> Output | None:
     return None
 
 
+@reader("defaults")
+def defaults(command: Command) -> Output | None:
+    """macOS's settings: of the user, or of the machine where the domain is a file of the system."""
+    words = parse(command.words, Deed(values=frozenset({"-host"}))).positional
+    verb, domain = [*words, Word(), Word()][:2]
+    command.verb = verb.text
+    effects: dict[str, Effect] = {"write": "write", "import": "write", "rename": "write", "delete": "delete"}
+    effect = effects.get(verb.text, "read")
+    if effect == "write" and any(word.text in ("LoginHook", "LogoutHook") for word in words):
+        effect = "persist"
+    if verb.text == "export" and len(words) > 2:
+        command.touch("write", words[2])
+    if domain.texts[0].startswith(("/", TILDE)):
+        command.touch(effect, domain)
+    else:
+        command.act(effect, "local" if effect == "read" else "home", ActTarget("resource", domain.text))
+    return None
+
+
+RUNS_FROM_EDITOR = re.compile(
+    r"(?:^|[:|\s])(?:r|w|sil(?:ent)?!?)?\s*!\s*(?P<shell>\S.*)|system\w*\(|(?:^|[:|])\s*(?:lua|py\w*|perl|ruby)\b"
+)
+
+
+@reader("vim")
+def vim(command: Command) -> Output | None:
+    """Files to edit; what it is told to do at the start may run programs."""
+    parsed = parse([word for word in command.words if not word.text.startswith("+")], command.deed)
+    orders = parsed.values("-c", "--cmd") + [Word((w.text[1:],)) for w in command.words if w.text.startswith("+")]
+    for order in orders:
+        match = RUNS_FROM_EDITOR.search(order.text)
+        if match is not None and match["shell"]:
+            command.shell(match["shell"], command.beside(via=command.state.via | {"interpreter"}))
+        elif match is not None or not order.known:
+            command.unknown("an editor that is told to run code")
+    for script in parsed.values("-S", "-u"):
+        command.touch("execute" if script.text != "NONE" else "read", script)
+    for word in parsed.positional:
+        command.touch("write", word)
+    return None
+
+
+ASKS_ONLY = re.compile(r"\s*(?:\Z|Q\b|QUIT\b|(?:GET|HEAD) )")
+
+
+@reader("tls_client")
+def tls_client(command: Command) -> Output | None:
+    """`openssl s_client`: looks at a certificate, or sends what it is fed with."""
+    host = parse(command.words, command.deed).value("-connect", "-host") or Word(("localhost",))
+    feed = command.stdin
+    silent = feed.text is not None and not feed.substituted and ASKS_ONLY.match(feed.text) and UNKNOWN not in feed.text
+    sends = feed.secret or (feed.piped and not silent)
+    target, scope = of_url(host.text)
+    command.explain(host)
+    command.act("send" if sends else "read", scope, target, marks=["payload:secret"] if feed.secret else [])
+    return None
+
+
 @reader("crontab")
 def crontab(command: Command) -> Output | None:
     texts = command.texts
@@ -260,6 +328,12 @@ def crontab(command: Command) -> Output | None:
 
 @reader("at")
 def at(command: Command) -> Output | None:
+    if not {"-l", "-c"}.isdisjoint(command.texts):
+        command.act("read", "local")
+        return None
+    if not {"-r", "-d"}.isdisjoint(command.texts):
+        command.act("delete", "home", ActTarget("path", "at"))
+        return None
     command.act("persist", "home", ActTarget("path", "at"))
     if command.stdin.text:
         command.shell(command.stdin.text, command.beside())
@@ -395,12 +469,14 @@ def cloud(command: Command) -> Output | None:
     return None
 
 
+HANDS_OUT_OWN = frozenset({"token", "print-access-token", "print-identity-token", "export-credentials"})
+
+
 def _own_settings(command: Command, words: list[str], parsed) -> None:
     reads = words[0] in ("version", "help", "completion") or any(
-        word in ("list", "get", "get-value", "status", "show", "whoami", "token", "print-access-token")
-        for word in words[1:]
+        word in ("list", "get", "get-value", "status", "show", "whoami", *HANDS_OUT_OWN) for word in words[1:]
     )
-    token = "token" in words[1:] or "print-access-token" in words[1:]
+    token = not HANDS_OUT_OWN.isdisjoint(words[1:])
     if reads:
         command.act("read", "secret" if token else "local")
     else:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
-from gradproof.gate.acts.paths import UNKNOWN, is_loopback
+from gradproof.gate.acts.paths import ACTIVE, STAR, UNKNOWN, is_loopback, may_be_secret, unglobbed
 from gradproof.gate.acts.programs import Command, parse, reader
 from gradproof.gate.acts.shell import Output, Word, below
 
@@ -19,6 +20,12 @@ def wrapper(command: Command) -> Output | None:
     parsed = parse(command.words, deed, stop=not own.get("anywhere"))
     state = command.beside()
     state.cwds, state.variables = command.state.cwds, command.state.variables
+    if own.get("persists") and parsed.has(*own["persists"].split()):
+        command.act("persist", "home" if parsed.has("--user") else "system")
+    if parsed.has(*own.get("reads", "").split()):
+        command.state = command.beside(via=command.state.via | {"privileged"})
+        command.act("read", "local")
+        return None
     if own.get("privileged"):
         state.via = state.via | {"privileged"}
         said = [f"{name} {value.text}" for name, value in parsed.options if value is not None]
@@ -37,6 +44,7 @@ def wrapper(command: Command) -> Output | None:
         return command.shell(" ".join(word.text for word in words), state, command.stdin) if words else None
     if not words:
         if own.get("privileged") or own.get("shell"):
+            command.state = state
             command.act("execute", "system" if own.get("privileged") else "local")
         return None
     return command.again(words, state)
@@ -64,7 +72,8 @@ def xargs(command: Command) -> Output | None:
     deed = replace(
         command.deed, values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--max-procs"})
     )
-    parsed = parse(command.words, replace(deed, values=deed.values | {"-I", "-i", "--replace"}), stop=True)
+    deed = replace(deed, values=deed.values | {"-I", "-i", "--replace"}, flags={"-0": "read"})
+    parsed = parse(command.words, deed, stop=True)
     words = parsed.positional or [Word(("echo",))]
     stdin = command.stdin
     if stdin.text is not None and UNKNOWN not in stdin.text:
@@ -126,14 +135,19 @@ def ssh(command: Command) -> Output | None:
 def find(command: Command) -> Output | None:
     """Start folders, then tests and actions."""
     texts = command.texts
-    start = next((i for i, text in enumerate(texts) if text.startswith(("-", "(", "!")) and len(text) > 1), len(texts))
+    tests = (i for i, text in enumerate(texts) if text in ("(", "!") or (text.startswith("-") and len(text) > 1))
+    start = next(tests, len(texts))
     while start and texts[start - 1] in ("-H", "-L", "-P"):
         start -= 1
     roots = [word for word in command.words[:start] if word.text not in ("-H", "-L", "-P")] or [Word((".",))]
-    for word in roots:
-        command.touch("read", word)
-    names = [command.words[i + 1].text for i, text in enumerate(texts[:-1]) if text in ("-name", "-iname")]
+    names, paths = _asked(command.words, "-name", "-iname"), _asked(command.words, "-path", "-ipath", "-wholename")
     narrow = bool(names) and all(name.strip("*?") not in ("", ".") for name in names)
+    listed = _joined(roots, [name for name in (*names, *paths) if may_be_secret(name)])
+    inside = True
+    for word in roots:
+        inside &= all(act.scope in ("project", "temp") for act in command.touch("read", word))
+    if not inside and listed:  # keys are looked for elsewhere
+        command.touch("read", Word(listed))
     i = start
     while i < len(texts):
         if texts[i] == "-delete":
@@ -141,7 +155,7 @@ def find(command: Command) -> Output | None:
                 _matched(command, word, narrow)
         elif texts[i] in ("-exec", "-execdir", "-ok", "-okdir"):
             end = next((j for j in range(i + 1, len(texts)) if texts[j] in (";", "+", "\\;")), len(texts))
-            matched = tuple(text for word in roots for text in _below(word, narrow))
+            matched = listed or tuple(text for word in roots for text in _below(word, narrow))
             words = [_replaced(word, "{}", matched) for word in command.words[i + 1 : end]]
             command.again(words, stdin=Output())
             i = end
@@ -149,19 +163,71 @@ def find(command: Command) -> Output | None:
             command.touch("write", command.words[i + 1])
             i += 1
         i += 1
-    return Output(names=tuple(text for word in roots for text in word.texts), piped=True)
+    if narrow and inside:
+        return Output(names=_joined(roots, names), piped=True)
+    return Output(names=(*listed, *(text for word in roots for text in word.texts)), piped=True)
+
+
+def _asked(words: Sequence[Word], *tests: str) -> list[str]:
+    """The patterns that names or paths are to match, without those that they are not to."""
+    after = [i + 1 for i in range(len(words) - 1) if words[i].text in tests]
+    wanted = [words[i] for i in after if words[i - 2].text not in ("!", "-not")]
+    return [unglobbed(text) for word in wanted for text in word.texts]
+
+
+def _joined(roots: Sequence[Word], patterns: Sequence[str]) -> tuple[str, ...]:
+    """What a search in some folders by some patterns may find, as globs."""
+    ends = [
+        pattern.lstrip("*/").translate(ACTIVE) if "/" in pattern else pattern.translate(ACTIVE) for pattern in patterns
+    ]
+    return tuple(f"{text.rstrip('/')}/{end}" for word in roots for text in word.texts for end in ends)[:32]
 
 
 def _below(word: Word, narrow: bool) -> list[str]:
     """What find hands to a command: files below a folder, or everything in it."""
-    from gradproof.gate.acts.paths import STAR
-
-    return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow else ''}" for text in word.texts]
+    return [f"{text.rstrip('/')}/{STAR}{'.match' if narrow and text != '/' else ''}" for text in word.texts]
 
 
 def _matched(command: Command, word: Word, narrow: bool) -> None:
     for text in _below(word, narrow):
         command.touch("delete", Word((text,)), folder=not narrow)
+
+
+@reader("locate")
+def locate(command: Command) -> Output | None:
+    """Names of files anywhere: those of well-known secrets are looked for to be read."""
+    words = parse(command.words, command.deed).positional
+    listed = _joined([Word(("/",))], [word.text for word in words if may_be_secret(word.text)])
+    if not listed:
+        command.act("read", "local")
+        return None
+    command.touch("read", Word(listed))
+    return Output(names=listed, piped=True)
+
+
+RUNS = ("-x", "--exec", "-X", "--exec-batch")
+
+
+@reader("fd")
+def fd(command: Command) -> Output | None:
+    """A pattern, folders, and a command for what is found in them."""
+    texts = command.texts
+    at = next((i for i, text in enumerate(texts) if text in RUNS), len(texts))
+    words = parse(command.words[:at], command.deed).positional
+    pattern, roots = words[:1], words[1:] or [Word((".",))]
+    if parse(command.words[:at], command.deed).has("-e", "--extension") and len(words) == 1:
+        pattern = []
+    narrow = bool(pattern and pattern[0].text.strip(".*")) or "-e" in texts or "--extension" in texts
+    listed = _joined(roots, [word.text for word in pattern if may_be_secret(word.text)])
+    for word in roots:
+        acts = command.touch("read", word)
+        if listed and any(act.scope not in ("project", "temp") for act in acts):
+            command.touch("read", Word(listed))
+    if at < len(texts):
+        matched = listed or tuple(text for word in roots for text in _below(word, narrow))
+        given = [_replaced(word, "{}", matched) for word in command.words[at + 1 :] if word.text != ";"]
+        command.again(given if given != command.words[at + 1 :] else [*given, Word(matched)], stdin=Output())
+    return Output(names=listed or tuple(text for word in roots for text in word.texts), piped=True)
 
 
 @reader("parallel")
