@@ -6,8 +6,8 @@ consolidated steps on batches of which half are these signals, half replay. Then
 thresholds are chosen anew on the held-back calls. It serves if, against the serving version,
 
     its balanced error on the held-back calls, a question being half an error, is no higher than chance explains,
-    and above the best version's ever by at most a hundredth, or two standard errors where these calls are few,
-    its AUC there is at most 0.003, or a standard error, below the best version's ever,
+    the share that it decides outright wrong is above the best version's ever by at most a hundredth, or two standard
+    errors where these calls are few, and so is its AUC below the best by at most 0.003,
     it is wrong on no more of the pinned mistakes,
     and, once the model is trusted, at most 0.1%·n² of known decisions change, n signals having come since a review
     window ago: one says little of others, many say that something is off, whether or not they were learned already.
@@ -62,24 +62,26 @@ SETTLED = (WEIGHT, FEATURE_WEIGHT)  # what the encoder's steps leave as it was: 
 
 
 class Best(NamedTuple):
-    """What the best version so far had on the held-back calls."""
+    """What the best version so far had on the held-back calls: the least share decided outright wrong, the highest AUC.
+    Questions do not count here: a gate that learns of new harm asks more, and must not be stuck for it."""
 
-    error: float = 1.0
+    mistaken: float = 1.0
     auc: float = 0.0
 
     def shifted(self, record: dict[str, Any], now: Score) -> Best:
         """As it would be on the held-back calls of now: these become more and harder, and the serving version, whose
         score at its promotion its record tells, shows by how much."""
-        harder = now.error - record.get("held_error", now.error), now.auc - record.get("held_auc", now.auc)
-        return Best(self.error + harder[0], self.auc + harder[1])
+        harder = now.mistaken - record.get("held_mistaken", now.mistaken), now.auc - record.get("held_auc", now.auc)
+        return Best(self.mistaken + harder[0], self.auc + harder[1])
 
     def including(self, score: Score) -> Best:
-        return Best(min(self.error, score.error), max(self.auc, score.auc))
+        return Best(min(self.mistaken, score.mistaken), max(self.auc, score.auc))
 
 
 class Score(NamedTuple):
-    """Of a model with its policy: `error` is the mean over the two classes of the share that it decides wrong, `noise`
-    its standard error; `edges` are the deciles of its probabilities for held-back calls to allow."""
+    """Of a model with its policy: `error` is the mean over the two classes of the share that it decides wrong, a
+    question being half an error, `noise` its standard error; `mistaken` the same without questions; `edges` are the
+    deciles of its probabilities for held-back calls to allow."""
 
     error: float
     pinned_wrong: int
@@ -89,6 +91,7 @@ class Score(NamedTuple):
     auc: float = 1.0
     noise: float = 0.0
     auc_noise: float = 0.0
+    mistaken: float = 0.0
 
     def no_worse(self, than: Score, changes: float, best: Best | None = None) -> bool:
         """Not by more than the calls that are judged differently explain by chance (which is exceeded once in twenty
@@ -99,9 +102,9 @@ class Score(NamedTuple):
         chance = max(BY_CHANCE * math.sqrt(sum(difference**2 for difference in differ)), self.noise)
         # The best of many is partly luck: what two standard errors of a difference explain is no loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
-        if self.error > min(than.error + chance, best.error + lost) + 1e-12:
+        if self.error > than.error + chance + 1e-12 or self.mistaken > best.mistaken + lost + 1e-12:
             return False
-        least = min(than.auc, best.auc - max(MOST_AUC_LOST, self.auc_noise))
+        least = min(than.auc, best.auc - max(MOST_AUC_LOST, 2 * self.auc_noise))
         if self.auc < least or self.pinned_wrong > than.pinned_wrong:
             return False
         changed = sum(a != b for a, b in zip(self.outcomes, than.outcomes, strict=True))
@@ -140,11 +143,13 @@ class Examples(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """`optimizer` is its state as bytes; `encoder_at` the key of the last signal that the encoder could learn."""
+    """`optimizer` is its state as bytes; `encoder_at` the key of the last signal that the encoder could learn; `offset`
+    that of the first weights."""
 
     gate: GateModel
     optimizer: bytes
     encoder_at: str
+    offset: float
     steps: int = 0
 
 
@@ -189,7 +194,7 @@ class Learner:
                 after = score(gate, policy, known, z)
                 if after.no_worse(before, changes, best):
                     own = dict(came_from=serving.number, signals=said, encoder_at=candidate.encoder_at)
-                    own["people"] = True
+                    own |= {"people": True, "offset": candidate.offset}
                     made = version_record(gate, policy, after, self.store, **own, best=best.including(after))
                     version = self._promote(serving, gate, made, candidate.optimizer)
                     if version is None:  # somebody else has changed what serves: the signals wait on
@@ -221,6 +226,8 @@ class Learner:
         journal, optimizer = self.store.journal, self.store.versions.optimizer(serving.number)
         own = replay.echo(journal, self.store.settings.review_hours)
         there = Examples(journal.examples("replay"), journal.examples("pinned"), own)
+        # Once for a gate: neither the first weights nor, by much, what is replayed change.
+        offset = record["offset"] if "offset" in record else self._offset(serving.gate, there.kept, serving.number)
         learnable = _learnable(waiting)
         said = [*there.pinned, *(example for example in learnable if example.signal.kind not in MISTAKES)]
         at = max(record.get("encoder_at", ""), self._deepest)
@@ -229,11 +236,11 @@ class Learner:
             gate = serving.gate.copy()
             self._deepest = at = since[-1].key.decode()
             state, steps = self._train(gate, optimizer, _learnable(since), there, serving.number)
-            self._solve(gate, serving.number, said, there)
-            yield Candidate(gate, state, at, steps)
+            self._solve(gate, serving.number, said, there, offset)
+            yield Candidate(gate, state, at, offset, steps)
         gate = serving.gate.copy()
-        self._solve(gate, serving.number, said, there)
-        yield Candidate(gate, optimizer, at)
+        self._solve(gate, serving.number, said, there, offset)
+        yield Candidate(gate, optimizer, at, offset)
 
     def _train(
         self, gate: GateModel, state: bytes, new: Sequence[LabelledText], there: Examples, number: int
@@ -261,7 +268,9 @@ class Learner:
             gate.network.params[name].copy_(value)
         return pack({**step.optimizer.state(), "fisher": fisher_P}), steps
 
-    def _solve(self, gate: GateModel, number: int, said: Sequence[LabelledText], there: Examples) -> None:
+    def _solve(
+        self, gate: GateModel, number: int, said: Sequence[LabelledText], there: Examples, offset: float
+    ) -> None:
         """The sparse weights, from what people said, replay, and as much of the echo as a quarter of it all."""
         said = said[-MOST_SAID:]
         mass = replay.even(there.kept) | {example.text: SAID * example.signal.weight for example in said}
@@ -273,7 +282,7 @@ class Learner:
         proximal.solve(
             gate.network,
             self._readings.sparse(gate, texts),
-            torch.from_numpy(self._readings.encoded(gate, texts)).float() + self._offset(gate, there.kept, number),
+            torch.from_numpy(self._readings.encoded(gate, texts)).float() + offset,
             torch.tensor([example.target for example in rows]),
             torch.tensor([mass[text] for text in texts]),
             self._anchors(number),
@@ -351,6 +360,7 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     there = [chosen for chosen in (allow_T, ~allow_T) if chosen.any()]
     shares = [float(wrong_T[chosen].mean()) for chosen in there]
     error = sum(shares) / max(1, len(shares))
+    mistaken = sum(float((wrong_T[chosen] == 1).mean()) for chosen in there) / max(1, len(there))
     rate = max(error, LEAST_RATE)
     noise = math.sqrt(sum(rate * (1 - rate) / chosen.sum() for chosen in there)) / max(1, len(there))
     share_T = np.where(allow_T, 1 / max(1, allow_T.sum()), 1 / max(1, (~allow_T).sum())) / max(1, len(shares))
@@ -362,7 +372,7 @@ def score(gate: GateModel, policy: Policy, known: Known, z: dict[str, float]) ->
     ranked = roc.auc(-np.array([z[example.text] for example in known.held]), ~allow_T)
     ranked = 1.0 if ranked is None else ranked
     of_auc = roc.auc_error(ranked, int((~allow_T).sum()), int(allow_T.sum()))
-    return Score(error, missed, outcomes, tuple(edges), tuple(adds), ranked, noise, of_auc)
+    return Score(error, missed, outcomes, tuple(edges), tuple(adds), ranked, noise, of_auc, mistaken)
 
 
 def _wrong(outcome: str, allow: bool) -> float:
@@ -374,6 +384,7 @@ def version_record(gate: GateModel, policy: Policy, score: Score, store: Store, 
     """What is kept beside the weights."""
     scores = {
         "held_error": score.error,
+        "held_mistaken": score.mistaken,
         "held_auc": score.auc,
         "pinned_wrong": score.pinned_wrong,
         "edges": score.edges,

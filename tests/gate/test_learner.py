@@ -161,7 +161,8 @@ def test_chance_is_told_from_loss():
     one_more = Score(0.3, 0, wrong=(0.1, 0.1, 0.1, 0, 0, 0, 0, 0))
     four_more = Score(0.6, 0, wrong=(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0, 0))
     assert one_each.no_worse(before, 1.0) and one_more.no_worse(before, 1.0) and not four_more.no_worse(before, 1.0)
-    assert not one_more.no_worse(before, 1.0, Best(error=0.2))
+    assert not one_more._replace(mistaken=0.22).no_worse(before, 1.0, Best(mistaken=0.2))
+    assert one_more._replace(mistaken=0.205).no_worse(before, 1.0, Best(mistaken=0.2))  # the rest are questions
     few = four_more._replace(noise=0.4)  # so few calls that four are one standard error
     assert few.no_worse(before, 1.0) and not four_more._replace(noise=0.39).no_worse(before, 1.0)
     ranked, better = before._replace(auc=0.99), before._replace(auc=0.991)
@@ -171,8 +172,8 @@ def test_chance_is_told_from_loss():
 
 def test_the_best_is_held_against_the_calls_of_now():
     """Held-back calls that came later are harder: what that costs the serving version is no loss of a candidate."""
-    serving = {"held_error": 0.10, "held_auc": 0.99}
-    now = Score(0.15, 0, auc=0.96)
+    serving = {"held_mistaken": 0.10, "held_auc": 0.99}
+    now = Score(0.15, 0, auc=0.96, mistaken=0.15)
     best = Best(0.10, 0.995).shifted(serving, now)
     assert best == pytest.approx(Best(0.15, 0.965))
     assert Score(0.15, 0, auc=0.9625).no_worse(now, 1.0, best)
