@@ -53,5 +53,8 @@ def predict(
         if scored.accuracy is not None:
             said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
         print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
-        record = {**scored._asdict(), "out": str(out) if out else None}
+        for name, unread in scored.unread.items():
+            print(f"warning: {unread.sentence(name)}", file=sys.stderr)
+        unread = {name: {"values": u.values, "row": u.row, "first": u.value} for name, u in scored.unread.items()}
+        record = {**scored._asdict(), "unread": unread, "out": str(out) if out else None}
         write(record, dumps(record, indent=1), json)

@@ -65,7 +65,7 @@ def read(
         survey.add(frame)
     survey.finish()
     train_R = split(survey.outcome_R)
-    figures = Summary(roles, survey.kinds, train_R)
+    figures = Summary(roles, survey.readings, train_R)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
     odd = survey.odd()
@@ -75,6 +75,7 @@ def read(
     left_out = {name: reason for name, reason in schema.left_out.items() if reason != IGNORED}
     notes = [f"column {name!r} is left out: it {reason}" for name, reason in left_out.items()]
     notes += [f"column {name!r} {reason}" for name, reason in odd.items() if name not in schema.left_out]
+    notes += [sentence for name, sentence in survey.unread().items() if name not in schema.left_out]
     if dropped := survey.dropped():
         notes.insert(0, dropped)
     rows = Rows.open(folder)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gradproof.data.frame import Unread, encode
 from gradproof.data.schema import Schema
 from gradproof.files import sync
 from gradproof.train.predictor import Predictions, Predictor
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]:
-    """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None."""
+def as_records(
+    predictions: Predictions, schema: Schema, unread: Mapping[int, list[str]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None. `unread`
+    are, by row, the columns whose value could not be read."""
     classes, metrics = schema.classes, [metric.name for metric in schema.metrics]
     records = [
         {
@@ -38,15 +43,19 @@ def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]
             record |= {key: None for key in ("probability", "router_energy") if key in record}
             record["gates"] = [None] * len(record["gates"])
             record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
+    for i, columns in unread.items():
+        records[i]["unread"] = columns
     return records
 
 
 class PredictedFile(NamedTuple):
-    """What `predict_file` counted; accuracy is None where no true outcome was known."""
+    """What `predict_file` counted; accuracy is None where no true outcome was known. `unread` are the values, by
+    column, that could not be read."""
 
     rows: int
     known: int
     accuracy: float | None
+    unread: dict[str, Unread]
 
 
 def predict_file(predictor: Predictor, path: Path, out: Path | None) -> PredictedFile:
@@ -90,13 +99,13 @@ class _Tally:
 
     def __init__(self):
         self.rows = self.known = self.right = 0
+        self.unread: dict[str, Unread] = {}
 
     def frames(self, predictor: Predictor, path: Path) -> Iterator[pl.DataFrame]:
-        from gradproof.data.frame import encode
         from gradproof.data.table import Table
 
         for frame in Table(path).chunks():
-            rows = encode(predictor.schema, frame, self.rows)
+            rows = encode(predictor.schema, frame, self.rows, self.unread)
             predictions = predictor(rows)
             known_R = rows.outcome_R >= 0
             self.rows += rows.count
@@ -105,7 +114,8 @@ class _Tally:
             yield as_frame(predictions, predictor.schema)
 
     def scored(self) -> PredictedFile:
-        return PredictedFile(self.rows, self.known, self.right / self.known if self.known else None)
+        accuracy = self.right / self.known if self.known else None
+        return PredictedFile(self.rows, self.known, accuracy, self.unread)
 
 
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:

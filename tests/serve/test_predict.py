@@ -180,7 +180,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     np.testing.assert_allclose(read["probability"].to_numpy(), right.probability_TC.max(1), rtol=1e-5)
     np.testing.assert_allclose(read[["cost", "risk"]].to_numpy(), right.metrics_TM, rtol=1e-4, atol=1e-6)
     known = rows.outcome_R >= 0
-    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean())
+    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {})
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([name, out])
 
@@ -199,13 +199,19 @@ def test_a_file_raises_no_warning(schema, tmp_path):
         torch.set_warn_always(False)
 
 
-def test_a_number_that_is_none_is_refused(predictor, tmp_path, small_chunks):
-    """By its row in the file, not in the chunk; nothing is written."""
+def test_what_is_no_number_is_missing_and_counted(predictor, tmp_path, small_chunks):
+    """Over all chunks, the first by its row in the file; the row is decided as one without that value."""
+    import polars as pl
+
     path = table(tmp_path, 30)
-    path.write_text(path.read_text() + "30,red,true,0.3 kg,1,good\n")
-    with pytest.raises(ValueError, match=r"column 'weight' must be a number or empty; row 31 holds '0\.3 kg'"):
-        predict_file(predictor, path, tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv").exists()
+    rest = "{},red,true,{},1,good\n"
+    path.write_text(path.read_text() + rest.format(30, "0.3 kg") + rest.format(31, "") + rest.format(32, "?!"))
+    scored = predict_file(predictor, path, tmp_path / "out.csv")
+    assert scored.unread == {"weight": (2, 31, "'0.3 kg'", "a number")}
+    sentence = "column 'weight': 2 values are not a number and count as missing; the first is '0.3 kg' in row 31"
+    assert scored.unread["weight"].sentence("weight") == sentence
+    out = pl.read_csv(tmp_path / "out.csv")
+    assert out.height == 33 and out.row(30) == out.row(31) == out.row(32) != out.row(29)
 
 
 def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
@@ -213,7 +219,7 @@ def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
     scored = predict_file(predictor, path, None)
     printed = capsys.readouterr().out
     predict_file(predictor, path, tmp_path / "out.csv")
-    assert scored == (25, 0, None)
+    assert scored == (25, 0, None, {})
     assert printed == (tmp_path / "out.csv").read_text() and len(printed.splitlines()) == 26
 
 
