@@ -14,10 +14,11 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gradproof.data.columns import columns_of
 from gradproof.data.frame import encode_clean
 from gradproof.data.pieces import with_knots
 from gradproof.data.roles import Roles
@@ -34,11 +35,12 @@ CHUNK = 65_536
 
 
 class ReadTable(NamedTuple):
-    """What `read` found; `notes` are sentences for the user."""
+    """What `read` found; `notes` are sentences for the user, `columns` says how each column is read."""
 
     schema: Schema
     rows: Rows
     notes: list[str]
+    columns: list[dict[str, Any]]
 
 
 def read(
@@ -79,7 +81,8 @@ def read(
     if dropped := survey.dropped():
         notes.insert(0, dropped)
     rows = Rows.open(folder)
-    return ReadTable(with_knots(schema, rows, train_R), rows, notes)
+    columns = columns_of(survey, figures, schema, rows)
+    return ReadTable(with_knots(schema, rows, train_R), rows, notes, columns)
 
 
 def _pass(

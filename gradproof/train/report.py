@@ -40,9 +40,10 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "test": test,
         "config": config.to_dict(),
         "schema": {
-            "columns": len(source.schema.categories) + len(source.schema.numbers),
+            "columns": len(source.schema.columns),
             "left_out": dict(source.schema.left_out),
         },
+        "columns": source.columns,
         "notes": source.notes,
         "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
         "environment": environment(config, trainer.kernels()),

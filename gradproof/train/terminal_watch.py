@@ -18,7 +18,9 @@ class TerminalWatch:
         self.bar, self.task, self.validated = bar, None, ""
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True) if self.bar is None else self.bar.console.print(sentence)
+        print(sentence, file=sys.stderr, flush=True) if self.bar is None else self.bar.console.print(
+            sentence, markup=False, highlight=False, soft_wrap=True
+        )
 
     def reading(self, done: int, total: int) -> None:
         self._show("reading", done, total, "")
