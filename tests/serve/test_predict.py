@@ -158,7 +158,7 @@ def small_chunks(monkeypatch):
     from gradproof.data.table import Table
 
     whole = Table.chunks
-    monkeypatch.setattr(Table, "chunks", lambda self: whole(self, rows=10))
+    monkeypatch.setattr(Table, "chunks", lambda self, **more: whole(self, rows=10, **more))
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.parquet"])
@@ -249,3 +249,48 @@ def test_outputs_that_cannot_be_written_are_refused_first(predictor, tmp_path):
         with pytest.raises(ValueError, match=sentence):
             predict_file(predictor, path, tmp_path / out)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data.csv", "folder.csv"]
+
+
+@pytest.mark.parametrize("out", ["out.csv", "out.parquet", None])
+@pytest.mark.parametrize("keep", [["id", "colour", "id"], None])
+def test_columns_are_kept_as_they_are(predictor, tmp_path, small_chunks, capsys, out, keep):
+    """In the file's own words, also where they count as missing; the predictions are those without them."""
+    import polars as pl
+
+    path = table(tmp_path, 24)
+    path.write_text(path.read_text() + "24, NA ,true,,1,\n")
+    predict_file(predictor, path, tmp_path / "alone.csv")
+    predict_file(predictor, path, tmp_path / out if out else None, keep)
+    if out is None:
+        (tmp_path / "out.csv").write_text(capsys.readouterr().out)
+    read = (pl.read_parquet if out == "out.parquet" else pl.read_csv)(tmp_path / (out or "out.csv"))
+    kept = list(dict.fromkeys(keep)) if keep else ["id", "colour", "flag", "weight", "count", "outcome"]
+    assert read.columns[: len(kept)] == kept and read["colour"][-1] == " NA "
+    assert read["id"].cast(pl.Int64).to_list() == list(range(25))
+    assert read.drop(kept)["decision"].to_list() == pl.read_csv(tmp_path / "alone.csv")["decision"].to_list()
+    assert read.drop(kept).columns == pl.read_csv(tmp_path / "alone.csv").columns
+
+
+@pytest.mark.parametrize("name", ["decision", "probability", "p_bad", "cost", "gate_3"])
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_kept_column_must_not_clash(predictor, tmp_path, name, everything):
+    """Two columns of one name are no table; nothing is written."""
+    path = table(tmp_path, 5)
+    path.write_text(path.read_text().replace("id,", f"{name},", 1))
+    with pytest.raises(ValueError, match=f"the predictions have a column '{name}' of their own"):
+        predict_file(predictor, path, tmp_path / "out.csv", None if everything else [name])
+    assert not (tmp_path / "out.csv").exists()
+    predict_file(predictor, path, tmp_path / "out.csv", ["colour"])
+
+
+def test_what_cannot_be_kept(predictor, tmp_path):
+    import polars as pl
+
+    path = table(tmp_path, 5, "data.parquet")
+    with pytest.raises(ValueError, match="the table has no column 'color'; did you mean 'colour'"):
+        predict_file(predictor, path, tmp_path / "out.csv", ["id", "color"])
+    pl.read_parquet(path).with_columns(tags=pl.Series([[1]] * 5)).write_parquet(path)
+    with pytest.raises(ValueError, match="CSV cannot hold column 'tags'"):
+        predict_file(predictor, path, tmp_path / "out.csv", ["tags"])
+    predict_file(predictor, path, tmp_path / "out.parquet", ["tags"])
+    assert pl.read_parquet(tmp_path / "out.parquet")["tags"].to_list() == [[1]] * 5
