@@ -34,10 +34,10 @@ class NumberFormat:
 
     @property
     def example(self) -> str:
-        """1234.5, as it is written in this format."""
+        """1234.5, or 12.5%, as it is written in this format."""
         number = f"1{self.group}234{self.decimal}5"
         if self.unit == PERCENT:
-            return f"{number}%"
+            return f"12{self.decimal}5%"
         return f"{self.unit} {number}" if self.unit.isalpha() else f"{self.unit}{number}"
 
     @property

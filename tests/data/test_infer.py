@@ -331,7 +331,7 @@ def test_columns_as_people_write_them(reader):
     assert examples == {
         "dollars": "$1,234.5",
         "comma": "1 234,5",
-        "share": "1,234.5%",
+        "share": "12.5%",
         "us": "month/day/year",
         "german": "day.month.year",
     }

@@ -100,8 +100,8 @@ def test_cases(form, text, value):
 
 def test_examples():
     assert NumberFormat(",", ".", "€").example == "€1.234,5" and NumberFormat(".", ",", "USD").example == "USD 1,234.5"
-    assert NumberFormat(",", " ", "%").example == "1 234,5%"
+    assert NumberFormat(",", " ", "%").example == "12,5%"
     for marks in MARKS:
         for unit in UNITS:
             form = NumberFormat(*marks, unit)
-            assert form.value(form.example) == 1234.5
+            assert form.value(form.example) == (12.5 if unit == "%" else 1234.5)
