@@ -19,6 +19,9 @@ def predict(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="CSV or Parquet to write; CSV on standard output if left out.")
     ] = None,
+    keep: Annotated[
+        str | None, typer.Option(metavar="COLS|all", help="Input columns to copy to the output: a,b,c.")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
@@ -26,12 +29,14 @@ def predict(
 ) -> None:
     """Decide every row of a file: decision, probabilities, metrics and gates.
 
-    The best checkpoint of the run decides. Missing values and names that were never seen are fine. Where the file has
-    the target too, the accuracy is told.
+    The best checkpoint of the run decides. Missing values and names that were never seen are fine; values that do not
+    fit their column count as missing, with a warning. Where the file has the target too, the accuracy is told.
 
-    Example:
+    Examples:
 
         gradproof predict runs/loans --data new.csv --out decided.csv
+
+        gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
     """
     with errors(debug):
         from json import dumps
@@ -40,12 +45,13 @@ def predict(
         from gradproof.train.load import load_predictor
 
         check_outputs(json, None)
+        kept = None if keep == "all" else [name.strip() for name in (keep or "").split(",") if name.strip()]
         if json == "-" and out is None:
             raise ValueError("--json - and the predictions would share standard output; give --out a file")
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
         try:
-            scored = predict_file(predictor, data, out)
+            scored = predict_file(predictor, data, out, kept)
         except BrokenPipeError:  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
@@ -53,5 +59,8 @@ def predict(
         if scored.accuracy is not None:
             said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
         print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
-        record = {**scored._asdict(), "out": str(out) if out else None}
+        for name, unread in scored.unread.items():
+            print(f"warning: {unread.sentence(name)}", file=sys.stderr)
+        unread = {name: {"values": u.values, "row": u.row, "first": u.value} for name, u in scored.unread.items()}
+        record = {**scored._asdict(), "unread": unread, "out": str(out) if out else None}
         write(record, dumps(record, indent=1), json)

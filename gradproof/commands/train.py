@@ -146,6 +146,7 @@ def _train(run: Any, debug: bool) -> dict[str, Any]:
 
 def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     """A run that could not start is taken back; exit code 1 where one that had started must stop."""
+    from gradproof.data.columns import column_lines
     from gradproof.train.loop import Stopped, Trainer, prove
     from gradproof.train.report import finished_report, report, write_report
     from gradproof.train.text import TextTrainer
@@ -160,6 +161,9 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     except Exception:
         run.discard()
         raise
+    if not isinstance(trainer, TextTrainer):
+        for line in column_lines(trainer.source.columns):
+            watch.say(line)
     try:
         prove(run, trainer.model)
         trainer.rehearse()

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradproof.data.date_format import DateFormat
+from gradproof.data.number_format import NumberFormat
+from gradproof.data.reading import FALSE, TRUE, ColumnReading
+
 if TYPE_CHECKING:
     import polars as pl
 
-_DAY = 86_400e6  # microseconds
+PARTS = ("year", "month", "weekday", "time")  # of a date, inputs of their own beside the days since 1970
+_UNITS = {"": 86_400e6, "time": 3600e6}  # microseconds of a day and of an hour
 _SHOWN = 40  # characters of a value that a sentence repeats
 
 
@@ -23,37 +28,75 @@ def text_of(name: str, dtype: pl.DataType) -> pl.Expr:
     return _nothing(name, pl.String) if unreadable(dtype) else pl.col(name).cast(pl.String)
 
 
-def number_of(name: str, dtype: pl.DataType | None, date: bool) -> pl.Expr:
-    """`_value`, null where it is not finite."""
+def truth_of(name: str, dtype: pl.DataType) -> pl.Expr:
+    """A clean column as true and false, null where missing or where it says neither."""
     import polars as pl
 
-    value = value_of(name, dtype, date)
+    if dtype == pl.Boolean:
+        return pl.col(name).cast(pl.String)
+    if dtype != pl.String:
+        return _nothing(name, pl.String)
+    word = pl.col(name).str.to_lowercase()
+    yes = pl.when(word.is_in(TRUE)).then(pl.lit("true"))
+    return yes.when(word.is_in(FALSE)).then(pl.lit("false")).alias(name)
+
+
+def category_of(name: str, dtype: pl.DataType, boolean: bool) -> pl.Expr:
+    """What a category's slots are looked up by."""
+    return truth_of(name, dtype) if boolean else text_of(name, dtype)
+
+
+def number_of(name: str, dtype: pl.DataType | None, reading: ColumnReading) -> pl.Expr:
+    """`value_of`, null where it is not finite."""
+    import polars as pl
+
+    value = value_of(name, dtype, reading)
     return pl.when(value.is_finite()).then(value).alias(name)
 
 
-def numbers_of(frame: pl.DataFrame, dates: Mapping[str, bool]) -> np.ndarray:
-    """number_RN of the named columns, NaN where missing or not there; a date, where `dates` says so, in days."""
-    columns = [number_of(name, frame.schema.get(name), date) for name, date in dates.items()]
+def numbers_of(frame: pl.DataFrame, columns: Sequence[tuple[str, ColumnReading, str]]) -> np.ndarray:
+    """number_RN of the columns, each with its reading and its part; NaN where missing or not there. A date is in days,
+    its time in hours."""
     if not columns:
         return np.empty((frame.height, 0))
+    # A date is read once, whatever its parts.
+    read = {name: number_of(name, frame.schema.get(name), reading) for name, reading, _ in columns}
+    frame = frame.select(read.values())
+    values = [_part(name, part).alias(str(i)) for i, (name, _, part) in enumerate(columns)]
     # Not divided by polars: its quotients differ in the last bit with the length of a chunk.
-    number_RN = np.array(frame.select(columns).to_numpy(), np.float64, order="C")
-    number_RN /= np.where(list(dates.values()), _DAY, 1.0)
+    number_RN = np.array(frame.select(values).to_numpy(), np.float64, order="C")
+    number_RN /= [_UNITS.get(part, 1.0) if reading.kind == "date" else 1.0 for _, reading, part in columns]
     return number_RN
 
 
-def value_of(name: str, dtype: pl.DataType | None, date: bool) -> pl.Expr:
+def value_of(name: str, dtype: pl.DataType | None, reading: ColumnReading) -> pl.Expr:
     """A clean column as float64, null where missing, or where it holds something else; dates in microseconds."""
     import polars as pl
 
-    column = pl.col(name)
-    if dtype == pl.String:
-        return iso(column).dt.timestamp("us").cast(pl.Float64) if date else _float(column)
-    if dtype is not None and date and dtype.is_temporal():
-        return _microseconds(column, dtype).cast(pl.Float64)
-    if dtype is not None and not date and dtype.is_numeric():
+    column, form = pl.col(name), reading.format
+    if reading.kind == "date":
+        if dtype == pl.String:
+            moment = form.expression(column) if isinstance(form, DateFormat) else iso(column)
+            return moment.dt.timestamp("us").cast(pl.Float64)
+        if dtype is not None and dtype.is_temporal():
+            return _microseconds(column, dtype).cast(pl.Float64)
+    elif dtype == pl.String:
+        return form.expression(column) if isinstance(form, NumberFormat) else _float(column)
+    elif dtype is not None and dtype.is_numeric():
         return column.cast(pl.Float64)
     return _nothing(name, pl.Float64)
+
+
+def _part(name: str, part: str) -> pl.Expr:
+    """A part of a date that is in microseconds since 1970, by UTC."""
+    import polars as pl
+
+    if not part:
+        return pl.col(name)
+    field = pl.col(name).cast(pl.Int64).cast(pl.Datetime("us")).dt
+    if part == "time":
+        return (field.time().cast(pl.Int64) // 1000).cast(pl.Float64)
+    return {"year": field.year, "month": field.month, "weekday": field.weekday}[part]().cast(pl.Float64)
 
 
 def _nothing(name: str, dtype: type[pl.DataType]) -> pl.Expr:

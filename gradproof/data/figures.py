@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gradproof.data.reading import ColumnReading
 from gradproof.data.schema import Category, Number, name_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Counts:
     def _frequent(self, count: int) -> list[tuple[str, int]]:
         return sorted(self.seen.items(), key=lambda item: (-item[1], item[0]))[:count]
 
-    def category(self, name: str) -> Category | str:
+    def category(self, name: str, boolean: bool = False) -> Category | str:
         """The column, or why it is left out."""
         if not self.present:
             return "has no value in the training rows"
@@ -50,7 +51,7 @@ class Counts:
             return "has the same value in all training rows"
         least = max(2, (self.present + self.missing) // 10_000)
         known = [value for value, count in self._frequent(SLOTS) if count >= least]
-        category = Category(name, tuple(sorted(known)), len(known) < len(self.seen), self.missing > 0)
+        category = Category(name, tuple(sorted(known)), len(known) < len(self.seen), self.missing > 0, boolean)
         return category if category.width > 1 else "has no value that is seen more than once"
 
 
@@ -95,14 +96,23 @@ class Moments:
     def extremes(self, i: int) -> tuple[float, float]:
         return float(self.low_N[i]), float(self.high_N[i])
 
-    def number(self, i: int, name: str, date: bool) -> Number | str:
+    def number(self, i: int, name: str, reading: ColumnReading) -> Number | str:
         """Column i, or why it is left out."""
-        missing = bool(self.missing_N[i])
+        missing, date = bool(self.missing_N[i]), reading.kind == "date"
         if not self.count_N[i]:
             return "has no value in the training rows"
         if self.low_N[i] == self.high_N[i]:
             value = float(self.low_N[i])
-            return Number(name, value, 1.0, missing, date) if missing else "has the same value in all training rows"
+            constant = Number(name, value, 1.0, missing, date, format=reading.format)
+            return constant if missing else "has the same value in all training rows"
         if not date and not missing and self.count_N[i] >= _JUDGED and self.least_N[i] == self.most_N[i]:
             return "counts the rows"
-        return Number(name, float(self.mean_N[i]), float(self.std_N[i]) or 1.0, missing, date)
+        std = float(self.std_N[i]) or 1.0
+        return Number(name, float(self.mean_N[i]), std, missing, date, format=reading.format)
+
+    def part(self, i: int, name: str, reading: ColumnReading, part: str) -> Number | None:
+        """Column i, a part of a date, unless it is the same in all rows. A missing date has one flag, its own."""
+        if not self.low_N[i] < self.high_N[i]:
+            return None
+        mean, std = float(self.mean_N[i]), float(self.std_N[i]) or 1.0
+        return Number(name, mean, std, date=True, format=reading.format, part=part)

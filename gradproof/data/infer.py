@@ -14,10 +14,11 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gradproof.data.columns import columns_of
 from gradproof.data.frame import encode_clean
 from gradproof.data.pieces import with_knots
 from gradproof.data.roles import Roles
@@ -34,11 +35,12 @@ CHUNK = 65_536
 
 
 class ReadTable(NamedTuple):
-    """What `read` found; `notes` are sentences for the user."""
+    """What `read` found; `notes` are sentences for the user, `columns` says how each column is read."""
 
     schema: Schema
     rows: Rows
     notes: list[str]
+    columns: list[dict[str, Any]]
 
 
 def read(
@@ -65,7 +67,7 @@ def read(
         survey.add(frame)
     survey.finish()
     train_R = split(survey.outcome_R)
-    figures = Summary(roles, survey.kinds, train_R)
+    figures = Summary(roles, survey.readings, train_R)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
     odd = survey.odd()
@@ -75,10 +77,12 @@ def read(
     left_out = {name: reason for name, reason in schema.left_out.items() if reason != IGNORED}
     notes = [f"column {name!r} is left out: it {reason}" for name, reason in left_out.items()]
     notes += [f"column {name!r} {reason}" for name, reason in odd.items() if name not in schema.left_out]
+    notes += [sentence for name, sentence in survey.unread().items() if name not in schema.left_out]
     if dropped := survey.dropped():
         notes.insert(0, dropped)
     rows = Rows.open(folder)
-    return ReadTable(with_knots(schema, rows, train_R), rows, notes)
+    columns = columns_of(survey, figures, schema, rows)
+    return ReadTable(with_knots(schema, rows, train_R), rows, notes, columns)
 
 
 def _pass(

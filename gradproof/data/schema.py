@@ -14,6 +14,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gradproof.data.date_format import DateFormat
+from gradproof.data.number_format import NumberFormat
+from gradproof.data.reading import BOOLEAN, NAMES, ColumnReading
+
 _DECIMAL = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"-?[1-9]\d*|0\d*", re.ASCII)
 _PADDED = re.compile(r"\.\d*[1-9]0+\Z", re.ASCII)
@@ -46,12 +50,18 @@ def name_of(text: str) -> str:
 @dataclass(frozen=True)
 class Category:
     """A column of names. Slots: its known `values`, then `other` (rare or never seen), then `missing`, where the column
-    has them. A value without a slot is encoded as zeros."""
+    has them. A value without a slot is encoded as zeros. A `boolean` one reads yes, no and their like as true and
+    false."""
 
     name: str
     values: tuple[str, ...]
     other: bool = False
     missing: bool = False
+    boolean: bool = False
+
+    @property
+    def reading(self) -> ColumnReading:
+        return BOOLEAN if self.boolean else NAMES
 
     @property
     def width(self) -> int:
@@ -71,8 +81,9 @@ class Category:
 @dataclass(frozen=True)
 class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
-    the column has one. A `date` is read from ISO text or a time type, as days since 1970. Between `knots` lie its
-    pieces (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`)."""
+    the column has one. A `date` is days since 1970, or with a `part` its year, month, weekday or time. Text is read by
+    the `format`; without one as Python writes numbers, and dates as ISO 8601. Between `knots` lie its pieces
+    (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`)."""
 
     name: str
     mean: float
@@ -82,6 +93,12 @@ class Number:
     knots: tuple[float, ...] = ()
     padic: int = 0
     decimals: int = 0
+    format: NumberFormat | DateFormat | None = None
+    part: str = ""
+
+    @property
+    def reading(self) -> ColumnReading:
+        return ColumnReading("date" if self.date else "number", self.format)
 
     @property
     def pieces(self) -> int:
@@ -117,6 +134,11 @@ class Schema:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def columns(self) -> tuple[Category | Number, ...]:
+        """The columns of the table that are read, each once: the parts of a date are not among them."""
+        return (*self.categories, *(number for number in self.numbers if not number.part))
+
+    @property
     def inputs(self) -> int:
         return sum(self.blocks)
 
@@ -148,7 +170,14 @@ class Schema:
             record["target"],
             tuple(record["classes"]),
             tuple(Category(**{**category, "values": tuple(category["values"])}) for category in record["categories"]),
-            tuple(Number(**{**number, "knots": tuple(number["knots"])}) for number in record["numbers"]),
+            tuple(map(_number, record["numbers"])),
             tuple(Metric(**metric) for metric in record["metrics"]),
             dict(record["left_out"]),
         )
+
+
+def _number(record: Mapping[str, Any]) -> Number:
+    form = record.get("format")
+    if form is not None:
+        form = DateFormat(**form) if "order" in form else NumberFormat(**form)
+    return Number(**{**record, "knots": tuple(record["knots"]), "format": form})

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,7 @@ class Source:
     rows: Rows
     part_R: np.ndarray
     notes: list[str]
+    columns: list[dict[str, Any]] = field(default_factory=list)  # how each column of the file is read
     best_R: np.ndarray | None = None
     regime_R: np.ndarray | None = None
 
@@ -100,7 +101,7 @@ def open_source(options: SourceOptions, folder: Path, progress: Callable[[int, i
         if not (folder / "schema.json").exists():
             _write_schema(folder, schema, notes)
         rows = Rows(*(array.copy() for array in made.rows))  # whoever writes to them writes to his own
-        return Source(schema, rows, part_R, notes, made.best_R, made.regime_R)
+        return Source(schema, rows, part_R, notes, best_R=made.best_R, regime_R=made.regime_R)
     if not (folder / "schema.json").exists():
         _read(options, folder, progress)
     schema, notes = read_schema(folder)
@@ -109,7 +110,7 @@ def open_source(options: SourceOptions, folder: Path, progress: Callable[[int, i
     except (OSError, ValueError) as error:
         again = f"remove {folder / 'schema.json'} to read {options.data} again"
         raise ValueError(f"{folder / 'rows'} is damaged ({error}); {again}") from None
-    return Source(schema, rows, options.part(np.asarray(rows.outcome_R)), notes)
+    return Source(schema, rows, options.part(np.asarray(rows.outcome_R)), notes, read_columns(folder))
 
 
 @lru_cache(maxsize=1)
@@ -127,6 +128,11 @@ def read_schema(folder: Path) -> tuple[Schema, list[str]]:
         return Schema.from_dict(record["schema"]), record["notes"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / 'schema.json'} cannot be read ({error}); without it the run is lost") from None
+
+
+def read_columns(folder: Path) -> list[dict[str, Any]]:
+    """How each column of a run's table is read; empty for runs from before this was recorded."""
+    return json.loads((folder / "schema.json").read_text(encoding="utf-8")).get("columns", [])
 
 
 def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], None] | None) -> None:
@@ -151,7 +157,7 @@ def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], N
     publish(aside, folder / "rows")
     train_R = options.part(np.asarray(table.rows.outcome_R)) == TRAIN
     schema, notes = _encoded(options, table.schema, table.rows, train_R)
-    _write_schema(folder, schema, [*table.notes, *notes])
+    _write_schema(folder, schema, [*table.notes, *notes], table.columns)
 
 
 def _encoded(options: SourceOptions, schema: Schema, rows: Rows, train_R: np.ndarray) -> tuple[Schema, list[str]]:
@@ -163,5 +169,6 @@ def _encoded(options: SourceOptions, schema: Schema, rows: Rows, train_R: np.nda
     return with_padic(schema, rows, train_R)
 
 
-def _write_schema(folder: Path, schema: Schema, notes: list[str]) -> None:
-    write_atomically(folder / "schema.json", json.dumps({"schema": schema.to_dict(), "notes": notes}, indent=1) + "\n")
+def _write_schema(folder: Path, schema: Schema, notes: list[str], columns: Sequence[dict[str, Any]] = ()) -> None:
+    record = {"schema": schema.to_dict(), "notes": notes, "columns": list(columns)}
+    write_atomically(folder / "schema.json", json.dumps(record, indent=1) + "\n")

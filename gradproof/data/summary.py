@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradproof.data.cells import numbers_of, text_of
+from gradproof.data.cells import PARTS, category_of, numbers_of, text_of
 from gradproof.data.figures import Counts, Moments
+from gradproof.data.reading import BOOLEAN, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
 from gradproof.data.schema import Category, Metric, Number, Schema
-from gradproof.data.survey import ColumnKind
 from gradproof.data.table import changed
 
 if TYPE_CHECKING:
@@ -24,13 +24,23 @@ IGNORED = "is ignored, as asked"
 class Summary:
     """The second pass: the schema's figures, from the training rows."""
 
-    def __init__(self, roles: Roles, kinds: dict[str, ColumnKind], train_R: np.ndarray):
-        self.roles, self.kinds, self.train_R = roles, kinds, train_R
+    def __init__(self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray):
+        self.roles, self.readings, self.train_R = roles, readings, train_R
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
-        self._names = {name: Counts() for name in roles.features if kinds[name] == "name"}
-        numbers = [name for name in roles.features if kinds[name] != "name"]
-        self._numbers = {name: i for i, name in enumerate([*numbers, *roles.metrics])}
-        self._moments = Moments(len(self._numbers))
+        named = [name for name in roles.features if readings[name] in (NAMES, BOOLEAN)]
+        self.names = {name: Counts() for name in named}
+        parts = [(name, part) for name in roles.features if name not in self.names for part in self._parts(name)]
+        parts += [(name, "") for name in roles.metrics]
+        self._numbers = {column: i for i, column in enumerate(parts)}
+        self._cells = [(name, readings.get(name, PLAIN), part) for name, part in parts]
+        self._moments = Moments(len(parts))
+
+    def _parts(self, name: str) -> tuple[str, ...]:
+        """A date has parts; a time of day or a duration, which only Parquet knows, has none."""
+        import polars as pl
+
+        dated = self.readings[name].kind == "date" and self.roles.table.dtypes[name] not in (pl.Time, pl.Duration)
+        return ("", *PARTS) if dated else ("",)
 
     def add(self, frame: pl.DataFrame) -> None:
         """The next chunk of the file."""
@@ -45,10 +55,10 @@ class Summary:
         row_R = self._row + np.flatnonzero(train_R)
         self._row, self._outcome = self._row + frame.height, self._outcome + known
         frame = frame.filter(pl.Series(train_R))
-        dates = {name: self.kinds.get(name) == "date" for name in self._numbers}
-        self._moments.add(numbers_of(frame, dates), row_R)
-        names = frame.select(text_of(name, frame.schema[name]) for name in self._names)
-        for name, counts in self._names.items():
+        self._moments.add(numbers_of(frame, self._cells), row_R)
+        boolean = {name: self.readings[name] == BOOLEAN for name in self.names}
+        names = frame.select(category_of(name, frame.schema[name], boolean[name]) for name in self.names)
+        for name, counts in self.names.items():
             counts.add(names[name])
 
     def schema(self, classes: tuple[str, ...], odd: Mapping[str, str]) -> Schema:
@@ -60,7 +70,7 @@ class Summary:
             if isinstance(column, str):
                 left_out[name] = odd.get(name, column)
             else:
-                columns.append(column)
+                columns += [column, *self._date_parts(name)]
         if not columns:
             reasons = ", ".join(f"{name!r} {reason}" for name, reason in left_out.items())
             raise ValueError(f"no column of {self.roles.table.path} is left to learn from: {reasons}")
@@ -75,14 +85,19 @@ class Summary:
 
     def _column(self, name: str) -> Category | Number | str:
         """The column, or why it is left out."""
-        if name in self._names:
-            return self._names[name].category(name)
-        if name in self._numbers:
-            return self._moments.number(self._numbers[name], name, self.kinds[name] == "date")
+        if name in self.names:
+            return self.names[name].category(name, self.readings[name] == BOOLEAN)
+        if (name, "") in self._numbers:
+            return self._moments.number(self._numbers[name, ""], name, self.readings[name])
         return f"holds {self.roles.table.dtypes[name]}, no plain values"
 
+    def _date_parts(self, name: str) -> list[Number]:
+        indices = {part: self._numbers.get((name, part)) for part in PARTS}
+        parts = [self._moments.part(i, name, self.readings[name], part) for part, i in indices.items() if i is not None]
+        return [part for part in parts if part is not None]
+
     def _metric(self, name: str) -> Metric:
-        low, high = self._moments.extremes(self._numbers[name])
+        low, high = self._moments.extremes(self._numbers[name, ""])
         if low >= 0 and high <= 1:
             return Metric(name)
         if not math.isfinite(high - low):

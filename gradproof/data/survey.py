@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradproof.data.cells import iso, number_of, shown, text_of
-from gradproof.data.frame import class_slot
+from gradproof.data.cells import number_of, shown, text_of
+from gradproof.data.fits import Fit, Fits
+from gradproof.data.frame import Unread, class_slot
+from gradproof.data.reading import BOOLEAN, ISO, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
 from gradproof.data.schema import is_decimal, is_truth, one_name
 from gradproof.data.table import clean
@@ -21,8 +23,6 @@ CLASSES = 1000
 
 _ALMOST = 0.9  # of a column's values are numbers: that it is read as names is then worth a word
 
-ColumnKind = Literal["number", "date", "name"]
-
 
 class Survey:
     """The first pass: the classes, each row's outcome and each feature's kind, over the rows with a target."""
@@ -31,15 +31,13 @@ class Survey:
         self.roles, self.rows = roles, 0
         self.classes: tuple[str, ...] = ()
         self.outcome_R = np.empty(0, np.int64)
-        self.kinds: dict[str, ColumnKind] = {}
+        self.fits: dict[str, Fit] = {}  # what each feature is read as
+        self.present = dict.fromkeys(roles.features, 0)
         self._texts: dict[str, int] = {}  # those of the target, by their first row
         self._codes: list[np.ndarray] = []
         self._empty = list(roles.features)  # without a value so far
         self._held: str | None = None  # the first text of the target that counts as missing
-        self._numbers: dict[str, _Numbers] = {}  # of text columns
-        for name in roles.features:
-            if kind := "name" if name in roles.categorical else _kind(roles.table.dtypes[name]):
-                self.kinds[name] = kind
+        self._fits: dict[str, Fits] = {}  # of columns of text
 
     def add(self, frame: pl.DataFrame) -> None:
         """The next chunk of the file, not clean yet."""
@@ -62,11 +60,13 @@ class Survey:
         self._settle(frame, row_R)
 
     def finish(self) -> None:
-        """Sets `classes` and `outcome_R`, or says what is wrong with the target or a feature."""
+        """Sets `classes`, `outcome_R` and `fits`, or says what is wrong with the target or a feature."""
         path, target = self.roles.table.path, self.roles.target
         if not self._texts:
             why = f", where {self._held!r} counts as missing" if self._held else ""
             raise ValueError(f"no row of {path} has a value in target column {target!r}{why}; choose another target")
+        if self._dated():
+            raise self._no_class("")
         self.classes = _classes(self._texts)
         slot_of = np.array(list(map(class_slot(self.classes), self._texts)), np.int64)
         self.outcome_R = slot_of[np.concatenate(self._codes)]
@@ -78,6 +78,11 @@ class Survey:
             raise self._no_class(f"{len(self.classes)}")
         if self._empty:
             raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; leave it out by --ignore")
+        self.fits = {name: self._fit(name) for name in self.roles.features}
+
+    @property
+    def readings(self) -> dict[str, ColumnReading]:
+        return {name: fit.reading for name, fit in self.fits.items()}
 
     def dropped(self) -> str:
         """A sentence on the rows without a target; empty if there are none."""
@@ -87,38 +92,56 @@ class Survey:
         return f"{count:,} of {self.rows:,} rows have no {self.roles.target} and are left out{why}"
 
     def odd(self) -> dict[str, str]:
-        """Why a column that holds almost nothing but numbers is read as names."""
+        """Why a column that holds almost nothing but numbers, say, is read as names."""
+        nearest = {name: fits.nearest() for name, fits in self._fits.items() if self.fits[name].reading == NAMES}
         return {
-            name: f"is read as names, since row {numbers.row} holds {shown(numbers.held)}, no number"
-            for name, numbers in self._numbers.items()
-            if numbers.row and numbers.count >= _ALMOST * numbers.present
+            name: f"is read as names, since row {fit.row} holds {shown(fit.held)}, not {fit.reading.expected}"
+            for name, fit in nearest.items()
+            if fit.row and fit.fits >= _ALMOST * self._fits[name].present
+        }
+
+    def unread(self) -> dict[str, str]:
+        """Which values of a column count as missing, as they do not fit what the others are read as."""
+        unread = {name: self.present[name] - fit.fits for name, fit in self.fits.items() if name in self._fits}
+        return {
+            name: Unread(count, fit.row, shown(fit.held), fit.reading.expected).sentence(name)
+            for name, count in unread.items()
+            if count and (fit := self.fits[name]).reading != NAMES
         }
 
     def _settle(self, frame: pl.DataFrame, row_R: np.ndarray) -> None:
-        """A column of text holds numbers, or dates, as long as all of it does."""
+        """Counts what the columns of text could be read as."""
         import polars as pl
 
-        kind = self.kinds.get
-        dtypes = self.roles.table.dtypes
-        free = [name for name in self.roles.features if name not in self.roles.categorical]
-        texts = [name for name in free if dtypes[name] == pl.String and frame[name].count()]
-        for name in texts:
-            self._numbers.setdefault(name, _Numbers()).add(frame[name], row_R)
-        open_ = [name for name in texts if kind(name) != "name"]
-        floats = {name for name in open_ if kind(name) != "date" and not self._numbers[name].row}
-        dates = _parsed(frame, [name for name in open_ if kind(name) != "number" and name not in floats], iso)
-        for name in open_:
-            self.kinds[name] = "number" if name in floats else "date" if name in dates else "name"
-        self._empty = [name for name in self._empty if not self._filled(frame, name)]
+        for name in self.roles.features:
+            if not (count := frame.select(text_of(name, frame.schema[name]).count()).item()):
+                continue
+            self.present[name] += count
+            if self.roles.table.dtypes[name] == pl.String and name not in self.roles.categorical:
+                self._fits.setdefault(name, Fits()).add(frame[name], row_R)
+        self._empty = [name for name in self._empty if not self.present[name]]
 
-    def _filled(self, frame: pl.DataFrame, name: str) -> bool:
-        kind, dtype = self.kinds.get(name, "name"), frame.schema[name]
-        cells = text_of(name, dtype) if kind == "name" else number_of(name, dtype, kind == "date")
-        return frame.select(cells.count()).item() > 0
+    def _fit(self, name: str) -> Fit:
+        """By its texts, or by its type."""
+        if name in self._fits:
+            return self._fits[name].decide()
+        reading = NAMES if name in self.roles.categorical else _typed(self.roles.table.dtypes[name])
+        return Fit(reading, self.present[name])
+
+    def _dated(self) -> bool:
+        """Whether the target holds dates."""
+        import polars as pl
+
+        dtype = self.roles.table.dtypes[self.roles.target]
+        if dtype != pl.String:
+            return dtype.is_temporal()
+        texts = Fits()
+        texts.add(pl.Series(list(self._texts), dtype=pl.String), np.arange(1, len(self._texts) + 1))
+        return texts.decide().reading.kind == "date"
 
     def _check_metrics(self, frame: pl.DataFrame, known: pl.Series) -> None:
         for name in self.roles.metrics:
-            values = frame.select(number_of(name, frame.schema[name], False)).to_series()
+            values = frame.select(number_of(name, frame.schema[name], PLAIN)).to_series()
             if len(wrong := (values.is_null() & known).arg_true()):
                 held = frame[name][wrong[0]]
                 raise ValueError(
@@ -129,44 +152,18 @@ class Survey:
     def _no_class(self, count: str) -> ValueError:
         looks = "a number to predict" if all(map(is_decimal, self._texts)) else "an id or free text"
         column = f"column {self.roles.target!r} of {self.roles.table.path}"
+        if self._dated():
+            return ValueError(f"{column} holds dates; a target must be a class, choose another column")
         return ValueError(f"{column} has {count} different values; it looks like {looks}, not a class")
 
 
-class _Numbers:
-    """Of a column of text: how many values are numbers, decimal commas or not, and the first that is none."""
-
-    def __init__(self):
-        self.count = self.present = self.row = 0
-        self.held = ""
-
-    def add(self, text: pl.Series, row_R: np.ndarray) -> None:
-        import polars as pl
-
-        value = text.cast(pl.Float64, strict=False)
-        odd = (value.is_null() & text.is_not_null()).arg_true()
-        self.present += text.count()
-        self.count += value.count()
-        if len(odd):
-            self.count += text[odd].str.replace(",", ".", literal=True).cast(pl.Float64, strict=False).count()
-            if not self.row:
-                self.row, self.held = int(row_R[odd[0]]), text[odd[0]]
-
-
-def _kind(dtype: pl.DataType) -> ColumnKind | None:
-    """What a column's type says that it holds; text says nothing."""
+def _typed(dtype: pl.DataType) -> ColumnReading:
+    """What a column's type says that it holds."""
     import polars as pl
 
-    if dtype in (pl.String, pl.Null):
-        return None
-    return "number" if dtype.is_numeric() else "date" if dtype.is_temporal() else "name"
-
-
-def _parsed(frame: pl.DataFrame, names: list[str], parse: Callable[[pl.Expr], pl.Expr]) -> set[str]:
-    """The columns all of whose values parse."""
-    import polars as pl
-
-    whole = frame.select((parse(pl.col(name)).count() == pl.col(name).count()).alias(name) for name in names)
-    return {name for name in names if whole[name][0]}
+    if dtype == pl.Boolean:
+        return BOOLEAN
+    return PLAIN if dtype.is_numeric() else ISO if dtype.is_temporal() else NAMES
 
 
 def _classes(texts: Iterable[str]) -> tuple[str, ...]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gradproof.data.cells import unreadable
+from gradproof.data.frame import Unread, encode
+from gradproof.data.roles import check_columns
+from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
+from gradproof.data.table import Table
 from gradproof.files import sync
 from gradproof.train.predictor import Predictions, Predictor
 
@@ -19,8 +25,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 
-def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]:
-    """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None."""
+def as_records(
+    predictions: Predictions, schema: Schema, unread: Mapping[int, list[str]] = MappingProxyType({})
+) -> list[dict[str, Any]]:
+    """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None. `unread`
+    are, by row, the columns whose value could not be read."""
     classes, metrics = schema.classes, [metric.name for metric in schema.metrics]
     records = [
         {
@@ -38,23 +47,30 @@ def as_records(predictions: Predictions, schema: Schema) -> list[dict[str, Any]]
             record |= {key: None for key in ("probability", "router_energy") if key in record}
             record["gates"] = [None] * len(record["gates"])
             record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
+    for i, columns in unread.items():
+        records[i]["unread"] = columns
     return records
 
 
 class PredictedFile(NamedTuple):
-    """What `predict_file` counted; accuracy is None where no true outcome was known."""
+    """What `predict_file` counted; accuracy is None where no true outcome was known. `unread` are the values, by
+    column, that could not be read."""
 
     rows: int
     known: int
     accuracy: float | None
+    unread: dict[str, Unread]
 
 
-def predict_file(predictor: Predictor, path: Path, out: Path | None) -> PredictedFile:
+def predict_file(predictor: Predictor, path: Path, out: Path | None, keep: Sequence[str] | None = ()) -> PredictedFile:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
-    `out` appears complete or not at all."""
+    The columns to `keep`, or all of them where it is None, are copied as they are and come first. `out` appears
+    complete or not at all."""
     tally = _Tally()
-    frames = tally.frames(predictor, Path(path))
+    table = Table(path)
+    kept = _kept(predictor, table, keep, as_text=out is None or Path(out).suffix == ".csv")
+    frames = tally.frames(predictor, table, kept)
     if out is None:
         _write_csv(frames, sys.stdout)
         return tally.scored()
@@ -85,27 +101,51 @@ def _check_out(out: Path, path: Path) -> None:
         raise ValueError(f"{out} is the data itself; name another file")
 
 
+def _kept(predictor: Predictor, table: Table, keep: Sequence[str] | None, as_text: bool) -> list[str]:
+    """The columns that are copied, checked before anything is read."""
+    kept = table.columns if keep is None else list(dict.fromkeys(keep))
+    if not kept:
+        return []
+    check_columns(table.columns, kept[0], kept[1:])
+    if clash := [name for name in kept if name in _written(predictor)]:
+        others = "name the columns to keep without it" if keep is None else "leave it out"
+        raise ValueError(f"--keep: the predictions have a column {clash[0]!r} of their own; {others}, or rename it")
+    if as_text and (nested := [name for name in kept if unreadable(table.dtypes[name])]):
+        raise ValueError(
+            f"--keep: CSV cannot hold column {nested[0]!r} of type {table.dtypes[nested[0]]}; write .parquet instead"
+        )
+    return kept
+
+
+def _written(predictor: Predictor) -> list[str]:
+    """The columns of predictions."""
+    schema = predictor.schema
+    C, N, M = len(schema.categories), len(schema.numbers), len(schema.metrics)
+    none = Rows(np.empty((0, C), np.int32), np.empty((0, N)), np.empty(0, np.int64), np.empty((0, M), np.float32))
+    return as_frame(predictor(none), schema).columns
+
+
 class _Tally:
     """Counts rows and right decisions while the frames pass."""
 
     def __init__(self):
         self.rows = self.known = self.right = 0
+        self.unread: dict[str, Unread] = {}
 
-    def frames(self, predictor: Predictor, path: Path) -> Iterator[pl.DataFrame]:
-        from gradproof.data.frame import encode
-        from gradproof.data.table import Table
-
-        for frame in Table(path).chunks():
-            rows = encode(predictor.schema, frame, self.rows)
+    def frames(self, predictor: Predictor, table: Table, kept: list[str]) -> Iterator[pl.DataFrame]:
+        for frame in table.chunks(raw=True):
+            rows = encode(predictor.schema, frame, self.rows, self.unread)
             predictions = predictor(rows)
             known_R = rows.outcome_R >= 0
             self.rows += rows.count
             self.known += int(known_R.sum())
             self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
-            yield as_frame(predictions, predictor.schema)
+            decided = as_frame(predictions, predictor.schema)
+            yield frame.select(kept).hstack(decided) if kept else decided
 
     def scored(self) -> PredictedFile:
-        return PredictedFile(self.rows, self.known, self.right / self.known if self.known else None)
+        accuracy = self.right / self.known if self.known else None
+        return PredictedFile(self.rows, self.known, accuracy, self.unread)
 
 
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:

@@ -14,8 +14,9 @@ import gc
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,7 +68,7 @@ def app(
     service = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     service.add_middleware(Counted, meters=meters)
     # A pure ASGI endpoint: it stops reading a body that is too long, and closes the connection gently.
-    endpoint = Predict(RecordReader(predictor.schema), batcher, body_limit)
+    endpoint = Predict(RecordReader(predictor.schema), batcher, body_limit, meters)
     service.router.routes.append(Route("/predict", endpoint, methods=["POST"]))
     _add_pages(service, predictor.schema, meters, run, step)
     _add_errors(service)
@@ -77,8 +78,8 @@ def app(
 class Predict:
     """POST /predict, from the bytes of a body to the bytes of the answer."""
 
-    def __init__(self, reader: RecordReader, batcher: Batcher, body_limit: int):
-        self.reader, self.batcher, self.body_limit = reader, batcher, body_limit
+    def __init__(self, reader: RecordReader, batcher: Batcher, body_limit: int, meters: Meters):
+        self.reader, self.batcher, self.body_limit, self.meters = reader, batcher, body_limit, meters
         self.schema = reader.schema
         self.held = 0  # bytes of bodies that are not complete
         self.rows = 0  # rows that are not answered
@@ -98,7 +99,7 @@ class Predict:
 
     async def _answer(self, body: bytes) -> bytes:
         records, many = self._records(self._parsed(body))
-        rows = self.reader(records)
+        rows, unread = self.reader.read(records)
         if self.rows and self.rows + rows.count > WAITING:
             raise Busy(f"{self.rows:,} rows are waiting")
         self.rows += rows.count
@@ -107,17 +108,22 @@ class Predict:
             if (predictions.decision_T < 0).any():
                 i = int(predictions.decision_T.argmin()) + 1
                 raise BadRecord(f"record {i}: the model's answer to it is not finite")
-            return await self._listed(predictions) if many else _json(as_records(predictions, self.schema)[0])
+            for column in chain.from_iterable(unread.values()):
+                self.meters.unread.labels(column).inc()
+            if many:
+                return await self._listed(predictions, unread)
+            return _json(as_records(predictions, self.schema, unread)[0])
         finally:
             self.rows -= rows.count
 
-    async def _listed(self, predictions: Predictions) -> bytes:
+    async def _listed(self, predictions: Predictions, unread: Mapping[int, list[str]]) -> bytes:
         """Written piece by piece: a large answer does not keep the small ones waiting."""
         pieces = []
         for start in range(0, predictions.count, PIECE):
             if start:
                 await asyncio.sleep(0)
-            pieces.append(_json(as_records(predictions.slice(start, start + PIECE), self.schema))[1:-1])
+            here = {i - start: columns for i, columns in unread.items() if start <= i < start + PIECE}
+            pieces.append(_json(as_records(predictions.slice(start, start + PIECE), self.schema, here))[1:-1])
         return b'{"predictions": [' + b", ".join(pieces) + b"]}"
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
@@ -227,6 +233,7 @@ class Meters:
         self.requests = meter(Counter, "requests", "Requests answered.", ("path", "status"))
         self.seconds = meter(Histogram, "request_seconds", "From headers to answer.", ("path",))
         self.rows = meter(Counter, "rows", "Rows predicted.")
+        self.unread = meter(Counter, "unread_values", "Values that did not fit and counted as missing.", ("column",))
         self.batch = meter(Histogram, "batch_rows", "Rows a forward.", buckets=[4**i for i in range(8)])
         self.waiting = meter(Gauge, "waiting_rows", "Rows in the queue.")
         decisions = meter(Counter, "decisions", "Decisions by class.", ("decision",))
@@ -310,12 +317,20 @@ def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step:
 def described(schema: Schema) -> dict[str, Any]:
     """What a record holds and what an answer says, for a person or a client to read."""
     columns = [
-        dict(name=c.name, kind="category", values=list(c.values), other=c.other, missing=c.missing)
+        dict(name=c.name, kind="category", values=list(c.values), other=c.other, missing=c.missing, boolean=c.boolean)
         for c in schema.categories
     ]
     columns += [
-        dict(name=n.name, kind="date" if n.date else "number", mean=n.mean, std=n.std, missing=n.missing)
+        dict(
+            name=n.name,
+            kind="date" if n.date else "number",
+            mean=n.mean,
+            std=n.std,
+            missing=n.missing,
+            format=n.format.example if n.format else None,
+        )
         for n in schema.numbers
+        if not n.part
     ]
     metrics = [dict(name=m.name, low=m.low, high=m.high) for m in schema.metrics]
     ignored = [schema.target, *(metric.name for metric in schema.metrics), *schema.left_out]

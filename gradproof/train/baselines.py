@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gradproof.train.score import log_loss
+from gradproof.train.score import balanced_accuracy, log_loss, recalls
 
 MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
 MOST_NUMBERS = 50_000_000  # rows times inputs: a wide table is fitted to fewer rows
@@ -21,14 +21,17 @@ def majority(outcome_R: np.ndarray, outcome_T: np.ndarray, classes: int) -> dict
     share_C = np.bincount(outcome_R, minlength=classes) / len(outcome_R)
     accuracy = float((outcome_T == share_C.argmax()).mean())
     loss = log_loss(np.broadcast_to(share_C, (len(outcome_T), classes)), outcome_T)
-    return {"name": "majority class", "accuracy": accuracy, "log_loss": loss, "note": ""}
+    balanced = balanced_accuracy(recalls(np.full(len(outcome_T), share_C.argmax()), outcome_T, classes))
+    scores = {"accuracy": accuracy, "balanced_accuracy": balanced, "log_loss": loss}
+    return {"name": "majority class", **scores, "note": ""}
 
 
 def logistic_regression(
     x_RI: np.ndarray, outcome_R: np.ndarray, chunks: Iterable[np.ndarray], outcome_T: np.ndarray, classes: int
 ) -> dict[str, Any]:
     """Fitted to the training rows R, scored on T, whose inputs come in `chunks`; a note without scikit-learn."""
-    row: dict[str, Any] = {"name": "logistic regression", "accuracy": None, "log_loss": None, "note": ""}
+    unknown = dict.fromkeys(("accuracy", "balanced_accuracy", "log_loss"))
+    row: dict[str, Any] = {"name": "logistic regression", **unknown, "note": ""}
     try:
         import sklearn.linear_model  # noqa: F401
     except ImportError:
@@ -37,9 +40,14 @@ def logistic_regression(
         return {**row, "note": "one class alone cannot be fitted"}
     predict = fit_logistic(x_RI, outcome_R, classes)
     probability_TC = np.concatenate([predict(x_TI) for x_TI in chunks])
-    accuracy = float((probability_TC.argmax(1) == outcome_T).mean())
-    note = f"fitted to {len(outcome_R):,} rows"
-    return {**row, "accuracy": accuracy, "log_loss": log_loss(probability_TC, outcome_T), "note": note}
+    decision_T = probability_TC.argmax(1)
+    return {
+        **row,
+        "accuracy": float((decision_T == outcome_T).mean()),
+        "balanced_accuracy": balanced_accuracy(recalls(decision_T, outcome_T, classes)),
+        "log_loss": log_loss(probability_TC, outcome_T),
+        "note": f"fitted to {len(outcome_R):,} rows",
+    }
 
 
 def fit_logistic(x_RI: np.ndarray, outcome_R: np.ndarray, classes: int, c: float = 1.0) -> PredictFunction:

@@ -56,11 +56,13 @@ class TrainConfig:
     log_every: int = 10
     validate_every: int | None = None  # a twentieth of the steps
     patience: int | None = 6  # validations without a better one; null trains to the end
+    # Steps before patience counts: with fewer, a twentieth of them is less than ten, and validations differ by chance.
+    patience_after: int = 200
     tensorboard: bool = False
 
     def __post_init__(self):
         at_least = {"steps": 1, "batch": 1, "micro_rows": 1, "threads": 1, "log_every": 1, "validate_every": 1}
-        for name, least in {**at_least, "patience": 1}.items():
+        for name, least in {**at_least, "patience": 1, "patience_after": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} = {value} must be at least {least}")

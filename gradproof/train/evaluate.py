@@ -6,7 +6,7 @@ import numpy as np
 
 from gradproof.data.rows import Rows
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
-from gradproof.train.score import log_loss
+from gradproof.train.score import log_loss, recalls
 
 
 def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predictions:
@@ -15,11 +15,12 @@ def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predic
     return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float]:
-    """(log loss, accuracy) of the outcomes; the loss is infinite where any output is no number."""
+def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float, np.ndarray]:
+    """(log loss, accuracy, recall_C) of the outcomes; the loss is infinite where any output is no number."""
     predicted, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
     loss = log_loss(predicted.probability_TC, outcome_T) if (predicted.decision_T >= 0).all() else float("inf")
-    return loss, float((predicted.decision_T == outcome_T).mean())
+    recall_C = recalls(predicted.decision_T, outcome_T, predicted.probability_TC.shape[1])
+    return loss, float((predicted.decision_T == outcome_T).mean()), recall_C
 
 
 def spaced(index_R: np.ndarray, most: int) -> np.ndarray:

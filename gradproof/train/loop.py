@@ -41,6 +41,7 @@ from gradproof.train.predictor import Predictor
 from gradproof.train.rehearsal import rehearse
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
+from gradproof.train.score import balanced_accuracy, worst
 from gradproof.train.step import TrainStep
 from gradproof.train.step_plan import StepResult
 
@@ -240,8 +241,16 @@ class Trainer:
 
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
         """Loss and accuracy of the validation rows, and what of them is logged."""
-        loss, accuracy = evaluate(self.predictor, self.source.rows, self.validated)
-        return loss, accuracy, {"validation_loss": loss, "validation_accuracy": accuracy}
+        loss, accuracy, recall_C = evaluate(self.predictor, self.source.rows, self.validated)
+        lowest = worst(recall_C)
+        logged = {
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
+            "validation_balanced_accuracy": balanced_accuracy(recall_C),
+            "validation_worst_class": self.source.schema.classes[lowest],
+            "validation_worst_recall": float(recall_C[lowest]),
+        }
+        return loss, accuracy, logged
 
     def _validate(self) -> dict[str, Any]:
         """Scores the validation rows, and decides what is best and whether to go on."""
@@ -254,7 +263,8 @@ class Trainer:
             )
         surer = at.lowest_loss is None or loss < at.lowest_loss
         better = at.best_step is None or (accuracy, -loss) > (at.best_accuracy, -at.best_loss)
-        at.since_best = 0 if better or surer else at.since_best + 1
+        patient = at.step > self.config.patience_after
+        at.since_best = 0 if better or surer else at.since_best + patient
         if better:
             at.best_step, at.best_accuracy, at.best_loss = at.step, accuracy, loss
         if surer:

@@ -13,6 +13,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
+from gradproof.train.cautions import cautions
 from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
@@ -29,20 +30,23 @@ def report(trainer: Trainer) -> dict[str, Any]:
     best, test, index_T = score_best(trainer)
     truth = source.rows.take(index_T)
     name = f"{config.model} {config.size}"
-    scores = [{"name": name, "accuracy": test["accuracy"], "log_loss": test["log_loss"], "note": "best checkpoint"}]
+    own = {figure: test[figure] for figure in ("accuracy", "balanced_accuracy", "log_loss")}
+    scores = [{"name": name, **own, "note": "best checkpoint"}]
     scores += _compared(trainer, truth, index_T)
     return {
         "status": at.finished,
         "summary": _summary(name, scores, len(index_T)),
         "run": run_facts(trainer, best, [len(source.index(part)) for part in PARTS], source.schema.inputs),
         "scores": scores,
+        "warnings": cautions(scores, len(index_T)),
         "history": trainer.metrics.read(),
         "test": test,
         "config": config.to_dict(),
         "schema": {
-            "columns": len(source.schema.categories) + len(source.schema.numbers),
+            "columns": len(source.schema.columns),
             "left_out": dict(source.schema.left_out),
         },
+        "columns": source.columns,
         "notes": source.notes,
         "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
         "environment": environment(config, trainer.kernels()),

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 from gradproof.files import claim, take_back, write_atomically
 from gradproof.train.config import TrainConfig, resolve
 
+# Options that older runs do not name, as they were trained: resumed, they must end with the same bits.
+BEFORE = {"patience_after": 0}
 OWN_FILES = {".lock", ".partial-config.json"}  # what a crash before config.json leaves behind
 
 
@@ -34,7 +36,7 @@ class Run:
         if not file.is_file():
             raise ValueError(f"{path} holds no run: there is no {file.name} in it")
         try:
-            self.config: TrainConfig = resolve(json.loads(file.read_text(encoding="utf-8")))
+            self.config: TrainConfig = resolve(BEFORE, json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
             raise ValueError(f"{file} is no run's config: {error}") from None
         self.path, self.fresh, self.made = path, fresh, made

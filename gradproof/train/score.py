@@ -22,6 +22,7 @@ def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]
     np.add.at(confusion_CC, (outcome_T[decided_T], decision_T[decided_T]), 1)
     classes = [_class(confusion_CC, c, name) for c, name in enumerate(schema.classes)]
     bins = calibration(probability_TC[decided_T].max(1), (decision_T == outcome_T)[decided_T])
+    recall_C = recalls(decision_T, outcome_T, C)
     present = [figures["f1"] or 0.0 for figures in classes if figures["support"]]
     return {
         "rows": T,
@@ -29,6 +30,8 @@ def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]
         "log_loss": log_loss(probability_TC, outcome_T),
         "ece": sum(b["count"] / T * abs(b["accuracy"] - b["confidence"]) for b in bins if b["count"]),
         "macro_f1": sum(present) / len(present),
+        "balanced_accuracy": balanced_accuracy(recall_C),
+        "worst_class": classes[worst(recall_C)],
         "classes": classes,
         "confusion": confusion_CC.tolist(),
         "calibration": bins,
@@ -47,6 +50,23 @@ def log_loss(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float:
     """Mean −log p of what happened, p no smaller than float64 can say; no number is as good as none."""
     p_T = np.nan_to_num(probability_TC[np.arange(len(outcome_T)), outcome_T])
     return float(-np.log(np.maximum(p_T, np.finfo(np.float64).tiny)).mean())
+
+
+def recalls(decision_T: np.ndarray, outcome_T: np.ndarray, classes: int) -> np.ndarray:
+    """recall_C: the share of each class's rows that is decided rightly, NaN for a class without a row."""
+    support_C = np.bincount(outcome_T, minlength=classes)
+    hit_C = np.bincount(outcome_T[decision_T == outcome_T], minlength=classes)
+    return np.where(support_C > 0, hit_C / np.maximum(support_C, 1), np.nan)
+
+
+def balanced_accuracy(recall_C: np.ndarray) -> float:
+    """The mean recall of the classes that have rows: a large class counts no more than a small one."""
+    return float(np.nanmean(recall_C))
+
+
+def worst(recall_C: np.ndarray) -> int:
+    """The class with the lowest recall."""
+    return int(np.nanargmin(recall_C))
 
 
 def calibration(confidence_T: np.ndarray, right_T: np.ndarray) -> list[dict[str, Any]]:

@@ -18,7 +18,9 @@ class TerminalWatch:
         self.bar, self.task, self.validated = bar, None, ""
 
     def say(self, sentence: str) -> None:
-        print(sentence, file=sys.stderr, flush=True) if self.bar is None else self.bar.console.print(sentence)
+        print(sentence, file=sys.stderr, flush=True) if self.bar is None else self.bar.console.print(
+            sentence, markup=False, highlight=False, soft_wrap=True
+        )
 
     def reading(self, done: int, total: int) -> None:
         self._show("reading", done, total, "")
@@ -62,15 +64,34 @@ def watching() -> Iterator[TerminalWatch]:
         yield TerminalWatch(bar)
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.2%}"
+
+
+def _scored_on(test: dict[str, Any]) -> str:
+    """On how many rows, and which class fares worst; older records do not know."""
+    if "worst_class" not in test:
+        return f"scored on {test['rows']:,} rows"
+    lowest = test["worst_class"]
+    recall = f"{lowest['recall']:.2%} of its {lowest['support']:,} rows found"
+    return f"scored on {test['rows']:,} rows; worst class {lowest['name']!r}: {recall}"
+
+
 def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     from rich.table import Table
 
-    table = Table("held-out score", "accuracy", "log loss", "", box=None, pad_edge=False)
+    test = record.get("test")
+    balanced = ["balanced"] if test else []
+    table = Table("held-out score", "accuracy", *balanced, "log loss", "", box=None, pad_edge=False)
     for row in record["scores"]:
-        figures = [f"{row['accuracy']:.2%}" if row["accuracy"] is not None else ""]
+        figures = [_percent(row.get(figure)) for figure in ("accuracy", "balanced_accuracy")[: 1 + len(balanced)]]
         figures += [f"{row['log_loss']:.4f}" if row["log_loss"] is not None else ""]
         table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
     console.print(table)
+    if test:
+        console.print(_scored_on(test), markup=False, soft_wrap=True)
+    for warning in record.get("warnings", []):
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
     for sample in record.get("samples", []):

@@ -248,6 +248,7 @@ def tables(tmp_path, monkeypatch):
         "number,name,y,cost",
         [f"{n},{name},{y},{'dear' if i == 40 else i}" for i, (n, name, y) in enumerate(rows)],
     )
+    table("dated.csv", "number,day", [f"{n},0{1 + i % 3}.05.2024" for i, (n, _, _) in enumerate(rows)])
     table("hollow.csv", "number,empty,y", [f"{n},,{y}" for n, _, y in rows])
     table("header.csv", "number,name,y", [])
     table("few.csv", "number,name,y", [",".join(row) for row in rows[:6]])
@@ -275,6 +276,8 @@ def listing(folder):
         (("--data", "good.csv"), "--target is missing: which column of good.csv"),
         (("--data", "good.csv", "--target", "z"), "no column 'z'"),
         (("--data", "good.csv", "--target", "y", "--metrics", "numbr"), "did you mean 'number'"),
+        (("--data", "good.csv", "--target", "y", "--categorical", "nam"), "no column 'nam'; did you mean 'name'"),
+        (("--data", "dated.csv", "--target", "day"), "holds dates; a target must be a class"),
         (("--data", "one_class.csv", "--target", "y"), "a classifier needs two classes"),
         (("--data", "words.csv", "--target", "y", "--metrics", "cost"), "'dear'"),
         (("--data", "hollow.csv", "--target", "y"), "hollow.csv has no value in any row"),
@@ -485,3 +488,26 @@ def test_nobody_needs_to_look_on(tables):
     """`--json -` alone on standard output, the rest on standard error."""
     result = call("train", "small.toml", "--steps", "4", "--out", "run", "--json", "-")
     assert result.exit_code == 0 and json.loads(result.stdout)["run"]["steps"] == 4
+
+
+def test_a_table_says_how_it_is_read_before_it_is_trained_on(tables):
+    """So that a wrong reading is seen before the wait; the same is in the record and on the page."""
+    rows = [f"${i % 7 * 1000:,}.50;{'Y' if i % 2 else 'no'};{'xyz'[i % 3]}" for i in range(120)]
+    (tables / "priced.csv").write_text("\n".join(["price;sure;y", *rows]) + "\n")
+    result = call("train", "--data", "priced.csv", "--target", "y", "--steps", "4", "--out", "run", "--json", "r.json")
+    assert result.exit_code == 0, result.output
+    lines = result.stderr.splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("step "))
+    table = next(i for i, line in enumerate(lines) if line.startswith("column "))
+    assert table < first and lines[table + 1].split()[:4] == ["price", "number", "$1,234.5", "100%"]
+    record = json.loads((tables / "r.json").read_text())
+    assert [column["kind"] for column in record["columns"]] == ["number", "boolean", "target"]
+    assert "$1,234.5" in (tables / "run/report.html").read_text()
+    assert "scored on 12 rows; worst class" in result.stdout and "warning: the score is of 12 held-out" in result.stdout
+    assert any("12 held-out rows" in warning for warning in record["warnings"])
+    (tables / "new.csv").write_text("price;sure;note\nfree;maybe;a\n$2,000.50;n;b\n")
+    result = call("predict", "run", "--data", "new.csv", "--keep", "note", "--out", "out.csv", "--json", "p.json")
+    assert result.exit_code == 0 and "column 'price': 1 value is not a number like '$1,234.5'" in result.stderr
+    assert [line[:2] for line in (tables / "out.csv").read_text().splitlines()[1:]] == ["a,", "b,"]
+    assert json.loads((tables / "p.json").read_text())["unread"]["sure"]["values"] == 1
+    assert call("predict", "run", "--data", "new.csv", "--keep", "nothing").exit_code == 2

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gradproof.data import figures
 from gradproof.data.figures import Counts, Moments
+from gradproof.data.reading import ISO, PLAIN
 from gradproof.data.schema import Category, Number
 
 
@@ -80,11 +81,11 @@ def test_moments(values, chunk):
     known = [value for value in values if not math.isnan(value)]
     assert (merged.count_N[0], merged.missing_N[0]) == (len(known), len(values) - len(known))
     if not known:
-        assert merged.number(0, "n", False) == "has no value in the training rows"
+        assert merged.number(0, "n", PLAIN) == "has no value in the training rows"
         return
     assert merged.extremes(0) == (min(known), max(known))
     scale = max(map(abs, known))
-    assert merged.mean_N[0] == pytest.approx(statistics.fmean(known), abs=1e-13 * scale)
+    assert merged.mean_N[0] == pytest.approx(statistics.fmean(known), abs=max(1e-13 * scale, 5e-324))
     assert merged.std_N[0] == pytest.approx(statistics.pstdev(known), rel=1e-9, abs=1e-13 * scale)
 
 
@@ -105,12 +106,12 @@ def test_number():
     nan = math.nan
     rows = [[i + 7, 2 * i, 5, nan if i % 2 else 5, nan if i == 3 else i] for i in range(60)]
     merged = moments(rows[:25], rows[25:])
-    assert merged.number(0, "n", False) == "counts the rows"
-    assert merged.number(0, "n", True) == Number("n", 36.5, pytest.approx(statistics.pstdev(range(60))), date=True)
-    assert merged.number(1, "n", False) == Number("n", 59.0, pytest.approx(2 * statistics.pstdev(range(60))))
-    assert merged.number(2, "n", False) == "has the same value in all training rows"
-    assert merged.number(3, "n", False) == Number("n", 5.0, 1.0, missing=True)
-    gaps = merged.number(4, "n", False)
+    assert merged.number(0, "n", PLAIN) == "counts the rows"
+    assert merged.number(0, "n", ISO) == Number("n", 36.5, pytest.approx(statistics.pstdev(range(60))), date=True)
+    assert merged.number(1, "n", PLAIN) == Number("n", 59.0, pytest.approx(2 * statistics.pstdev(range(60))))
+    assert merged.number(2, "n", PLAIN) == "has the same value in all training rows"
+    assert merged.number(3, "n", PLAIN) == Number("n", 5.0, 1.0, missing=True)
+    gaps = merged.number(4, "n", PLAIN)
     assert isinstance(gaps, Number) and gaps.missing
     few = moments(rows[:49])
-    assert isinstance(few.number(0, "n", False), Number)
+    assert isinstance(few.number(0, "n", PLAIN), Number)

@@ -221,3 +221,22 @@ def test_thinning_keeps_ends_and_spikes():
     assert curves.thin(points[:100], 100) == points[:100]
     assert all(curves.thin(points[:n], 100)[:: n - 1 or 1] for n in (1, 2, 101))
     assert curves.spread(list(range(1000)), 7)[::6] == [0, 999] and len(curves.spread(list(range(8)), 7)) == 7
+
+
+def test_warnings_and_the_worst_class_are_on_the_page():
+    report = record(20) | {"warnings": ["the score is of <7> rows"]}
+    report["test"] |= {"balanced_accuracy": 0.4321, "worst_class": report["test"]["classes"][3]}
+    page = render("train.html", report)
+    assert "Warning: the score is of &lt;7&gt; rows." in page and "balanced accuracy 43.2%" in page
+    assert f'worst class <span class="name">{OUTCOMES[3]}</span>' in page
+
+
+def test_how_columns_are_read_is_on_the_page():
+    """Names come from a file, and are escaped; a run from before they were recorded has its reasons instead."""
+    column = {"name": "<b>price", "kind": "number", "format": "$1,234.5", "fits": 0.995, "distinct": 1234}
+    report = record(20) | {"columns": [column | {"missing": 0.25, "note": "',' is assumed"}]}
+    page = render("train.html", report)
+    assert all(text in page for text in ("&lt;b&gt;price", "$1,234.5", "99.5%", "1,234", "25.0%", "is assumed"))
+    assert "nearly every value is distinct" not in page and "nearly every value is distinct" in render(
+        "train.html", record(20)
+    )

@@ -158,7 +158,7 @@ def small_chunks(monkeypatch):
     from gradproof.data.table import Table
 
     whole = Table.chunks
-    monkeypatch.setattr(Table, "chunks", lambda self: whole(self, rows=10))
+    monkeypatch.setattr(Table, "chunks", lambda self, **more: whole(self, rows=10, **more))
 
 
 @pytest.mark.parametrize("name", ["data.csv", "data.parquet"])
@@ -180,7 +180,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     np.testing.assert_allclose(read["probability"].to_numpy(), right.probability_TC.max(1), rtol=1e-5)
     np.testing.assert_allclose(read[["cost", "risk"]].to_numpy(), right.metrics_TM, rtol=1e-4, atol=1e-6)
     known = rows.outcome_R >= 0
-    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean())
+    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {})
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([name, out])
 
@@ -199,13 +199,19 @@ def test_a_file_raises_no_warning(schema, tmp_path):
         torch.set_warn_always(False)
 
 
-def test_a_number_that_is_none_is_refused(predictor, tmp_path, small_chunks):
-    """By its row in the file, not in the chunk; nothing is written."""
+def test_what_is_no_number_is_missing_and_counted(predictor, tmp_path, small_chunks):
+    """Over all chunks, the first by its row in the file; the row is decided as one without that value."""
+    import polars as pl
+
     path = table(tmp_path, 30)
-    path.write_text(path.read_text() + "30,red,true,0.3 kg,1,good\n")
-    with pytest.raises(ValueError, match=r"column 'weight' must be a number or empty; row 31 holds '0\.3 kg'"):
-        predict_file(predictor, path, tmp_path / "out.csv")
-    assert not (tmp_path / "out.csv").exists()
+    rest = "{},red,true,{},1,good\n"
+    path.write_text(path.read_text() + rest.format(30, "0.3 kg") + rest.format(31, "") + rest.format(32, "?!"))
+    scored = predict_file(predictor, path, tmp_path / "out.csv")
+    assert scored.unread == {"weight": (2, 31, "'0.3 kg'", "a number")}
+    sentence = "column 'weight': 2 values are not a number and count as missing; the first is '0.3 kg' in row 31"
+    assert scored.unread["weight"].sentence("weight") == sentence
+    out = pl.read_csv(tmp_path / "out.csv")
+    assert out.height == 33 and out.row(30) == out.row(31) == out.row(32) != out.row(29)
 
 
 def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
@@ -213,7 +219,7 @@ def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
     scored = predict_file(predictor, path, None)
     printed = capsys.readouterr().out
     predict_file(predictor, path, tmp_path / "out.csv")
-    assert scored == (25, 0, None)
+    assert scored == (25, 0, None, {})
     assert printed == (tmp_path / "out.csv").read_text() and len(printed.splitlines()) == 26
 
 
@@ -243,3 +249,48 @@ def test_outputs_that_cannot_be_written_are_refused_first(predictor, tmp_path):
         with pytest.raises(ValueError, match=sentence):
             predict_file(predictor, path, tmp_path / out)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["data.csv", "folder.csv"]
+
+
+@pytest.mark.parametrize("out", ["out.csv", "out.parquet", None])
+@pytest.mark.parametrize("keep", [["id", "colour", "id"], None])
+def test_columns_are_kept_as_they_are(predictor, tmp_path, small_chunks, capsys, out, keep):
+    """In the file's own words, also where they count as missing; the predictions are those without them."""
+    import polars as pl
+
+    path = table(tmp_path, 24)
+    path.write_text(path.read_text() + "24, NA ,true,,1,\n")
+    predict_file(predictor, path, tmp_path / "alone.csv")
+    predict_file(predictor, path, tmp_path / out if out else None, keep)
+    if out is None:
+        (tmp_path / "out.csv").write_text(capsys.readouterr().out)
+    read = (pl.read_parquet if out == "out.parquet" else pl.read_csv)(tmp_path / (out or "out.csv"))
+    kept = list(dict.fromkeys(keep)) if keep else ["id", "colour", "flag", "weight", "count", "outcome"]
+    assert read.columns[: len(kept)] == kept and read["colour"][-1] == " NA "
+    assert read["id"].cast(pl.Int64).to_list() == list(range(25))
+    assert read.drop(kept)["decision"].to_list() == pl.read_csv(tmp_path / "alone.csv")["decision"].to_list()
+    assert read.drop(kept).columns == pl.read_csv(tmp_path / "alone.csv").columns
+
+
+@pytest.mark.parametrize("name", ["decision", "probability", "p_bad", "cost", "gate_3"])
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_kept_column_must_not_clash(predictor, tmp_path, name, everything):
+    """Two columns of one name are no table; nothing is written."""
+    path = table(tmp_path, 5)
+    path.write_text(path.read_text().replace("id,", f"{name},", 1))
+    with pytest.raises(ValueError, match=f"the predictions have a column '{name}' of their own"):
+        predict_file(predictor, path, tmp_path / "out.csv", None if everything else [name])
+    assert not (tmp_path / "out.csv").exists()
+    predict_file(predictor, path, tmp_path / "out.csv", ["colour"])
+
+
+def test_what_cannot_be_kept(predictor, tmp_path):
+    import polars as pl
+
+    path = table(tmp_path, 5, "data.parquet")
+    with pytest.raises(ValueError, match="the table has no column 'color'; did you mean 'colour'"):
+        predict_file(predictor, path, tmp_path / "out.csv", ["id", "color"])
+    pl.read_parquet(path).with_columns(tags=pl.Series([[1]] * 5)).write_parquet(path)
+    with pytest.raises(ValueError, match="CSV cannot hold column 'tags'"):
+        predict_file(predictor, path, tmp_path / "out.csv", ["tags"])
+    predict_file(predictor, path, tmp_path / "out.parquet", ["tags"])
+    assert pl.read_parquet(tmp_path / "out.parquet")["tags"].to_list() == [[1]] * 5

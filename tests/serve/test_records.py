@@ -6,8 +6,11 @@ import time
 import numpy as np
 import pytest
 
+from gradproof.data.cells import PARTS
+from gradproof.data.date_format import DateFormat
+from gradproof.data.number_format import NumberFormat
 from gradproof.data.schema import Category, Number, Schema
-from gradproof.serve.records import BadRecord, rows_of
+from gradproof.serve.records import BadRecord, RecordReader, rows_of
 
 
 def codes(schema, record, **changed):
@@ -78,7 +81,7 @@ def test_targets_and_columns_left_out_are_ignored(schema, record):
 HUGE = pytest.param(-(10**5000), id="more digits than Python writes")
 
 
-@pytest.mark.parametrize("value", ["3", "", True, False, [1], {}, math.nan, math.inf, -math.inf, 10**400, HUGE])
+@pytest.mark.parametrize("value", [True, False, [1], {}, math.nan, math.inf, -math.inf, 10**400, HUGE])
 def test_a_number_column_refuses(schema, record, value):
     with pytest.raises(BadRecord, match=r"^record 2: 'weight' must be a (finite )?number or null, not .{1,60}$"):
         rows_of([record, record | {"weight": value}], schema)
@@ -106,14 +109,14 @@ def test_sentences(schema, record):
     assert sentence(lacking) == "record 1 lacks 'colour', 'count'; say null where a value is missing"
     unknown = "record 1 has 'color', which the model does not know; leave it out"
     assert sentence(record | {"color": "red"}) == unknown
-    assert sentence(record | {"count": "3"}) == "record 1: 'count' must be a number or null, not the text '3'"
+    assert sentence(record | {"count": [3]}) == "record 1: 'count' must be a number or null, not a list"
     assert sentence(record | {"count": 10**400}).endswith("not an integer beyond the largest float")
     assert sentence(record | {"count": math.nan}).endswith("must be a finite number or null, not NaN")
 
 
 def test_a_sentence_stays_short(schema, record):
     """Whatever was sent, it is not sent back whole."""
-    for bad in (record | {"x" * 10**6: 1}, record | {"count": "y" * 10**6}, dict.fromkeys(map(str, range(10**5)))):
+    for bad in (record | {"x" * 10**6: 1}, record | {"colour": ["y" * 10**6]}, dict.fromkeys(map(str, range(10**5)))):
         with pytest.raises(BadRecord) as raised:
             rows_of([bad], schema)
         assert len(str(raised.value)) < 400
@@ -159,7 +162,15 @@ def test_dates_are_read_as_from_a_file(text):
     assert (text in (None, "NA")) == np.isnan(rows.numbers_RN[0, 1])
 
 
-@pytest.mark.parametrize("value", ["2024-02-30", "31.5.2024", "20240531", "yesterday", "2024-05-31x", 19000, True, []])
+@pytest.mark.parametrize("value", ["2024-02-30", "31.5.2024", "20240531", "yesterday", "2024-05-31x"])
+def test_a_text_that_is_no_date_is_missing_and_named(value):
+    rows, unread = RecordReader(DATED).read([{"c": "u", "n": n, "day": value} for n in (1, " 2.5 ", "1,5", "")])
+    assert unread == {0: ["day"], 1: ["day"], 2: ["n", "day"], 3: ["day"]}
+    np.testing.assert_array_equal(rows.numbers_RN[:, 0], [1, 2.5, np.nan, np.nan])
+    assert np.isnan(rows.numbers_RN[:, 1]).all()
+
+
+@pytest.mark.parametrize("value", [19000, True, []])
 def test_a_date_refuses(value):
     with pytest.raises(BadRecord, match=r"^record 1: 'day' must be a date like '2024-05-31' or null, not "):
         rows_of([{"c": "u", "n": 1, "day": value}], DATED)
@@ -222,3 +233,43 @@ def test_csv_parquet_and_json_make_the_same_rows(tmp_path):
         for a, b in zip(readings[0], rows, strict=True):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype
+
+
+WRITTEN = Schema(
+    "y",
+    ("a", "b"),
+    (Category("sure", ("false", "true"), missing=True, boolean=True),),
+    (
+        Number("cost", 0, 1, format=NumberFormat(".", ",", "$")),
+        Number("day", 0, 1, date=True, format=DateFormat("dmy", "/")),
+        *(Number("day", 0, 1, date=True, format=DateFormat("dmy", "/"), part=part) for part in PARTS),
+        *(Number("at", 0, 1, date=True, part=part) for part in ("", "weekday", "time")),
+        Number("plain", 0, 1),
+    ),
+)
+
+
+def test_text_is_read_as_in_a_file():
+    """Formats, parts of dates and words of truth, and what does not fit them."""
+    import polars as pl
+
+    from gradproof.data.frame import encode
+
+    texts = {
+        "sure": ["YES", "n", "maybe", None, " off"],
+        "cost": ["$1,200.50", "(12)", "1,5", "NA", "-$3"],
+        "day": ["31/12/2024", "1/2/2024 6:30 PM", "12/31/2024", "", "01/01/1969"],
+        "at": ["2024-02-29T23:30:15.25+01:00", "2024-02-30", None, "1960-01-01 00:00", "x"],
+        "plain": ["1e3", "inf", "007", "1_0", "-.5"],
+    }
+    unread = {}
+    rows = encode(WRITTEN, pl.DataFrame(texts), 0, unread)
+    read, named = RecordReader(WRITTEN).read(
+        [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+    )
+    for a, b in zip(read, rows, strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert named == {1: ["at"], 2: ["sure", "cost", "day"], 3: ["plain"], 4: ["at"]}
+    assert {name: u.values for name, u in unread.items()} == {"sure": 1, "cost": 1, "day": 1, "at": 2, "plain": 1}
+    assert read.codes_RC[:, 0].tolist() == [1, 0, 2, 2, 0]
+    assert read.numbers_RN[1, 1:6].tolist() == [19754.770833333332, 2024, 2, 4, 18.5]

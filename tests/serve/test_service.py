@@ -132,7 +132,7 @@ def test_malformed(made, body, sentence):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"weight": "11"}, "record 1: 'weight' must be a number or null, not the text '11'"),
+        ({"weight": [11]}, "record 1: 'weight' must be a number or null, not a list"),
         ({"weight": True}, "'weight' must be a number"),
         ({"colour": ["red"]}, "'colour' must be a text"),
         ({"shape": 1}, "record 1 has 'shape', which the model does not know"),
@@ -158,8 +158,18 @@ def test_wrong_bodies(made, body):
     reason(send(made, body), 422)
 
 
+def test_text_that_does_not_fit_is_named_and_counted(made, record):
+    """The row is decided as if the value were missing."""
+    odd, gone = record | {"weight": "heavy"}, record | {"weight": None}
+    answers = send(made, json.dumps({"records": [record, odd, gone]})).json()["predictions"]
+    assert "unread" not in answers[0] and answers[1].pop("unread") == ["weight"]
+    assert answers[1]["decision"] == answers[2]["decision"] and "unread" not in answers[2]
+    assert send(made, json.dumps(odd)).json()["unread"] == ["weight"]
+    assert 'gradproof_unread_values_total{column="weight"} 2.0' in send(made, b"", "/metrics", "GET").text
+
+
 def test_the_wrong_record_of_a_batch_is_named(made, record, overflowing):
-    for wrong in ("x", overflowing):
+    for wrong in ([], overflowing):
         answer = send(made, json.dumps({"records": [record, record, record | {"count": wrong}]}))
         assert reason(answer, 422).startswith("record 3: ")
 

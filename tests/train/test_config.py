@@ -57,6 +57,7 @@ def test_interval(given_, interval):
         ({"batch": -4}, "batch = -4 must be at least 1"),
         ({"micro_rows": 0}, "micro_rows = 0"),
         ({"patience": 0}, "patience = 0"),
+        ({"patience_after": -1}, "patience_after = -1 must be at least 0"),
         ({"log_every": 0}, "log_every = 0"),
         ({"validate_every": 0}, "validate_every = 0"),
         ({"threads": 0}, "threads = 0"),

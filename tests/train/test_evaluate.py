@@ -64,7 +64,7 @@ def test_evaluate_by_hand(made):
     predictor, index_T = Predictor(MODELS["moe"](), made.schema), np.arange(100, 160)
     probability_TC = predictions(predictor, made.rows, index_T).probability_TC
     outcome_T = made.rows.outcome_R[100:160]
-    loss, accuracy = evaluate(predictor, made.rows, index_T)
+    loss, accuracy, _ = evaluate(predictor, made.rows, index_T)
     assert loss == pytest.approx(-np.log(probability_TC[np.arange(60), outcome_T]).mean())
     assert accuracy == (probability_TC.argmax(1) == outcome_T).mean()
 

@@ -1,5 +1,6 @@
 import shutil
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +14,7 @@ from gradproof.train.load import BALANCE, build_model, load_model, restore
 def run(tmp_path, tiny, open_run, monkeypatch):
     """A finished run whose best checkpoint is its first; its trainer."""
     scores = iter([(1.0, 0.9), (2.0, 0.5), (3.0, 0.1)])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", tiny)
     trainer.train()
     return trainer

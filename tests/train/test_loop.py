@@ -135,7 +135,7 @@ def test_a_dense_run_has_the_same_lines(tmp_path, tiny, open_run):
 
 def test_no_row_is_both_learned_and_held_out(tmp_path, tiny, open_run, monkeypatch):
     """An index into a part taken for one into the table would train on validation rows; in 15 batches all are seen."""
-    monkeypatch.setattr(loop, "evaluate", lambda *args: (1.0, 0.5))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (1.0, 0.5, np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 15})
     row_of = {row.tobytes(): i for i, row in enumerate(trainer.source.rows.numbers_RN)}
     seen, inputs = [], trainer.encoder.inputs
@@ -394,7 +394,7 @@ def test_another_environment_is_said(tmp_path, tiny, open_run):
 
 def test_early_stopping(tmp_path, tiny, open_run):
     """With a rate of 0 nothing gets better after the first validation, so patience ends after two more."""
-    options = {**tiny, **STILL, "steps": 400, "patience": 2}
+    options = {**tiny, **STILL, "steps": 400, "patience": 2, "patience_after": 0}
     trainer, _ = open_run(tmp_path / "run", options)
     trainer.train()
     assert trainer.at.finished == "stopped early" and trainer.at.step == 12 and trainer.at.best_step == 4
@@ -406,13 +406,46 @@ def test_early_stopping(tmp_path, tiny, open_run):
 @pytest.mark.parametrize("at", [5, 9, 11])
 def test_patience_survives_a_resume(tmp_path, tiny, open_run, at):
     """Counting from 0 again would train on, and more so after each crash."""
-    options = {**tiny, **STILL, "steps": 400, "patience": 2}
+    options = {**tiny, **STILL, "steps": 400, "patience": 2, "patience_after": 0}
     trainer, _ = open_run(tmp_path / "run", options, interrupt(at))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
     trainer, _ = open_run(tmp_path / "run", {})
     trainer.train()
     assert trainer.at.step == 12 and trainer.at.since_best == 2 and trainer.at.best_step == 4
+
+
+def test_patience_counts_only_after_some_steps(tmp_path, tiny, open_run):
+    """A short run is not stopped by validations that lie a few steps apart; a longer one counts from there on."""
+    trainer, _ = open_run(tmp_path / "short", {**tiny, **STILL, "steps": 40, "patience": 2})
+    trainer.train()
+    assert trainer.at.finished == "finished" and trainer.at.step == 40
+    trainer, _ = open_run(tmp_path / "long", {**tiny, **STILL, "steps": 400, "patience": 2, "patience_after": 12})
+    trainer.train()
+    assert trainer.at.finished == "stopped early" and trainer.at.step == 20
+
+
+def test_an_older_run_keeps_its_patience(tmp_path, tiny, open_run):
+    """Its config does not name the option; resumed, it must stop where it always did."""
+    path = tmp_path / "run"
+    open_run(path, {**tiny, **STILL, "steps": 400, "patience": 2})
+    options = json.loads((path / "config.json").read_text())
+    assert options.pop("patience_after") == 200
+    (path / "config.json").write_text(json.dumps(options))
+    trainer, _ = open_run(path, {})
+    trainer.train()
+    assert trainer.at.finished == "stopped early" and trainer.at.step == 12
+
+
+def test_a_validation_names_the_worst_class(tmp_path, tiny, open_run):
+    """Beside the accuracy, in every line of metrics.jsonl that has one."""
+    trainer, _ = open_run(tmp_path / "run", tiny)
+    trainer.train()
+    lines = [line for line in trainer.metrics.read() if "validation_accuracy" in line]
+    assert len(lines) == 3
+    for line in lines:
+        assert 0 <= line["validation_worst_recall"] <= line["validation_balanced_accuracy"] <= 1
+        assert line["validation_worst_class"] in trainer.source.schema.classes
 
 
 def test_no_patience_trains_to_the_end(tmp_path, tiny, open_run):
@@ -425,8 +458,8 @@ def test_no_patience_trains_to_the_end(tmp_path, tiny, open_run):
 def test_the_best_is_by_accuracy_then_by_loss(tmp_path, tiny, open_run, monkeypatch):
     """And patience is spent only where neither improves."""
     scores = iter([(2.0, 0.5), (2.5, 0.6), (1.5, 0.6), (1.6, 0.6), (1.7, 0.4), (1.4, 0.3), *[(1.5, 0.2)] * 3])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
-    trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 400, "patience": 3})
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
+    trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 400, "patience": 3, "patience_after": 0})
     trainer.train()
     assert (trainer.at.step, trainer.at.best_step) == (36, 12)
     assert (trainer.at.best_accuracy, trainer.at.best_loss, trainer.at.lowest_loss) == (0.6, 1.5, 1.4)
@@ -435,7 +468,7 @@ def test_the_best_is_by_accuracy_then_by_loss(tmp_path, tiny, open_run, monkeypa
 def test_a_tie_is_broken_by_the_loss_of_the_best_step(tmp_path, tiny, open_run, monkeypatch):
     """A lower loss elsewhere, at a worse accuracy, must not keep a better checkpoint from being the best."""
     scores = iter([(2.0, 0.6), (1.0, 0.3), (1.5, 0.6)])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 12, "patience": None})
     trainer.train()
     assert (trainer.at.best_step, trainer.at.best_loss, trainer.at.lowest_loss) == (12, 1.5, 1.0)
@@ -444,7 +477,7 @@ def test_a_tie_is_broken_by_the_loss_of_the_best_step(tmp_path, tiny, open_run, 
 def test_the_best_checkpoint_is_kept(tmp_path, tiny, open_run, monkeypatch):
     """The report is made from it, long after newer ones were pruned."""
     scores = iter([(2.0, 0.5), (2.5, 0.9), *[(3.0, 0.1)] * 8])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", {**tiny, "steps": 40, "patience": None})
     trainer.train()
     assert checkpoint.steps(trainer.run.checkpoints) == [8, 36, 40]
@@ -500,7 +533,7 @@ def test_a_rate_that_explodes(tmp_path, tiny, open_run):
 def test_outputs_that_are_not_finite_are_not_saved(tmp_path, tiny, open_run, monkeypatch):
     """Weights that overflow on validation rows, while the batch was still finite, are no good checkpoint."""
     scores = iter([(1.0, 0.5), (float("inf"), 0.0)])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", tiny)
     with pytest.raises(Stopped, match=r"not finite after step 8, which is not saved; the last good .*step-4"):
         trainer.train()

@@ -40,7 +40,7 @@ def test_the_record(tmp_path, tiny, open_run):
 def test_the_best_checkpoint_is_scored(tmp_path, tiny, open_run, monkeypatch):
     """The last weights are in memory at the end; scoring them would report another model than the one chosen."""
     scores = iter([(1.0, 0.9), (2.0, 0.5), (3.0, 0.1)])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", {**tiny, "lr": 0.05})
     trainer.train()
     last_P = trainer.model.params.flat_P.clone()
@@ -99,7 +99,7 @@ def test_evidence_is_not_made_better_than_it_is(tmp_path, tiny, open_run, status
 def test_a_damaged_best_checkpoint_does_not_hold_the_run_for_ever(tmp_path, tiny, open_run, monkeypatch):
     """The last one is whole: report it, or stop with a sentence; as bad input (exit 2) no --resume would ever help."""
     scores = iter([(1.0, 0.9), (2.0, 0.5), (3.0, 0.1)])
-    monkeypatch.setattr(loop, "evaluate", lambda *args: next(scores))
+    monkeypatch.setattr(loop, "evaluate", lambda *args: (*next(scores), np.ones(12)))
     trainer, _ = open_run(tmp_path / "run", tiny)
     trainer.train()
     file = trainer.run.checkpoints / "step-4" / checkpoint.MODEL

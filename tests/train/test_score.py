@@ -1,4 +1,5 @@
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -53,6 +54,11 @@ def test_agrees_with_sklearn(T, C, seed):
     assert record["log_loss"] == pytest.approx(metrics.log_loss(outcome_T, p_TC, labels=labels), rel=1e-12)
     assert record["confusion"] == metrics.confusion_matrix(outcome_T, decision_T, labels=labels).tolist()
     assert record["rows"] == T
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that is decided for and has no row
+        assert record["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(outcome_T, decision_T))
+    recalls = {row["name"]: row["recall"] for row in record["classes"] if row["support"]}
+    assert record["worst_class"]["recall"] == min(recalls.values()) == recalls[record["worst_class"]["name"]]
 
 
 def test_by_hand():
@@ -66,6 +72,7 @@ def test_by_hand():
     assert (one["precision"], one["recall"], one["f1"]) == pytest.approx((1.0, 0.5, 2 / 3))
     assert (two["precision"], two["recall"], two["f1"], two["support"]) == (None, None, None, 0)
     assert record["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
+    assert record["balanced_accuracy"] == 0.75 and record["worst_class"] == one
     # Confidences 0.5, 0.6, 0.7, 0.8, each alone in its bin; right, wrong, right, right.
     assert record["ece"] == pytest.approx((0.5 + 0.6 + 0.3 + 0.2) / 4)
 

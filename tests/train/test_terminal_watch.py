@@ -40,6 +40,21 @@ def test_a_bar_on_a_terminal():
     assert fields["figures"] == "loss 1.2500  12,346 rows/s  validation 50.00%"
 
 
+def test_the_last_lines_are_honest(tmp_path):
+    """On how many rows, the class that fares worst, and what is wrong with the score."""
+    out = io.StringIO()
+    run = dict(model="moe", size="nano", inputs=9, parameters=1234, steps=1000, seconds=1.25, best_step=500)
+    scores = [dict(name="moe nano", accuracy=0.9, balanced_accuracy=0.5, log_loss=1.0, note="best")]
+    test = dict(rows=1234, worst_class=dict(name="[b]fraud", recall=0.25, support=8))
+    record = dict(scores=scores, test=test, warnings=["too sure"], notes=[], status="finished", run=run)
+    show_scores(record, tmp_path, Console(file=out, width=100, highlight=False))
+    lines = out.getvalue().splitlines()
+    assert lines[0].split() == ["held-out", "score", "accuracy", "balanced", "log", "loss"]
+    assert lines[1].split()[:5] == ["moe", "nano", "90.00%", "50.00%", "1.0000"]
+    assert lines[2] == "scored on 1,234 rows; worst class '[b]fraud': 25.00% of its 8 rows found"
+    assert lines[3] == "warning: too sure"
+
+
 def test_the_table_shows_names_as_they_are(tmp_path):
     """A class or column name in brackets is no markup, and a score that is not known is blank."""
     out = io.StringIO()
