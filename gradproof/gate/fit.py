@@ -334,5 +334,6 @@ def alike(rows: Mapping[int, Sequence[int]], many: int) -> list[list[int]]:
 
 def _numbers(row: Sequence[int], layer: Sparse, model: GateModel) -> list[int]:
     """What a layer reads of a row."""
-    first = model.network.config.vocabulary
-    return [number for number in row if number - first in layer.numbers]
+    number_X = np.asarray(row, dtype=np.int64)
+    first = model.network.config.vocabulary + layer.numbers.start
+    return number_X[(number_X >= first) & (number_X < first + len(layer.numbers))].tolist()

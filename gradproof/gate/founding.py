@@ -61,13 +61,13 @@ def act_rows(call: Call, allow: bool, group: str, number: int) -> list[FoundingR
 
 def riskiest(gate: GateModel, rows: Sequence[FoundingRow]) -> list[FoundingRow]:
     """All acts of calls to allow; of each call to block the one that the model holds for the worst."""
-    blocked = [row for row in rows if not row.allow]
-    z = logits(gate, [row.text for row in blocked])
-    worst: dict[int, FoundingRow] = {}
-    for row in blocked:
-        if row.call not in worst or z[row.text] < z[worst[row.call].text]:
-            worst[row.call] = row
-    return [*(row for row in rows if row.allow), *worst.values()]
+    acts: dict[int, list[FoundingRow]] = {}
+    for row in rows:
+        if not row.allow:
+            acts.setdefault(row.call, []).append(row)
+    z = logits(gate, [row.text for own in acts.values() if len(own) > 1 for row in own])  # one act needs no choice
+    worst = [min(own, key=lambda row: z[row.text]) if len(own) > 1 else own[0] for own in acts.values()]
+    return [*(row for row in rows if row.allow), *worst]
 
 
 def split(rows: Sequence[FoundingRow], seed: int = 0) -> tuple[list[FoundingRow], list[FoundingRow]]:
