@@ -226,8 +226,10 @@ def test_thinning_keeps_ends_and_spikes():
 def test_warnings_and_the_worst_class_are_on_the_page():
     report = record(20) | {"warnings": ["the score is of <7> rows"]}
     report["test"] |= {"balanced_accuracy": 0.4321, "worst_class": report["test"]["classes"][3]}
+    report["scores"][0]["balanced_accuracy"] = 0.7531  # the others have none: a run from before it was scored
     page = render("train.html", report)
     assert "Warning: the score is of &lt;7&gt; rows." in page and "balanced accuracy 43.2%" in page
+    assert '<td class="n">75.3%</td>' in page
     assert f'worst class <span class="name">{OUTCOMES[3]}</span>' in page
 
 
