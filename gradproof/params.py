@@ -55,7 +55,9 @@ class ParamSpace(Mapping[str, Tensor]):
         *,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        flat_P: Tensor | None = None,
     ):
+        """In a buffer of its own, or in `flat_P`: a part of somebody else's, which then gives dtype and device."""
         names = [entry.name for entry in spec]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -63,7 +65,9 @@ class ParamSpace(Mapping[str, Tensor]):
         self.spec = tuple(Entry(name, tuple(shape), kind) for name, shape, kind in spec)
         self.shapes = {entry.name: entry.shape for entry in self.spec}
         self.offsets, end = offsets(self.spec)
-        self.flat_P = torch.zeros(end, dtype=dtype, device=device)
+        if flat_P is not None and flat_P.shape != (end,):
+            raise ValueError(f"these parameters take {end} numbers, the buffer given has {list(flat_P.shape)}")
+        self.flat_P = torch.zeros(end, dtype=dtype, device=device) if flat_P is None else flat_P
         self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
         self._grads: dict[str, Tensor] = {}

@@ -167,6 +167,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     try:
         prove(run, trainer.model)
         trainer.rehearse()
+        trainer.settle()
         trainer.resume()
         trainer.train()
         record = text_report(trainer) if isinstance(trainer, TextTrainer) else report(trainer)

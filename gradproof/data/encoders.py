@@ -15,9 +15,10 @@ FAR = 1e4  # standard deviations: what is further away counts as this far, so th
 
 
 class Encoder:
-    """x_TI = one-hot | (v − mean)/std | pieces | p-adic | missing flags; a missing number is 0 in all but its flag.
+    """x_TI = one-hot | (v − mean)/std | pieces | p-adic | missing flags | levels; a missing number is 0 in all but its
+    flag.
 
-    Holds the schema's figures as tensors; P pieces of all numbers, D numbers that are p-adic."""
+    Holds the schema's figures as tensors; P pieces of all numbers, D numbers that are p-adic, L levels."""
 
     def __init__(self, schema: Schema, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         widths = [category.width for category in schema.categories]
@@ -37,6 +38,9 @@ class Encoder:
         self.long = torch.tensor(long, dtype=torch.int64, device=device)
         flagged = [i for i, number in enumerate(schema.numbers) if number.missing]
         self.flagged = torch.tensor(flagged, dtype=torch.int64, device=device)
+        levels = [(n, level) for n, number in enumerate(schema.numbers) for level in number.levels]
+        self.number_L = torch.tensor([n for n, _ in levels], dtype=torch.int64, device=device)
+        self.level_L = torch.tensor([level for _, level in levels], dtype=torch.float64, device=device)
 
     def inputs(self, rows: Rows) -> Tensor:
         """x_TI."""
@@ -49,6 +53,8 @@ class Encoder:
         u_TP = (v_TN[:, self.piece_P] - self.start_P) / (self.stop_P - self.start_P)
         flags = v_TN[:, self.flagged].isnan()
         numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), *self._digits(v_TN), flags)
+        if len(self.level_L):
+            numbers = (*numbers, v_TN[:, self.number_L] == self.level_L)
         return torch.cat([onehot[:, :-1], *(columns.to(self.dtype) for columns in numbers)], 1)
 
     def _digits(self, v_TN: Tensor) -> tuple[Tensor, ...]:

@@ -41,8 +41,8 @@ class Counts:
     def _frequent(self, count: int) -> list[tuple[str, int]]:
         return sorted(self.seen.items(), key=lambda item: (-item[1], item[0]))[:count]
 
-    def category(self, name: str, boolean: bool = False) -> Category | str:
-        """The column, or why it is left out."""
+    def category(self, name: str, boolean: bool = False, slots: int = SLOTS) -> Category | str:
+        """The column, the `slots` most frequent of its names told apart, or why it is left out."""
         if not self.present:
             return "has no value in the training rows"
         if self.unique or (self.present >= _JUDGED and len(self.seen) > 0.95 * self.present):
@@ -50,7 +50,7 @@ class Counts:
         if len(self.seen) == 1 and not self.missing:
             return "has the same value in all training rows"
         least = max(2, (self.present + self.missing) // 10_000)
-        known = [value for value, count in self._frequent(SLOTS) if count >= least]
+        known = [value for value, count in self._frequent(slots) if count >= least]
         category = Category(name, tuple(sorted(known)), len(known) < len(self.seen), self.missing > 0, boolean)
         return category if category.width > 1 else "has no value that is seen more than once"
 

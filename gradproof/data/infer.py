@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gradproof.data.columns import columns_of
+from gradproof.data.figures import SLOTS
 from gradproof.data.frame import encode_clean
+from gradproof.data.levels import with_levels
 from gradproof.data.pieces import with_knots
 from gradproof.data.roles import Roles
 from gradproof.data.rows import Rows
@@ -50,12 +52,15 @@ def read(
     metrics: Sequence[str] = (),
     categorical: Sequence[str] = (),
     ignore: Sequence[str] = (),
+    names: int = SLOTS,
+    levels: int = 0,
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReadTable:
     """The schema and the rows of a file, the rows written to `folder`, which must not exist yet.
 
+    The `names` most frequent of a column are told apart; a number of at most so many `levels` has an input for each.
     `split` maps outcome_R to train_R, the rows that the schema's figures are taken from. `progress` is told how many
     rows of how many are done, all passes together; the total is 0 while it is not known yet."""
     table = Table(path)
@@ -67,7 +72,7 @@ def read(
         survey.add(frame)
     survey.finish()
     train_R = split(survey.outcome_R)
-    figures = Summary(roles, survey.readings, train_R)
+    figures = Summary(roles, survey.readings, train_R, names)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
     odd = survey.odd()
@@ -82,7 +87,8 @@ def read(
         notes.insert(0, dropped)
     rows = Rows.open(folder)
     columns = columns_of(survey, figures, schema, rows)
-    return ReadTable(with_knots(schema, rows, train_R), rows, notes, columns)
+    schema = with_levels(with_knots(schema, rows, train_R), rows, train_R, levels)
+    return ReadTable(schema, rows, notes, columns)
 
 
 def _pass(

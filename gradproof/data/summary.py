@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gradproof.data.cells import PARTS, category_of, numbers_of, text_of
-from gradproof.data.figures import Counts, Moments
+from gradproof.data.figures import SLOTS, Counts, Moments
 from gradproof.data.reading import BOOLEAN, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
 from gradproof.data.schema import Category, Metric, Number, Schema
@@ -24,8 +24,10 @@ IGNORED = "is ignored, as asked"
 class Summary:
     """The second pass: the schema's figures, from the training rows."""
 
-    def __init__(self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray):
-        self.roles, self.readings, self.train_R = roles, readings, train_R
+    def __init__(
+        self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray, slots: int = SLOTS
+    ):
+        self.roles, self.readings, self.train_R, self.slots = roles, readings, train_R, slots
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
         named = [name for name in roles.features if readings[name] in (NAMES, BOOLEAN)]
         self.names = {name: Counts() for name in named}
@@ -86,7 +88,7 @@ class Summary:
     def _column(self, name: str) -> Category | Number | str:
         """The column, or why it is left out."""
         if name in self.names:
-            return self.names[name].category(name, self.readings[name] == BOOLEAN)
+            return self.names[name].category(name, self.readings[name] == BOOLEAN, self.slots)
         if (name, "") in self._numbers:
             return self._moments.number(self._numbers[name, ""], name, self.readings[name])
         return f"holds {self.roles.table.dtypes[name]}, no plain values"

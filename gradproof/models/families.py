@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from gradproof.models.dense import Dense
+from gradproof.models.ensemble import Ensemble
 from gradproof.models.model import Model
 from gradproof.models.moe import MoE
 from gradproof.models.transformer import Transformer
 
-FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense, "transformer": Transformer}
+FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense, "ensemble": Ensemble, "transformer": Transformer}
 
 
 def family(name: str) -> type[Model]:

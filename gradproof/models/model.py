@@ -62,10 +62,12 @@ class Model(ABC):
         seed: int | None = 0,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        flat_P: Tensor | None = None,
     ):
-        """Without a seed the parameters are zeros: others are about to be put there."""
+        """Without a seed the parameters stay as they are in `flat_P`, or are zeros: others are about to be put
+        there."""
         self.config = config
-        self.params = ParamSpace(config.spec(), dtype=dtype, device=device)
+        self.params = ParamSpace(config.spec(), dtype=dtype, device=device, flat_P=flat_P)
         if seed is not None:
             self.params.initialise(seed)
         self.buffers: dict[str, Tensor] = {}

@@ -30,6 +30,7 @@ NAMES = (
     "attention",
     "ffn",
     "pool",
+    "vote",
     "hashed_ngrams",
     "cross_entropy",
     "bce",

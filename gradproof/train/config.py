@@ -20,6 +20,21 @@ Config = TypeVar("Config")
 
 # What `gradproof train --model transformer` does without a flag: a row is a whole sequence there.
 OF_TEXT = {"batch": 16, "lr": 2e-3}
+# What `gradproof train --data FILE --target COL` does: `train/recipe.py` chooses the rest by the size of the table.
+# Tuned on inner splits of four public tables, see docs/notes/tables.md.
+OF_TABLE = {
+    "recipe": "table",
+    "members": 8,
+    "dropout": 0.25,
+    "names": 256,
+    "levels": 256,
+    "select": "loss",
+    "lr": 2e-3,
+    "weight_decay": 0.05,
+    "minutes": 0.6,
+    "model_options": {"hidden": 64, "depth": 1},
+}
+EXACTLY_ONE = ("model", "size", "steps", "router", "recipe")  # options that ask for a particular model
 
 
 @dataclass(frozen=True)
@@ -59,9 +74,18 @@ class TrainConfig:
     # Steps before patience counts: with fewer, a twentieth of them is less than ten, and validations differ by chance.
     patience_after: int = 200
     tensorboard: bool = False
+    recipe: Literal["none", "table"] = "none"  # table: what is not given follows from the table's size
+    members: int = 1  # models trained at once, whose probabilities are averaged
+    dropout: float = 0.0  # share of the inputs that is zero in a step
+    names: int = 64  # of a column, the most frequent, that are told apart
+    levels: int = 0  # values of a number up to which each has an input of its own
+    select: Literal["accuracy", "loss"] = "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
+    minutes: float | None = None  # of training; becomes `steps` when the run has begun
+    settled: bool = False  # whether recipe and minutes have become other options
 
     def __post_init__(self):
         at_least = {"steps": 1, "batch": 1, "micro_rows": 1, "threads": 1, "log_every": 1, "validate_every": 1}
+        at_least |= {"members": 1, "names": 1, "levels": 0}
         for name, least in {**at_least, "patience": 1, "patience_after": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -74,6 +98,14 @@ class TrainConfig:
                 raise ValueError(f"{name} = {value} must be a number of at least 0")
         if self.router != "softmax" and self.model != "moe":
             raise ValueError(f"router = {self.router!r}: a {self.model} model has no router; model = 'moe' has one")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout = {self.dropout} is a share of the inputs, from 0 to below 1")
+        if self.minutes is not None and not 0 < self.minutes < float("inf"):
+            raise ValueError(f"minutes = {self.minutes} must be a number above 0")
+        if self.model == "transformer" and self.members > 1:
+            raise ValueError("members: a transformer is trained alone; moe and dense models can be ensembles")
+        if self.model == "transformer" and self.minutes is not None:
+            raise ValueError("minutes: a text is trained by steps; give --steps")
         if self.clip == 0:
             raise ValueError("clip = 0 would stop all learning; null does not clip")
         if not (self.validation > 0 and self.test > 0 and self.validation + self.test < 0.9):
@@ -117,8 +149,11 @@ def read_config(file: Path) -> dict[str, Any]:
 
 def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     """The config of all layers, later ones before earlier ones; a sentence for what does not fit."""
-    models = [layer["model"] for layer in layers if isinstance(layer, Mapping) and "model" in layer]
-    return fill(TrainConfig, OF_TEXT if models[-1:] == ["transformer"] else {}, *layers)
+    given = {name: value for layer in layers if isinstance(layer, Mapping) for name, value in layer.items()}
+    if given.get("model") == "transformer":
+        return fill(TrainConfig, OF_TEXT, *layers)
+    own = str(given.get("data", "synthetic")).partition(":")[0] != "synthetic"
+    return fill(TrainConfig, OF_TABLE if own and not any(name in given for name in EXACTLY_ONE) else {}, *layers)
 
 
 def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 
 from gradproof.data.schema import Schema
 from gradproof.data.source import read_schema
+from gradproof.models.ensemble import Ensemble, EnsembleConfig
 from gradproof.models.families import family
 from gradproof.models.model import Model
 from gradproof.train import checkpoint
 from gradproof.train.config import TrainConfig
 from gradproof.train.predictor import Predictor
 from gradproof.train.run import Run
+from gradproof.train.temperature import read_temperature
 
 BALANCE = 0.1  # keeps every expert in use, unless the config says otherwise
 
@@ -45,7 +47,7 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
 def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
     """The run's best checkpoint, ready to decide rows, and its step."""
     model, schema, step = load_model(path, device)
-    return Predictor(model, schema, device=device, fast=True), step
+    return Predictor(model, schema, device=device, fast=True, temperature=read_temperature(path)), step
 
 
 def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:
@@ -59,7 +61,9 @@ def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.C
 def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
     """The configured model for the width of the data, with its initial values."""
     shape = model_config(config, schema.inputs, schema.outputs, schema.patches)
-    return family(config.model)(shape, seed=config.seed, device=device)
+    if config.members == 1:
+        return family(config.model)(shape, seed=config.seed, device=device)
+    return Ensemble(EnsembleConfig(shape, config.members, len(schema.classes)), seed=config.seed, device=device)
 
 
 def model_config(config: TrainConfig, inputs: int, outputs: int, patches: tuple[int, ...] = ()) -> Any:

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,29 +24,34 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from gradproof.data.batches import Batches
+from gradproof.data.feed import Feed
 from gradproof.data.source import Source, open_source
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
+from gradproof.models.ensemble import Ensemble
 from gradproof.models.model import Model
 from gradproof.models.subject import judge_config
 from gradproof.train import checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.config import TrainConfig
-from gradproof.train.evaluate import evaluate, spaced
+from gradproof.train.ensemble_step import EnsembleStep
+from gradproof.train.evaluate import evaluate, predictions, spaced
 from gradproof.train.load import build_model, model_config, restore
 from gradproof.train.loss import Loss, Target
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.predictor import Predictor
+from gradproof.train.recipe import TableSize, sized, steps_of
 from gradproof.train.rehearsal import rehearse
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
 from gradproof.train.score import balanced_accuracy, worst
 from gradproof.train.step import TrainStep
 from gradproof.train.step_plan import StepResult
+from gradproof.train.temperature import fit_temperature, keep_temperature, read_temperature
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
 SMALL = 2_000_000  # parameters
+SETTLING, TIMED = 3, 12  # steps before a time budget becomes a number of steps, and those that are timed for it
 
 
 class Stopped(Exception):
@@ -87,7 +92,7 @@ class Trainer:
     """A run in memory: data, model, step, and how far it has come. On a table; text is `train/text.py`."""
 
     model: Model
-    step: TrainStep
+    step: TrainStep | EnsembleStep
 
     def __init__(self, run: Run, watch: Watch):
         self.run, self.watch, self.config = run, watch, run.config
@@ -99,25 +104,59 @@ class Trainer:
         """Data, model and step."""
         check_options(self.config)
         self.source = open_source(self.config.source, self.run.path, self.watch.reading)
-        self.model = build_model(self.config, self.source.schema, self.config.device)
-        torch.set_num_threads(thread_count(self.config, self.model))
-        self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
-        self.encoder = self.predictor.encoder
-        self.step = build_step(self.config, self.model, self.source)
-        self.batches = Batches(self.source.index(TRAIN), self.config.batch, self.config.seed)
         held = self.source.index(VALIDATION)
         if not len(held) or not len(self.source.index(TEST)):
             raise ValueError(
                 f"{self.config.data} has {self.source.rows.count} rows with a target: too few to hold some out for "
                 "validation and test; ten or more are needed"
             )
+        if not self.config.settled:
+            self._size()
+        self._build()
         self.validated = spaced(held, VALIDATED_ROWS)
-        self.rows_each = self.batches.batch
+
+    def _size(self) -> None:
+        """What follows from the table's size; where a time is given, the steps follow when the step is proven."""
+        schema = self.source.schema
+        self.size = TableSize(len(self.source.index(TRAIN)), schema.inputs, len(schema.classes))
+        self.config = replace(self.config, **sized(self.config, self.size))
+
+    def _build(self) -> None:
+        """Model, step and what feeds it."""
+        self.model = build_model(self.config, self.source.schema, self.config.device)
+        torch.set_num_threads(thread_count(self.config, self.model))
+        self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
+        self.predictor.temperature = read_temperature(self.run.path)
+        self.encoder = self.predictor.encoder
+        self.step = build_step(self.config, self.model, self.source)
+        rows, seed = (self.source.rows, self.source.index(TRAIN)), self.config.seed
+        self.feed = Feed(*rows, self.encoder, self.config.batch, seed, self.config.members)
+        self.feed.rate = self.config.dropout
+        self.rows_each = self.feed.batch
+
+    def settle(self) -> None:
+        """Turns a time budget into a number of steps, and keeps what was chosen in config.json. The steps that are
+        timed move a model that is thrown away."""
+        self.feed.encode_all()
+        if self.config.settled or (self.config.recipe == "none" and self.config.minutes is None):
+            return
+        asked = dict(self.step.choose(self.feed.batch).chosen)
+        for s in range(SETTLING + TIMED):
+            if s == SETTLING:
+                begun = time.perf_counter()
+            self.step(*self.batch(s))
+        seconds = (time.perf_counter() - begun) / TIMED
+        steps = steps_of(self.config, self.size, seconds)
+        self.run.settle(**{**sized(self.run.config, self.size), "steps": steps})
+        self.config = self.run.config
+        encoded = self.feed
+        self._build()
+        self.feed, encoded.rate = encoded, self.config.dropout
+        self.step.ask(asked)
 
     def batch(self, s: int) -> tuple[Tensor, Target]:
         """Inputs and target of step s."""
-        rows = self.source.rows.take(self.batches[s])
-        return self.encoder.inputs(rows), self.encoder.target(rows)
+        return self.feed(s)
 
     def kernels(self) -> dict[str, str]:
         """Which way each op of this run is run."""
@@ -126,7 +165,7 @@ class Trainer:
 
     def rehearse(self) -> None:
         """Proves the step at this run's size, before it has begun: full batches, and those of a run's last rows."""
-        whole = self.batch(0)[1]
+        whole = self._first_target()
 
         def target(rows: int) -> Target:
             """Of the first batch, over and over."""
@@ -135,7 +174,21 @@ class Trainer:
 
         most = self.config.micro_rows or self._count(whole)
         sizes = [min(most, self._count(whole)), self._count(whole) % most or most]
-        rehearse(self.step, sizes, target, self.watch.say)
+        refused = rehearse(self.first, sizes, target, self.watch.say)
+        if refused and isinstance(self.step, EnsembleStep):
+            self.step.ask(dict(self.first.kernels.chosen))
+
+    def _first_target(self) -> Target:
+        """Of one member's first batch."""
+        return self.feed.taken(self.feed.batches[0][0])[1]
+
+    def _rows_of(self, s: int) -> np.ndarray:
+        return self.feed.index(s)
+
+    @property
+    def first(self) -> TrainStep:
+        """The step, or that of an ensemble's first member: they are alike."""
+        return self.step.first if isinstance(self.step, EnsembleStep) else self.step
 
     @staticmethod
     def _count(target: Target) -> int:
@@ -199,8 +252,9 @@ class Trainer:
 
     def _fail(self, s: int, result: StepResult) -> None:
         """Names the rows: those whose outputs are not finite, or else the whole batch."""
-        index, x_TI = self.batches[s], self.batch(s)[0]
-        logits_TO = self.model.apply(self.step.training.weights, x_TI)[0].logits_TO
+        index, x_TI = self._rows_of(s), self.batch(s)[0]
+        weights = self.model.params if isinstance(self.step, EnsembleStep) else self.step.training.weights
+        logits_TO = self.model.apply(weights, x_TI)[0].logits_TO
         bad = index[(~logits_TO.isfinite()).view(len(index), -1).any(1).cpu().numpy()]
         named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
@@ -229,14 +283,14 @@ class Trainer:
             "loss": float(result.loss),
             "loss_ema": self.at.ema,
             "trend": trend(self.at.losses),
-            "lr": self.step.optimizer.lr,
+            "lr": self.first.optimizer.lr,
             "grad_norm": float(result.grad_norm),
             "router_entropy": float(result.entropy),
             **energy,
             "per_expert_share": share_E.tolist(),
             "rows_per_s": rate,
             "memory": memory_bytes(self.config.device),
-            "skipped": int(self.step.training.skipped),
+            "skipped": int(self.first.training.skipped),
         }
 
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
@@ -262,7 +316,7 @@ class Trainer:
                 f"{self._last_good()}; a lower --lr, with another --out, is the usual cure"
             )
         surer = at.lowest_loss is None or loss < at.lowest_loss
-        better = at.best_step is None or (accuracy, -loss) > (at.best_accuracy, -at.best_loss)
+        better = surer if self.config.select == "loss" else self._more_accurate(accuracy, loss)
         patient = at.step > self.config.patience_after
         at.since_best = 0 if better or surer else at.since_best + patient
         if better:
@@ -274,6 +328,21 @@ class Trainer:
         elif self.config.patience is not None and at.since_best >= self.config.patience:
             at.finished = "stopped early"
         return logged
+
+    def _more_accurate(self, accuracy: float, loss: float) -> bool:
+        return self.at.best_step is None or (accuracy, -loss) > (self.at.best_accuracy, -self.at.best_loss)
+
+    def calibrate(self) -> None:
+        """Fits the temperature of the model as it is to the validation rows, for a run that selects by log loss."""
+        if self.config.select != "loss":
+            return
+        self.predictor.temperature = 1.0
+        predicted, outcome_T = predictions(self.predictor, self.source.rows, self.validated), self._outcome()
+        self.predictor.temperature = fit_temperature(predicted.probability_TC, outcome_T)
+        keep_temperature(self.run.path, self.predictor.temperature, len(outcome_T))
+
+    def _outcome(self) -> np.ndarray:
+        return np.asarray(self.source.rows.outcome_R[self.validated])
 
     def _write(self, record: dict[str, Any]) -> None:
         try:
@@ -325,10 +394,12 @@ def thread_count(config: TrainConfig, model: Model) -> int:
     """As configured; by default one thread for small models, which gain nothing from more, else torch's own."""
     if config.threads is not None:
         return config.threads
+    if isinstance(model, Ensemble):
+        return 1  # its members run side by side
     return 1 if model.params.count < SMALL and config.batch <= 1024 else torch.get_num_threads()
 
 
-def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
+def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep | EnsembleStep:
     """The loss follows from the schema: outcomes alone, or outcomes and metrics."""
     options: dict[str, Any] = {}
     if config.class_weights == "balanced":
@@ -340,6 +411,8 @@ def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep:
         loss = Loss("quality", weight=config.metrics_weight, **options)
     else:
         loss = Loss("cross_entropy", **options)
+    if isinstance(model, Ensemble):
+        return EnsembleStep(model, lambda member: train_step(config, member, loss))
     return train_step(config, model, loss)
 
 
@@ -376,7 +449,8 @@ def prove(run: Run, model: Model) -> None:
     """evidence.jsonl: the run's own options at a small width, judged before the first step."""
     file = run.path / "evidence.jsonl"
     if not read_evidence(file):
-        verdict = judge_config(run.config.model, model.config, seed=run.config.seed)
+        name = "ensemble" if isinstance(model, Ensemble) else run.config.model
+        verdict = judge_config(name, model.config, seed=run.config.seed)
         write_atomically(file, "".join(json.dumps(asdict(evidence)) + "\n" for evidence in verdict.evidence))
     records = read_evidence(file)
     refuted = [

@@ -42,9 +42,18 @@ class Predictions(NamedTuple):
 
 class Predictor:
     """A model with the schema it was trained on. `predictor(rows)` keeps no tape. A `fast` one decides many rows on a
-    CPU by the kernels that are admitted, each checked at the first call of its path."""
+    CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided by the
+    `temperature`, which a run may have fitted (`train/temperature.py`)."""
 
-    def __init__(self, model: Model, schema: Schema, *, device: torch.device | str = "cpu", fast: bool = False):
+    def __init__(
+        self,
+        model: Model,
+        schema: Schema,
+        *,
+        device: torch.device | str = "cpu",
+        fast: bool = False,
+        temperature: float = 1.0,
+    ):
         here, there = (model.config.inputs, model.config.outputs), (schema.inputs, schema.outputs)
         if here != there:
             raise ValueError(
@@ -56,7 +65,7 @@ class Predictor:
             raise ValueError(f"the model is on {flat_P.device}, the predictor on {device}; move one of them")
         if not flat_P.isfinite().all():
             raise ValueError("the model's parameters are not all finite; take an earlier checkpoint")
-        self.model, self.schema, self.fast = model, schema, fast and flat_P.is_cpu
+        self.model, self.schema, self.fast, self.temperature = model, schema, fast and flat_P.is_cpu, temperature
         self._paths: dict[tuple[int, int], CheckedPath[Kernels]] = {}  # by rows and threads
         self.encoder = Encoder(schema, flat_P.device, flat_P.dtype)
         self.low_M = np.array([metric.low for metric in schema.metrics], np.float64)
@@ -89,7 +98,7 @@ class Predictor:
         model, x_TI = self.model, self.encoder.inputs(rows)
         output, saved = self._path(rows.count).forward(lambda kernels: model.apply(model.params, x_TI, None, kernels))
         logits_TO = output.logits_TO.cpu().double()
-        probability_TC = torch.softmax(logits_TO[:, :C], 1).numpy()
+        probability_TC = torch.softmax(logits_TO[:, :C] / self.temperature, 1).numpy()
         metrics_TM = self.low_M + logits_TO[:, C:].numpy() * self.span_M
         gates_TE = output.gates_TE.cpu().double().numpy()
         energy_T = self.model.energy(saved)

@@ -14,6 +14,7 @@ from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
 from gradproof.train.cautions import cautions
+from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
@@ -29,7 +30,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
     source, config, at = trainer.source, trainer.config, trainer.at
     best, test, index_T = score_best(trainer)
     truth = source.rows.take(index_T)
-    name = f"{config.model} {config.size}"
+    name = model_name(config)
     own = {figure: test[figure] for figure in ("accuracy", "balanced_accuracy", "log_loss")}
     scores = [{"name": name, **own, "note": "best checkpoint"}]
     scores += _compared(trainer, truth, index_T)
@@ -53,6 +54,13 @@ def report(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def model_name(config: TrainConfig) -> str:
+    """What the tables call a run's model."""
+    if config.members == 1:
+        return f"{config.model} {config.size}"
+    return f"{config.members} {'mixtures' if config.model == 'moe' else 'dense models'}"
+
+
 def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any], np.ndarray]:
     """The best checkpoint, which the trainer's model then is, its score on the test rows, and which rows these are."""
     best, source = best_of(trainer), trainer.source
@@ -67,6 +75,7 @@ def best_of(trainer: Trainer) -> checkpoint.Checkpoint:
     if best is None:
         raise Stopped(f"no checkpoint in {trainer.run.path} is whole; --resume trains it again")
     restore(trainer.model, best)
+    trainer.calibrate()
     return best
 
 
@@ -76,6 +85,7 @@ def run_facts(trainer: Trainer, best: checkpoint.Checkpoint, rows: list[int], in
     return {
         "model": config.model,
         "size": config.size,
+        "members": config.members,
         "parameters": trainer.model.params.count,
         "data": config.data,
         **dict(zip(("train_rows", "validation_rows", "test_rows"), rows, strict=True)),

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +41,12 @@ class Run:
         except ValueError as error:
             raise ValueError(f"{file} is no run's config: {error}") from None
         self.path, self.fresh, self.made = path, fresh, made
+
+    def settle(self, **options: Any) -> None:
+        """Options that are known only now that the table is read. Kept in config.json before the first step, so that
+        the run ends with the same bits whenever it is resumed."""
+        self.config = replace(self.config, **options, settled=True)
+        write_atomically(self.path / "config.json", json.dumps(self.config.to_dict(), indent=1) + "\n")
 
     @property
     def checkpoints(self) -> Path:
@@ -114,7 +121,7 @@ def _check_same(run: Run, given: Mapping[str, Any]) -> None:
 def _free_folder(config: TrainConfig) -> Path:
     """runs/<model>-<size>-<data>, numbered where it is taken."""
     data = Path(config.data.partition(":")[0]).stem
-    base = f"{config.model}-{config.size}-{data}"
+    base = f"table-{data}" if config.recipe == "table" else f"{config.model}-{config.size}-{data}"
     number = 1
     while (path := Path("runs") / (base if number == 1 else f"{base}-{number}")).exists():
         number += 1

@@ -54,6 +54,15 @@ class TextTrainer(Trainer):
         device = self.config.device
         return torch.from_numpy(token_BS).to(device), torch.from_numpy(target_BS).to(device)
 
+    def settle(self) -> None:
+        """A text is trained by steps: everything is known."""
+
+    def _first_target(self) -> Tensor:
+        return self.batch(0)[1]
+
+    def _rows_of(self, s: int) -> np.ndarray:
+        return self.batches[s]
+
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
         """The checkpoint is chosen by the loss alone."""
         loss, accuracy = score(self.model, *self.held, self.config.batch, self.step.choose(self.config.batch))

@@ -1,0 +1,80 @@
+"""EnsembleStep: every member of an ensemble moved by rows of its own.
+
+Members share nothing but the shape, so their steps run side by side, each on one thread: as fast as the machine has
+cores, and with the same bits on any number of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor
+
+from gradproof.kernels.variants import Kernels
+from gradproof.models.ensemble import Ensemble, prefix
+from gradproof.models.model import Model
+from gradproof.train.loss import Target
+from gradproof.train.step import TrainStep
+from gradproof.train.step_plan import StepResult
+
+
+class EnsembleStep:
+    """`step(x, target)` takes the rows of one member after those of the other. `member_step` makes a member's step."""
+
+    def __init__(self, model: Ensemble, member_step: Callable[[Model], TrainStep]):
+        self.model = model
+        self.steps = [member_step(member) for member in model.members]
+        beside = min(len(self.steps), os.cpu_count() or 1) if model.params.flat_P.is_cpu else 1
+        self._pool = ThreadPoolExecutor(beside, initializer=torch.set_num_threads, initargs=(1,)) if beside > 1 else None
+
+    @property
+    def first(self) -> TrainStep:
+        """What holds for every member: kernels, rate, loss."""
+        return self.steps[0]
+
+    def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
+        M = len(self.steps)
+        parts = zip(*(part.chunk(M) for part in target), strict=True) if isinstance(target, tuple) else target.chunk(M)
+        jobs = list(zip(self.steps, x_TI.chunk(M), parts, strict=True))
+        run = map if self._pool is None else self._pool.map
+        results = list(run(lambda job: job[0](job[1], job[2]), jobs))
+        self.model.params.touch()
+        return together(results)
+
+    def choose(self, rows: int) -> Kernels:
+        """The kernels of a member's step on so many rows, before the steps run side by side."""
+        return [step.choose(rows) for step in self.steps][0]
+
+    def ask(self, kernels: Mapping[str, str]) -> None:
+        for step in self.steps:
+            step.ask(kernels)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything but the parameters that the next step depends on, by member."""
+        return {prefix(m) + name: own for m, step in enumerate(self.steps) for name, own in step.state().items()}
+
+    def load_state(self, state: Mapping[str, Tensor], steps: int) -> None:
+        for m, step in enumerate(self.steps):
+            start = prefix(m)
+            step.load_state({n[len(start) :]: own for n, own in state.items() if n.startswith(start)}, steps)
+
+
+def together(results: list[StepResult]) -> StepResult:
+    """Means over the members of what is a number; gates and loads one after the other."""
+
+    def mean(name: str) -> Tensor:
+        return torch.stack([getattr(result, name) for result in results]).mean()
+
+    return StepResult(
+        mean("loss"),
+        torch.cat([result.gates for result in results]),
+        mean("grad_norm"),
+        torch.cat([result.load for result in results]),
+        mean("entropy"),
+        torch.stack([result.skipped for result in results]).amax(),
+        torch.stack([result.scale for result in results]).amin(),
+        mean("energy"),
+    )

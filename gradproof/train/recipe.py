@@ -1,0 +1,59 @@
+"""The recipe: what `gradproof train --data FILE --target COL` chooses by the size of the table.
+
+Many small members, each on rows of its own order and with inputs dropped, learn a table better than one large model,
+and a time budget says how long. What was tuned was tuned on inner splits of public tables (docs/notes/tables.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from gradproof.train.config import OF_TABLE, TrainConfig
+
+EPOCHS = 50  # with early stopping; more only overfit
+LEAST_STEPS = 1500  # of small tables, whose epochs are short
+BATCH, LEAST_BATCH = 256, 32
+BATCHES = 16  # an epoch at least
+PER_MINUTES = 50_000  # rows that the default `minutes` are for; a larger table gets more in proportion
+MOST_MINUTES = 10.0
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """What a recipe may look at."""
+
+    rows: int  # to train on
+    inputs: int
+    classes: int
+
+
+def batch_of(size: TableSize) -> int:
+    """256, or a power of two that leaves a small table a few batches an epoch."""
+    batch = BATCH
+    while batch > LEAST_BATCH and batch * BATCHES > size.rows:
+        batch //= 2
+    return batch
+
+
+def minutes_of(config: TrainConfig, size: TableSize) -> float | None:
+    """As given; the recipe's own grow with the table."""
+    if config.minutes is None or config.recipe == "none" or config.minutes != OF_TABLE["minutes"]:
+        return config.minutes
+    return min(MOST_MINUTES, config.minutes * max(1.0, size.rows / PER_MINUTES))
+
+
+def sized(config: TrainConfig, size: TableSize) -> dict[str, Any]:
+    """The options that follow from the table's size alone."""
+    if config.recipe == "none" or config.batch != TrainConfig.batch:
+        return {}
+    return {"batch": batch_of(size)}
+
+
+def steps_of(config: TrainConfig, size: TableSize, seconds_a_step: float) -> int:
+    """Steps that fit the time, and with the recipe no more than are of use."""
+    minutes = minutes_of(config, size)
+    fitting = max(1, int(60 * minutes / seconds_a_step)) if minutes is not None else config.steps
+    if config.recipe == "none":
+        return fitting
+    return min(fitting, max(LEAST_STEPS, EPOCHS * size.rows // config.batch))
