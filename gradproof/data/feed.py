@@ -10,8 +10,6 @@ zeros. Inputs are encoded once where they fit into `ENCODED` bytes, otherwise ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,7 +27,7 @@ Target = Tensor | tuple[Tensor, ...]
 
 
 class Feed:
-    """`feed(s)` is (x_TI, target) of step s, the rows of one member after those of the other."""
+    """`feed(s, m)` is (x_TI, target) of step s for member m, or for the only model there is."""
 
     def __init__(self, rows: Rows, index_R: np.ndarray, encoder: Encoder, batch: int, seed: int, members: int = 1):
         self.rows, self.encoder, self.seed, self.members = rows, encoder, seed, members
@@ -43,10 +41,6 @@ class Feed:
         """Rows of one member's batch."""
         return self.batches[0].batch
 
-    def index(self, s: int) -> np.ndarray:
-        """The rows of step s."""
-        return np.concatenate([batches[s] for batches in self.batches])
-
     def encode_all(self) -> None:
         """Encodes the training rows once, where they fit."""
         index_R, encoder = self.batches[0].index_R, self.encoder
@@ -59,12 +53,9 @@ class Feed:
             x_RI[i : i + CHUNK] = encoder.inputs(self.rows.take(index_R[i : i + CHUNK]))
         self._encoded = place_R, x_RI, encoder.target(self.rows.take(index_R))
 
-    def __call__(self, s: int) -> tuple[Tensor, Target]:
-        """Inputs and target of step s."""
-        x_TI, target = self.taken(self.index(s))
-        if self.rate:
-            x_TI = torch.cat([self._dropped(x_BI, m, s) for m, x_BI in enumerate(x_TI.split(self.batch))])
-        return x_TI, target
+    def __call__(self, s: int, m: int = 0) -> tuple[Tensor, Target]:
+        x_TI, target = self.taken(self.batches[m][s])
+        return (self._dropped(x_TI, m, s) if self.rate else x_TI), target
 
     def taken(self, index_T: np.ndarray) -> tuple[Tensor, Target]:
         """Inputs and target of these training rows, nothing dropped."""
@@ -76,13 +67,8 @@ class Feed:
         target = tuple(part[at_T] for part in target_R) if isinstance(target_R, tuple) else target_R[at_T]
         return x_RI.index_select(0, at_T), target
 
-    def _dropped(self, x_BI: Tensor, m: int, s: int) -> Tensor:
+    def _dropped(self, x_TI: Tensor, m: int, s: int) -> Tensor:
         limit = round(self.rate * UNITS)
-        bits = np.random.Generator(philox(self.seed, "dropout", m, s)).bytes(x_BI.numel())
-        keep_BI = torch.from_numpy(np.frombuffer(bits, np.uint8) >= limit).view(x_BI.shape).to(x_BI.device)
-        return torch.where(keep_BI, x_BI * (UNITS / (UNITS - limit)), 0.0)
-
-
-def count(target: Target | Sequence[Tensor]) -> int:
-    """Rows of a target."""
-    return len(target) if isinstance(target, Tensor) else len(target[0])
+        bits = np.random.Generator(philox(self.seed, "dropout", m, s)).bytes(x_TI.numel())
+        keep_TI = torch.from_numpy(np.frombuffer(bits, np.uint8) >= limit).view(x_TI.shape).to(x_TI.device)
+        return x_TI.mul_(UNITS / (UNITS - limit)).mul_(keep_TI)  # x is a copy: rows are taken by their index

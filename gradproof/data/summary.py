@@ -24,9 +24,7 @@ IGNORED = "is ignored, as asked"
 class Summary:
     """The second pass: the schema's figures, from the training rows."""
 
-    def __init__(
-        self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray, slots: int = SLOTS
-    ):
+    def __init__(self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray, slots: int = SLOTS):
         self.roles, self.readings, self.train_R, self.slots = roles, readings, train_R, slots
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
         named = [name for name in roles.features if readings[name] in (NAMES, BOOLEAN)]

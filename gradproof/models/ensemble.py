@@ -122,9 +122,7 @@ class Ensemble(Model):
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
     ) -> tuple[MoEOutput, Saved]:
         alone = replace(kernels, workspace=None)  # whose buffers hold one member's tape at a time
-        applied = [
-            member.apply(self._part(weights, m), x_TI, whole, alone) for m, member in enumerate(self.members)
-        ]
+        applied = [member.apply(self._part(weights, m), x_TI, whole, alone) for m, member in enumerate(self.members)]
         outputs = [output for output, _ in applied]
         z_MTO = torch.stack([output.logits_TO for output in outputs])
         y_TO, kept = vote.forward(z_MTO, self.config.classes)

@@ -24,7 +24,6 @@ from gradproof.proof.operation import moved
 from gradproof.proof.verdict import SubjectVerdict
 
 SMALL = dict(inputs=7, outputs=5, hidden=6, feedforward=9, depth=2, blocks=2)
-SMALL_MEMBERS = 3
 SMALL_TRANSFORMER = dict(vocabulary=7, width=8, heads=2, encoder_layers=1, decoder_layers=1, feedforward=9, context=6)
 
 
@@ -76,23 +75,14 @@ def judge_model(
 
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
     """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
-    kind = family(name)
-    contract = replace(_contract(kind), options=(dict(config=small_config(name, config)),), edges=())
-    label = f"{name}: this run's options"
-    return _judge(kind, label, examples(label, contract, seed), seed, "cpu", quick=True)
-
-
-def small_config(name: str, config: Any) -> Any:
-    """The same options at a small width."""
-    if name == "ensemble":
-        member = small_config("", config.member)
-        few = min(config.members, SMALL_MEMBERS)
-        return replace(config, member=member, members=few, classes=min(config.classes, member.outputs))
     most = SMALL_TRANSFORMER if name == "transformer" else SMALL
     small: dict[str, Any] = {size: min(getattr(config, size), most[size]) for size in most if hasattr(config, size)}
     if getattr(config, "patches", ()):
         small["patches"] = small_patches(len(config.patches), small["inputs"])
-    return replace(config, **small)
+    kind = family(name)
+    contract = replace(_contract(kind), options=(dict(config=replace(config, **small)),), edges=())
+    label = f"{name}: this run's options"
+    return _judge(kind, label, examples(label, contract, seed), seed, "cpu", quick=True)
 
 
 def small_patches(count: int, inputs: int) -> tuple[int, ...]:

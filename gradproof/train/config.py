@@ -79,7 +79,9 @@ class TrainConfig:
     dropout: float = 0.0  # share of the inputs that is zero in a step
     names: int = 64  # of a column, the most frequent, that are told apart
     levels: int = 0  # values of a number up to which each has an input of its own
-    select: Literal["accuracy", "loss"] = "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
+    select: Literal["accuracy", "loss"] = (
+        "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
+    )
     minutes: float | None = None  # of training; becomes `steps` when the run has begun
     settled: bool = False  # whether recipe and minutes have become other options
 

@@ -13,34 +13,38 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import Tensor
 
+from gradproof.data.feed import Feed
 from gradproof.kernels.variants import Kernels
 from gradproof.models.ensemble import Ensemble, prefix
 from gradproof.models.model import Model
-from gradproof.train.loss import Target
 from gradproof.train.step import TrainStep
 from gradproof.train.step_plan import StepResult
 
 
 class EnsembleStep:
-    """`step(x, target)` takes the rows of one member after those of the other. `member_step` makes a member's step."""
+    """`step.take(feed, s)` moves each member by its own rows of step s. `member_step` makes a member's step."""
 
     def __init__(self, model: Ensemble, member_step: Callable[[Model], TrainStep]):
         self.model = model
         self.steps = [member_step(member) for member in model.members]
         beside = min(len(self.steps), os.cpu_count() or 1) if model.params.flat_P.is_cpu else 1
-        self._pool = ThreadPoolExecutor(beside, initializer=torch.set_num_threads, initargs=(1,)) if beside > 1 else None
+        self._pool = (
+            ThreadPoolExecutor(beside, initializer=torch.set_num_threads, initargs=(1,)) if beside > 1 else None
+        )
 
     @property
     def first(self) -> TrainStep:
         """What holds for every member: kernels, rate, loss."""
         return self.steps[0]
 
-    def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
-        M = len(self.steps)
-        parts = zip(*(part.chunk(M) for part in target), strict=True) if isinstance(target, tuple) else target.chunk(M)
-        jobs = list(zip(self.steps, x_TI.chunk(M), parts, strict=True))
-        run = map if self._pool is None else self._pool.map
-        results = list(run(lambda job: job[0](job[1], job[2]), jobs))
+    def take(self, feed: Feed, s: int) -> StepResult:
+        """One update of every member."""
+
+        def one(m: int) -> StepResult:
+            return self.steps[m](*feed(s, m))
+
+        members = range(len(self.steps))
+        results = list(map(one, members) if self._pool is None else self._pool.map(one, members))
         self.model.params.touch()
         return together(results)
 

@@ -144,7 +144,7 @@ class Trainer:
         for s in range(SETTLING + TIMED):
             if s == SETTLING:
                 begun = time.perf_counter()
-            self.step(*self.batch(s))
+            self.take(s)
         seconds = (time.perf_counter() - begun) / TIMED
         steps = steps_of(self.config, self.size, seconds)
         self.run.settle(**{**sized(self.run.config, self.size), "steps": steps})
@@ -155,8 +155,17 @@ class Trainer:
         self.step.ask(asked)
 
     def batch(self, s: int) -> tuple[Tensor, Target]:
-        """Inputs and target of step s."""
-        return self.feed(s)
+        """Inputs and target of step s; those of all members of an ensemble, one after the other."""
+        parts = [self.feed(s, m) for m in range(self.config.members)]
+        if len(parts) == 1:
+            return parts[0]
+        targets = [target if isinstance(target, tuple) else (target,) for _, target in parts]
+        target = tuple(map(torch.cat, zip(*targets, strict=True)))
+        return torch.cat([x_TI for x_TI, _ in parts]), target if len(target) > 1 else target[0]
+
+    def take(self, s: int) -> StepResult:
+        """Step s."""
+        return self.step.take(self.feed, s) if isinstance(self.step, EnsembleStep) else self.step(*self.batch(s))
 
     def kernels(self) -> dict[str, str]:
         """Which way each op of this run is run."""
@@ -183,7 +192,7 @@ class Trainer:
         return self.feed.taken(self.feed.batches[0][0])[1]
 
     def _rows_of(self, s: int) -> np.ndarray:
-        return self.feed.index(s)
+        return np.concatenate([batches[s] for batches in self.feed.batches])
 
     @property
     def first(self) -> TrainStep:
@@ -217,7 +226,7 @@ class Trainer:
         with _interruptible() as interrupted:
             while not self.at.finished:
                 s = self.at.step
-                result = self.step(*self.batch(s))
+                result = self.take(s)
                 pending.append((s, result))
                 self.at.step = s + 1
                 validating = self.at.step % self.config.interval == 0 or self.at.step == self.config.steps
@@ -449,8 +458,9 @@ def prove(run: Run, model: Model) -> None:
     """evidence.jsonl: the run's own options at a small width, judged before the first step."""
     file = run.path / "evidence.jsonl"
     if not read_evidence(file):
-        name = "ensemble" if isinstance(model, Ensemble) else run.config.model
-        verdict = judge_config(name, model.config, seed=run.config.seed)
+        # What trains of an ensemble is its members, each by itself.
+        config = model.config.member if isinstance(model, Ensemble) else model.config
+        verdict = judge_config(run.config.model, config, seed=run.config.seed)
         write_atomically(file, "".join(json.dumps(asdict(evidence)) + "\n" for evidence in verdict.evidence))
     records = read_evidence(file)
     refuted = [
