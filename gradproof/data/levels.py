@@ -2,8 +2,8 @@
 
     level_j(v) = 1 where v is the j-th value, else 0
 
-A code, a distance between two of a hundred airports, a price from a list: such numbers mean what names mean, and a value
-may say more than its size. Pieces tell values apart only where a knot lies between them.
+A code, a distance between two of a hundred airports, a price from a list: such numbers are more like names, and a
+value may say more than its size. Pieces tell values apart only where a knot lies between them.
 """
 
 from __future__ import annotations

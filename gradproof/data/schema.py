@@ -83,8 +83,8 @@ class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
     the column has one. A `date` is days since 1970, or with a `part` its year, month, weekday or time. Text is read by
     the `format`; without one as Python writes numbers, and dates as ISO 8601. Between `knots` lie its pieces
-    (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`). Each of its `levels` has
-    an input of its own (`data/levels.py`)."""
+    (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`). Each of its
+    `levels` has an input of its own (`data/levels.py`)."""
 
     name: str
     mean: float

@@ -216,3 +216,34 @@ def _(right, read, write, name, dn, normed):
     if name.endswith("ffn.norm"):
         write.grads[f"{name}.weight"].mul_(0.99)
     return dx
+
+
+ENSEMBLE = "gradproof.models.ensemble:Ensemble.pull_back"
+
+
+@wrong("ensemble", "the members' gradients in reverse order", target=ENSEMBLE)
+def _(right, self, weights, grad, dy, x, saved, **options):
+    dx = right(self, weights, grad, dy, x, saved, **options)
+    parts = grad.view(len(self.members), -1)
+    parts.copy_(parts.flip(0))
+    return dx
+
+
+@wrong("ensemble", "only the first member sends a gradient to the input", target=ENSEMBLE)
+def _(right, self, weights, grad, dy, x, saved, **options):
+    dx = right(self, weights, grad, dy, x, saved, **options)
+    return dx / len(self.members)
+
+
+@wrong("ensemble", "the auxiliary loss counts once for every member", target=ENSEMBLE)
+def _(right, self, weights, grad, dy, x, saved, **options):
+    return right(self, weights, grad, (dy[0], dy[1] * len(self.members)), x, saved, **options)
+
+
+@wrong("ensemble", "the last member's router bias 1% too small", subtle=True, target=ENSEMBLE)
+def _(right, self, weights, grad, dy, x, saved, **options):
+    dx = right(self, weights, grad, dy, x, saved, **options)
+    name = f"members.{len(self.members) - 1}.router.bias"
+    if name in self.params.shapes:
+        self.params.views_of(grad)[name].mul_(0.99)
+    return dx

@@ -1,7 +1,8 @@
 """Vote: the members of an ensemble, taken together: the mean of their probabilities, as logits.
 
     l_m = log softmax(z_m) over the first C outputs;   y_c = log(1/M Σ_m exp l_mc)
-    r_mc = exp(l_mc − y_c)/M, the share of member m in class c;   dl_mc = r_mc·dy_c;   dz_m = dl_m − softmax(z_m)·Σ_c dl_mc
+    r_mc = exp(l_mc − y_c)/M, the share of member m in class c
+    dl_mc = r_mc·dy_c;   dz_m = dl_m − softmax(z_m)·Σ_c dl_mc
     outputs behind the first C are numbers: their mean
 
 softmax(y) is the mean of the members' probabilities, so whoever reads logits reads an ensemble like any model.

@@ -50,7 +50,9 @@ class EnsembleStep:
 
     def choose(self, rows: int) -> Kernels:
         """The kernels of a member's step on so many rows, before the steps run side by side."""
-        return [step.choose(rows) for step in self.steps][0]
+        for step in self.steps:
+            step.choose(rows)
+        return self.first.kernels
 
     def ask(self, kernels: Mapping[str, str]) -> None:
         for step in self.steps:

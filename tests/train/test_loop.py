@@ -506,7 +506,7 @@ def poison(trainer, row):
 def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, tiny, open_run, precision):
     """The sentence names step, rows and the last checkpoint; going on would spread the NaN to every weight."""
     trainer, _ = open_run(tmp_path / "run", {**tiny, "precision": precision})
-    row = int(trainer.batches[6][3])
+    row = int(trainer.feed.batches[0][6][3])
     poison(trainer, row)
     with pytest.raises(Stopped) as stopped:
         trainer.train()
@@ -515,7 +515,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, tiny, open_run, preci
     assert f"the last good checkpoint is {tmp_path / 'run/checkpoints/step-4'}" in sentence
     failed = json.loads((tmp_path / "run/failed.json").read_text())
     assert failed["step"] == 6 and failed["not_finite"] == [row]
-    assert failed["rows"] == trainer.batches[6].tolist()
+    assert failed["rows"] == trainer.feed.batches[0][6].tolist()
     kept = checkpoint.load(tmp_path / "run/checkpoints/step-4")
     assert all(tensor.isfinite().all() for file in (MODEL, STEP) for tensor in kept.tensors(file).values())
     assert lines(trainer)[-1]["step"] == 6
@@ -557,7 +557,7 @@ def test_damage_outside_checkpoints_is_made_good_or_named(tmp_path, tiny, open_r
 def test_fp16_skips_and_goes_on(tmp_path, tiny, open_run):
     """One bad batch costs one step: counted, its loss null, and no NaN anywhere after it."""
     trainer, _ = open_run(tmp_path / "run", {**tiny, "precision": "fp16", "steps": 10})
-    poison(trainer, trainer.batches[6][3])
+    poison(trainer, trainer.feed.batches[0][6][3])
     trainer.train()
     records = lines(trainer)
     assert [record["skipped"] for record in records] == [0] * 6 + [1] * 4
@@ -578,7 +578,7 @@ def test_fp16_tries_the_scale_of_one(tmp_path, tiny, open_run, monkeypatch):
     """A batch that overflowed at a scale of 2 says nothing of the scale of 1 that is next."""
     monkeypatch.setattr(training_module, "FIRST_SCALE", 2.0)
     trainer, _ = open_run(tmp_path / "run", {**tiny, "precision": "fp16", "steps": 4})
-    poison(trainer, trainer.batches[1][3])
+    poison(trainer, trainer.feed.batches[0][1][3])
     trainer.train()
     assert lines(trainer)[-1]["skipped"] == 1 and trainer.at.finished == "finished"
 

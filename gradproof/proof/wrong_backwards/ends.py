@@ -116,3 +116,29 @@ def _(right, dloss, saved, y, outcome, weight=1.0):
 @wrong("quality", "the metrics 1% too heavy", subtle=True)
 def _(right, dloss, saved, y, outcome, weight=1.0):
     return right(dloss, saved, y, outcome, 1.01 * weight)
+
+
+@wrong("vote", "every member has the same share")
+def _(right, dy, saved, z, classes):
+    dl = dy[:, :classes] / len(z)
+    rest = right(dy, saved, z, classes)[..., classes:]
+    return torch.cat([dl - saved.exp() * dl.sum(-1, keepdim=True), rest], -1)
+
+
+@wrong("vote", "without the softmax's own term")
+def _(right, dy, saved, z, classes):
+    rest = right(dy, saved, z, classes)[..., classes:]
+    return torch.cat([torch.softmax(saved, 0) * dy[:, :classes], rest], -1)
+
+
+@wrong("vote", "the sum of the numbers, not their mean")
+def _(right, dy, saved, z, classes):
+    dz = right(dy, saved, z, classes)
+    return torch.cat([dz[..., :classes], dz[..., classes:] * len(z)], -1)
+
+
+@wrong("vote", "the last member 2% too small", subtle=True)
+def _(right, dy, saved, z, classes):
+    dz = right(dy, saved, z, classes).clone()
+    dz[-1] *= 0.98
+    return dz

@@ -1,0 +1,99 @@
+"""An ensemble from a table to its predictions: resumed with the same bits, whatever the number of cores."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from gradproof.train import checkpoint
+from gradproof.train.load import load_predictor
+from gradproof.train.report import report
+from gradproof.train.run import Run
+
+
+@pytest.fixture
+def options(tmp_path):
+    """A table of 400 rows, trained for 12 steps: three members, dropout, selection by loss."""
+    rng = np.random.default_rng(3)
+    a, b, name = rng.normal(size=400), rng.integers(0, 90, 400), rng.choice(["x", "y", "z"], 400)
+    late = np.where(a + 0.02 * b + (name == "x") + rng.normal(size=400) > 1, "late", "on time")
+    lines = ["a,b,name,outcome", *(f"{u:.4f},{v},{n},{o}" for u, v, n, o in zip(a, b, name, late, strict=True))]
+    (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
+    given = dict(data=str(tmp_path / "orders.csv"), target="outcome", members=3, validate_every=4, log_every=1)
+    return given | dict(
+        recipe="table", steps=12, dropout=0.25, select="loss", settled=True, model_options={"hidden": 8}
+    )
+
+
+def final(run):
+    saved = checkpoint.newest(run / "checkpoints", print)
+    return {**saved.tensors(checkpoint.MODEL), **saved.tensors(checkpoint.STEP)}
+
+
+def alike(first, second):
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_stopped_run_ends_with_the_same_bits(tmp_path, options, open_run):
+    """Dropout, each member's order and moments go on where they were."""
+    whole, _ = open_run(tmp_path / "whole", options)
+    whole.train()
+
+    def stop(record):
+        if record["step"] == 6:
+            raise RuntimeError("killed")
+
+    stopped, _ = open_run(tmp_path / "stopped", options, stop)
+    with pytest.raises(RuntimeError):
+        stopped.train()
+    resumed, _ = open_run(tmp_path / "stopped", options)
+    assert resumed.at.step == 4
+    resumed.train()
+    assert alike(final(tmp_path / "whole"), final(tmp_path / "stopped"))
+
+
+def test_bits_do_not_depend_on_cores(tmp_path, options, open_run):
+    finals = []
+    for name in ("side by side", "one by one"):
+        trainer, _ = open_run(tmp_path / name, options)
+        if name == "one by one":
+            trainer.step._pool = None
+        trainer.train()
+        finals.append(final(tmp_path / name))
+    assert alike(*finals)
+
+
+def test_members_learn_apart(tmp_path, options, open_run):
+    """One that got another's rows or gradients would make two of them equal."""
+    trainer, watch = open_run(tmp_path / "run", options)
+    before = [member.params.flat_P.clone() for member in trainer.model.members]
+    trainer.train()
+    moved = [member.params.flat_P - first for member, first in zip(trainer.model.members, before, strict=True)]
+    assert all(float(m.abs().max()) > 0 for m in moved) and not torch.equal(moved[0], moved[1])
+    assert len(watch.records[-1]["per_expert_share"]) == trainer.model.experts == 12
+
+
+def test_time_becomes_steps_once(tmp_path, options, open_run):
+    """The number of steps is kept in config.json: a faster machine that resumes takes as many."""
+    given = {name: value for name, value in options.items() if name not in ("steps", "settled")}
+    trainer, _ = open_run(tmp_path / "run", {**given, "minutes": 0.001})
+    before = trainer.model.params.flat_P.clone()
+    trainer.settle()
+    kept = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert kept["settled"] and kept["steps"] == trainer.config.steps < 1500
+    assert torch.equal(trainer.model.params.flat_P, before)  # the steps that were timed leave nothing behind
+    assert not trainer.step.first.training.optimizer.m_P.any()
+    again, _ = open_run(tmp_path / "run", {})
+    again.settle()
+    assert again.config == trainer.config == Run(tmp_path / "run").config
+
+
+def test_the_report_and_predict_use_the_temperature(tmp_path, options, open_run):
+    trainer, _ = open_run(tmp_path / "run", options)
+    trainer.train()
+    record = report(trainer)
+    assert record["scores"][0]["name"] == "3 mixtures"
+    predictor, step = load_predictor(tmp_path / "run")
+    assert predictor.temperature == trainer.predictor.temperature != 1.0
+    assert step == min(trainer.metrics.read(), key=lambda line: line.get("validation_loss", np.inf))["step"]
