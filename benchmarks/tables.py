@@ -196,6 +196,8 @@ def main() -> None:
             measure_folds(record, part, planned, options.jobs, options.resume)
     except CommandFailed as failed:
         raise SystemExit(str(failed)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("interrupted; --resume keeps what is recorded") from None
     print(show(record.content))
 
 
