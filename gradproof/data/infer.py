@@ -22,7 +22,7 @@ from gradproof.data.columns import columns_of
 from gradproof.data.figures import SLOTS
 from gradproof.data.frame import encode_clean
 from gradproof.data.levels import with_levels
-from gradproof.data.pieces import with_knots
+from gradproof.data.pieces import MOST, with_knots
 from gradproof.data.roles import Roles
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
@@ -53,6 +53,7 @@ def read(
     categorical: Sequence[str] = (),
     ignore: Sequence[str] = (),
     names: int = SLOTS,
+    pieces: int = MOST,
     levels: int = 0,
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
@@ -60,7 +61,8 @@ def read(
 ) -> ReadTable:
     """The schema and the rows of a file, the rows written to `folder`, which must not exist yet.
 
-    The `names` most frequent of a column are told apart; a number of at most so many `levels` has an input for each.
+    The `names` most frequent of a column are told apart; a number has at most so many `pieces`, and one of at most so
+    many `levels` an input for each.
     `split` maps outcome_R to train_R, the rows that the schema's figures are taken from. `progress` is told how many
     rows of how many are done, all passes together; the total is 0 while it is not known yet."""
     table = Table(path)
@@ -87,7 +89,7 @@ def read(
         notes.insert(0, dropped)
     rows = Rows.open(folder)
     columns = columns_of(survey, figures, schema, rows)
-    schema = with_levels(with_knots(schema, rows, train_R), rows, train_R, levels)
+    schema = with_levels(with_knots(schema, rows, train_R, pieces), rows, train_R, levels)
     return ReadTable(schema, rows, notes, columns)
 
 

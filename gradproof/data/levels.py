@@ -15,6 +15,7 @@ import numpy as np
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Number, Schema
 
+FEW = 48  # values that pieces serve as well
 LEAST = 8  # training rows of a value that gets an input
 ROWS_PER_LEVEL = 20  # on average; with fewer, values are no levels but numbers that happen to come again
 ALTOGETHER = 1024
@@ -36,6 +37,6 @@ def with_levels(schema: Schema, rows: Rows, train_R: np.ndarray, most: int) -> S
 def _levels(value_R: np.ndarray, most: int, pieces: int) -> tuple[float, ...]:
     value_V, count_V = np.unique(value_R[np.isfinite(value_R)], return_counts=True)
     # Pieces between all values say the same as an input for each.
-    if not pieces + 1 < len(value_V) <= most or ROWS_PER_LEVEL * len(value_V) > count_V.sum():
+    if not max(FEW, pieces + 1) < len(value_V) <= most or ROWS_PER_LEVEL * len(value_V) > count_V.sum():
         return ()
     return tuple(value_V[count_V >= LEAST].tolist())

@@ -21,12 +21,12 @@ ALTOGETHER = 1024  # pieces of all numbers: a wide table must not become a far w
 SAMPLE = 50_000  # training rows, evenly spaced, that the quantiles are taken from
 
 
-def with_knots(schema: Schema, rows: Rows, train_R: np.ndarray) -> Schema:
-    """The schema, each of its numbers with knots: a piece for every fifty training rows, 48 at most, and about a
+def with_knots(schema: Schema, rows: Rows, train_R: np.ndarray, most: int = MOST) -> Schema:
+    """The schema, each of its numbers with knots: a piece for every fifty training rows, `most` at most, and about a
     thousand in all."""
     (index_T,) = np.nonzero(train_R)
     index_T = index_T[:: -(-len(index_T) // SAMPLE)]
-    most = min(MOST, int(train_R.sum()) // ROWS_PER_PIECE, ALTOGETHER // max(1, len(schema.numbers)))
+    most = min(most, int(train_R.sum()) // ROWS_PER_PIECE, ALTOGETHER // max(1, len(schema.numbers)))
     value_TN = rows.numbers_RN[index_T]
     numbers = (replace(number, knots=_knots(value_TN[:, n], most)) for n, number in enumerate(schema.numbers))
     return replace(schema, numbers=tuple(numbers))

@@ -23,8 +23,8 @@ SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What reading rows depends on: where they are, what the columns are there for, how many `names` of a column
-    and `levels` of a number are told apart, how numbers are encoded, and which shares of the rows are held out."""
+    """What reading rows depends on: where they are, what the columns are there for, how many `names` of a column,
+    `pieces` and `levels` of a number are told apart, how numbers are encoded, and which shares of the rows are held out."""
 
     data: str = "synthetic"
     target: str | None = None
@@ -33,6 +33,7 @@ class SourceOptions:
     ignore: Sequence[str] = ()
     encoding: Literal["onehot", "padic"] = "onehot"
     names: int = 64
+    pieces: int = 48
     levels: int = 0
     validation: float = 0.1
     test: float = 0.1
@@ -153,6 +154,7 @@ def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], N
         categorical=options.categorical,
         ignore=options.ignore,
         names=options.names,
+        pieces=options.pieces,
         levels=options.levels,
         split=lambda outcome_R: options.part(outcome_R) == TRAIN,
         folder=aside,

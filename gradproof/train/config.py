@@ -25,14 +25,15 @@ OF_TEXT = {"batch": 16, "lr": 2e-3}
 OF_TABLE = {
     "recipe": "table",
     "members": 8,
-    "dropout": 0.25,
+    "dropout": 0.1,
     "names": 256,
+    "pieces": 16,
     "levels": 256,
     "select": "loss",
     "lr": 2e-3,
     "weight_decay": 0.05,
     "minutes": 0.6,
-    "model_options": {"hidden": 64, "depth": 1},
+    "model_options": {"experts": 1, "k": 1, "hidden": 128, "depth": 1},
 }
 EXACTLY_ONE = ("model", "size", "steps", "router", "recipe")  # options that ask for a particular model
 
@@ -78,6 +79,7 @@ class TrainConfig:
     members: int = 1  # models trained at once, whose probabilities are averaged
     dropout: float = 0.0  # share of the inputs that is zero in a step
     names: int = 64  # of a column, the most frequent, that are told apart
+    pieces: int = 48  # of a number, at most (data/pieces.py)
     levels: int = 0  # values of a number up to which each has an input of its own
     select: Literal["accuracy", "loss"] = (
         "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
@@ -87,7 +89,7 @@ class TrainConfig:
 
     def __post_init__(self):
         at_least = {"steps": 1, "batch": 1, "micro_rows": 1, "threads": 1, "log_every": 1, "validate_every": 1}
-        at_least |= {"members": 1, "names": 1, "levels": 0}
+        at_least |= {"members": 1, "names": 1, "pieces": 0, "levels": 0}
         for name, least in {**at_least, "patience": 1, "patience_after": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:

@@ -58,7 +58,8 @@ def model_name(config: TrainConfig) -> str:
     """What the tables call a run's model."""
     if config.members == 1:
         return f"{config.model} {config.size}"
-    return f"{config.members} {'mixtures' if config.model == 'moe' else 'dense models'}"
+    single = config.model == "dense" or config.model_options.get("experts") == 1
+    return f"{config.members} {'networks' if single else 'mixtures'}"
 
 
 def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any], np.ndarray]:

@@ -32,9 +32,9 @@ def test_batch(rows, batch):
 
 def test_steps_fit_the_time_and_are_no_more_than_of_use():
     config, size = resolve(TABLE), TableSize(40_000, 100, 2)
-    assert steps_of(config, size, 0.01) == 3600
-    assert steps_of(config, size, 1e-6) == 50 * 40_000 // 256
-    assert steps_of(config, TableSize(100, 10, 2), 1e-6) == 1500
+    assert steps_of(config, size, 0.012) == 3000
+    assert steps_of(config, size, 1e-6) == 25 * 40_000 // 256
+    assert steps_of(config, TableSize(100, 10, 2), 1e-6) == 800
     assert steps_of(TrainConfig(minutes=1.0), size, 0.01) == 6000
     assert minutes_of(config, TableSize(500_000, 10, 2)) == pytest.approx(6.0)
     assert minutes_of(resolve({**TABLE, "minutes": 2.0}), TableSize(500_000, 10, 2)) == 2.0
