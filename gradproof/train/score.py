@@ -9,6 +9,7 @@ import numpy as np
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.train.auc import mean_auc
+from gradproof.train.costs import threshold_table
 from gradproof.train.predictor import Predictions
 
 BINS = 10
@@ -35,6 +36,7 @@ def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]
         "classes": classes,
         "confusion": confusion_CC.tolist(),
         "calibration": bins,
+        "costs": threshold_table(predicted, outcome_T, schema.classes),
         "metrics": [
             _metric(
                 metric.name,

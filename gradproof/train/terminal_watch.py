@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+LONGEST = 30  # characters of a class name in a table's header
 
 
 class TerminalWatch:
@@ -93,6 +96,27 @@ def _score_table(scores: list[dict[str, Any]]) -> tuple[Any, list[str]]:
     return table, notes
 
 
+def _show_costs(costs: dict[str, Any], path: Path, console: Any) -> None:
+    """Where the threshold lies if one kind of mistake costs more, and how to ask for it."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    name = costs["class"]
+    threshold = "threshold for " + escape(repr(_cut(name)))
+    table = Table("cost ratio", threshold, "recall", "precision", box=None, pad_edge=False)
+    for row in costs["rows"]:
+        shares = (_figure(row[key], ".2%") for key in ("recall", "precision"))
+        table.add_row(f"{row['ratio']}:1", f"{row['threshold']:.3f}", *shares)
+    console.print(table)
+    command = f"gradproof predict {shlex.quote(str(path))} --data FILE --costs {shlex.quote(f'{name}=5')}"
+    console.print("cost ratio: a missed row of the class to a false alarm; for 5:1:", style="dim")
+    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
 def _text_table(scores: list[dict[str, Any]]) -> Any:
     """The scores of a text: what a byte takes is in the notes."""
     from rich.table import Table
@@ -112,6 +136,8 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
         console.print(remark, style="dim", markup=False, soft_wrap=True)
     if test:
         console.print(_scored_on(test), markup=False, soft_wrap=True)
+        if costs := test.get("costs"):
+            _show_costs(costs, path, console)
     for warning in record.get("warnings", []):
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     for note in record["notes"]:

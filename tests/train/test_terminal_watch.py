@@ -1,6 +1,7 @@
 """Looking on: lines where there is no terminal, and the table at the end."""
 
 import io
+import shlex
 
 from rich.console import Console
 
@@ -104,3 +105,22 @@ def test_a_record_from_before_auc(tmp_path):
     lines = out.getvalue().splitlines()
     assert lines[1].split() == ["moe", "nano", "50.00%", "40.00%", "1.0000"]
     assert lines[2:4] == ["moe nano: best checkpoint", "scored on 12 rows"]
+
+
+def test_the_thresholds_and_how_to_use_them(tmp_path):
+    """In 80 columns; the command can be pasted, whatever the class is named."""
+    out = io.StringIO()
+    run = dict(model="moe", size="nano", inputs=9, parameters=1234, steps=1000, seconds=1.25, best_step=500)
+    rows = [
+        dict(ratio=1, threshold=0.5, decided=0, recall=0.0, precision=None),
+        dict(ratio=10, threshold=1 / 11, decided=9, recall=1.0, precision=0.25),
+    ]
+    name = "[b]isn't " + "very " * 10
+    record = dict(scores=[], test=dict(rows=12, costs={"class": name, "rows": rows}), notes=[], status="x", run=run)
+    show_scores(record, tmp_path / "a run", Console(file=out, width=80, highlight=False))
+    lines = out.getvalue().splitlines()[2:]
+    assert lines[0].rstrip() == f'cost ratio  threshold for "{name[:29]}…"  recall   precision'
+    assert lines[1].split() == ["1:1", "0.500", "0.00%"] and lines[2].split() == ["10:1", "0.091", "100.00%", "25.00%"]
+    assert "a missed row" in lines[3] and len(lines[3]) <= 80
+    command = ["gradproof", "predict", str(tmp_path / "a run"), "--data", "FILE", "--costs", f"{name}=5"]
+    assert shlex.split(lines[4]) == command
