@@ -17,9 +17,10 @@ from gradproof.train.score import FIGURES, figures
 
 MOST_ROWS = 20_000  # logistic regression learns little from more, and the wait grows
 MOST_NUMBERS = 50_000_000  # rows times inputs: a wide table is fitted to fewer rows
+ROUNDS = 100  # of boosting at most, which is scikit-learn's default
 MOST_TREE_ROWS = 50_000
 MOST_TREE_WORK = 240_000  # rows times trees a round: a round has a tree for each class, of two classes one
-MOST_TREE_COLUMNS = 700  # columns times trees a round; 360 take about 6 s on one core, however few the rows
+MOST_TREE_COLUMNS = 700  # columns times trees a round; 360, the demo's, take 6 s on one core
 CATEGORIES = 255  # of a column at most, for scikit-learn to take them as names
 
 PredictFunction = Callable[[np.ndarray], np.ndarray]  # x_TI to probability_TC
@@ -91,6 +92,7 @@ def fit_trees(rows: Rows, schema: Schema) -> Any:
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     model: Any = HistGradientBoostingClassifier(
+        max_iter=ROUNDS,
         categorical_features=tree_names(schema),  # type: ignore[arg-type]
         random_state=0,
     )

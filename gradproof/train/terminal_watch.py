@@ -109,7 +109,7 @@ def _show_costs(costs: dict[str, Any], path: Path, console: Any) -> None:
         table.add_row(f"{row['ratio']}:1", f"{row['threshold']:.3f}", *shares)
     console.print(table)
     command = f"gradproof predict {shlex.quote(str(path))} --data FILE --costs {shlex.quote(f'{name}=5')}"
-    console.print("cost ratio: a missed row of the class to a false alarm; for 5:1:", style="dim")
+    console.print("5:1 means that a missed row costs five times as much as a false alarm:", style="dim")
     console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
 
 
