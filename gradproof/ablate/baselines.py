@@ -19,7 +19,7 @@ from gradproof.data.encoders import Encoder
 from gradproof.data.rows import Rows
 from gradproof.data.source import Source
 from gradproof.data.split import TEST, TRAIN, VALIDATION
-from gradproof.train.baselines import MOST_NUMBERS, MOST_ROWS, fit_logistic
+from gradproof.train.baselines import MOST_NUMBERS, MOST_ROWS, fit_logistic, tree_inputs, tree_names
 from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import spaced
 from gradproof.train.schedule import Schedule
@@ -27,7 +27,6 @@ from gradproof.train.score import log_loss
 
 CHUNK = 4096
 ROUNDS = 200  # of boosting at most; the validation rows choose how many
-CATEGORIES = 255  # of a column at most, for scikit-learn to take them as names
 HIDDEN_LAYERS = 2
 
 SETTINGS: dict[str, tuple[float, ...]] = {
@@ -66,18 +65,14 @@ def hist_gradient_boosting(source: Source, rate: float, seed: int) -> FittedBase
     rows like best."""
     from sklearn.ensemble import HistGradientBoostingClassifier
 
-    named = [category.width <= CATEGORIES for category in source.schema.categories]
-
     def matrix(part: int) -> np.ndarray:
-        rows = source.rows.take(source.index(part))
-        codes_RC = np.where(rows.codes_RC < 0, np.nan, rows.codes_RC.astype(np.float64))
-        return np.concatenate([codes_RC, rows.numbers_RN], 1)
+        return tree_inputs(source.rows.take(source.index(part)))
 
     begun = time.perf_counter()
     model: Any = HistGradientBoostingClassifier(
         learning_rate=rate,
         max_iter=ROUNDS,
-        categorical_features=[*named, *[False] * len(source.schema.numbers)],  # type: ignore[arg-type]
+        categorical_features=tree_names(source.schema),  # type: ignore[arg-type]
         early_stopping=True,  # type: ignore[arg-type]
         n_iter_no_change=10,
         random_state=seed,

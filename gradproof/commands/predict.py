@@ -22,6 +22,10 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(metavar="COLS|all", help="Input columns to copy to the output: a,b,c.")
     ] = None,
+    costs: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS=COST,…", help="What a wrong decision costs for rows of each class; default: 1."),
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
@@ -32,16 +36,22 @@ def predict(
     The best checkpoint of the run decides. Missing values and names that were never seen are fine; values that do not
     fit their column count as missing, with a warning. Where the file has the target too, the accuracy is told.
 
+    With --costs the decision is the class with the lowest expected cost of a mistake instead of the most probable one.
+    The probabilities stay the same.
+
     Examples:
 
         gradproof predict runs/loans --data new.csv --out decided.csv
 
         gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
+
+        gradproof predict runs/loans --data new.csv --costs default=5 --out decided.csv
     """
     with errors(debug):
         from json import dumps
 
         from gradproof.serve.predict import predict_file
+        from gradproof.train.costs import read_costs
         from gradproof.train.load import load_predictor
 
         check_outputs(json, None)
@@ -50,14 +60,17 @@ def predict(
             raise ValueError("--json - and the predictions would share standard output; give --out a file")
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
+        cost_C = None if costs is None else read_costs(costs, predictor.schema.classes)
         try:
-            scored = predict_file(predictor, data, out, kept)
+            scored = predict_file(predictor, data, out, kept, cost_C)
         except BrokenPipeError:  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
         said = f"{scored.rows:,} rows decided"
         if scored.accuracy is not None:
             said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
+        if scored.cost is not None:
+            said += f", mistakes cost {scored.cost:.4g} a row"
         print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
         for name, unread in scored.unread.items():
             print(f"warning: {unread.sentence(name)}", file=sys.stderr)

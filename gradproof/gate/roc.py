@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gradproof.streams import philox
+from gradproof.train.auc import auc
 
 SHARES = {"recall_at_1pct": 0.01, "recall_at_0_1pct": 0.001}
 DRAWS = 1000  # of the bootstrap
@@ -23,17 +24,6 @@ class Scored(NamedTuple):
 
     score_R: np.ndarray
     block_R: np.ndarray
-
-
-def auc(score_R: np.ndarray, block_R: np.ndarray) -> float | None:
-    """The probability that a call to block scores above one to allow, ties counted half; None without both classes."""
-    positives = int(block_R.sum())
-    negatives = len(block_R) - positives
-    if not positives or not negatives:
-        return None
-    _, inverse_R, count_U = np.unique(score_R, return_inverse=True, return_counts=True)
-    rank_U = np.cumsum(count_U) - (count_U - 1) / 2
-    return float((rank_U[inverse_R][block_R].sum() - positives * (positives + 1) / 2) / (positives * negatives))
 
 
 def auc_error(auc: float, positives: int, negatives: int) -> float:

@@ -19,6 +19,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.data.table import Table
 from gradproof.files import sync
+from gradproof.train.costs import decide, total_cost
 from gradproof.train.predictor import Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -54,20 +55,28 @@ def as_records(
 
 class PredictedFile(NamedTuple):
     """What `predict_file` counted; accuracy is None where no true outcome was known. `unread` are the values, by
-    column, that could not be read."""
+    column, that could not be read. `cost` is the mean over the rows with a known outcome, where costs were given."""
 
     rows: int
     known: int
     accuracy: float | None
     unread: dict[str, Unread]
+    cost: float | None = None
 
 
-def predict_file(predictor: Predictor, path: Path, out: Path | None, keep: Sequence[str] | None = ()) -> PredictedFile:
+def predict_file(
+    predictor: Predictor,
+    path: Path,
+    out: Path | None,
+    keep: Sequence[str] | None = (),
+    cost_C: np.ndarray | None = None,
+) -> PredictedFile:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
-    The columns to `keep`, or all of them where it is None, are copied as they are and come first. `out` appears
-    complete or not at all."""
-    tally = _Tally()
+    The columns to `keep`, or all of them where it is None, are copied as they are and come first. With `cost_C`, what a
+    mistake costs for rows of each class, decisions are those of the lowest expected cost. `out` appears complete or not
+    at all."""
+    tally = _Tally(cost_C)
     table = Table(path)
     kept = _kept(predictor, table, keep, as_text=out is None or Path(out).suffix == ".csv")
     frames = tally.frames(predictor, table, kept)
@@ -126,26 +135,30 @@ def _written(predictor: Predictor) -> list[str]:
 
 
 class _Tally:
-    """Counts rows and right decisions while the frames pass."""
+    """Counts rows, right decisions and costs while the frames pass."""
 
-    def __init__(self):
+    def __init__(self, cost_C: np.ndarray | None):
         self.rows = self.known = self.right = 0
+        self.cost_C, self.cost = cost_C, 0.0
         self.unread: dict[str, Unread] = {}
 
     def frames(self, predictor: Predictor, table: Table, kept: list[str]) -> Iterator[pl.DataFrame]:
         for frame in table.chunks(raw=True):
             rows = encode(predictor.schema, frame, self.rows, self.unread)
-            predictions = predictor(rows)
+            predictions = decide(predictor(rows), self.cost_C)
             known_R = rows.outcome_R >= 0
             self.rows += rows.count
             self.known += int(known_R.sum())
             self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
+            if self.cost_C is not None:
+                self.cost += total_cost(predictions.decision_T[known_R], rows.outcome_R[known_R], self.cost_C)
             decided = as_frame(predictions, predictor.schema)
             yield frame.select(kept).hstack(decided) if kept else decided
 
     def scored(self) -> PredictedFile:
         accuracy = self.right / self.known if self.known else None
-        return PredictedFile(self.rows, self.known, accuracy, self.unread)
+        cost = self.cost / self.known if self.known and self.cost_C is not None else None
+        return PredictedFile(self.rows, self.known, accuracy, self.unread, cost)
 
 
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:

@@ -3,6 +3,8 @@
     POST /predict   a record, or {"records": [...]}     GET /schema    what a record holds
     GET /healthz    is it up, and what does it serve    GET /metrics   for Prometheus
 
+{"records": [...], "costs": {"CLASS": 5}} decides by what a mistake costs for rows of each class.
+
 Whatever a client sends is answered with JSON: its predictions, or {"error": "one sentence"} and a 4xx. What one client
 can make the service hold in memory is bounded by the limits below.
 """
@@ -10,6 +12,7 @@ can make the service hold in memory is bounded by the limits below.
 from __future__ import annotations
 
 import asyncio
+import collections
 import gc
 import json
 import socket
@@ -27,6 +30,7 @@ from gradproof.data.schema import Schema
 from gradproof.serve.batcher import INLINE, WAITING, Batcher, Busy
 from gradproof.serve.predict import as_records
 from gradproof.serve.records import BadRecord, RecordReader
+from gradproof.train.costs import cost_array, decide
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -98,18 +102,19 @@ class Predict:
             await _respond(send, 429, _json({"error": f"{busy}; try again in a second"}))
 
     async def _answer(self, body: bytes) -> bytes:
-        records, many = self._records(self._parsed(body))
+        records, many, cost_C = self._records(self._parsed(body))
         rows, unread = self.reader.read(records)
         if self.rows and self.rows + rows.count > WAITING:
             raise Busy(f"{self.rows:,} rows are waiting")
         self.rows += rows.count
         try:
-            predictions = await self.batcher(rows)
+            predictions = decide(await self.batcher(rows), cost_C)
             if (predictions.decision_T < 0).any():
                 i = int(predictions.decision_T.argmin()) + 1
                 raise BadRecord(f"record {i}: the model's answer to it is not finite")
             for column in chain.from_iterable(unread.values()):
                 self.meters.unread.labels(column).inc()
+            self.meters.decided(predictions)
             if many:
                 return await self._listed(predictions, unread)
             return _json(as_records(predictions, self.schema, unread)[0])
@@ -167,18 +172,27 @@ class Predict:
         except ValueError:
             raise Refused(400, "the body is not JSON: an integer has more digits than are read") from None
 
-    def _records(self, content: Any) -> tuple[list, bool]:
-        """The records, and whether the answer is a list. A column may be named `records`: it never holds a list."""
+    def _records(self, content: Any) -> tuple[list, bool, np.ndarray | None]:
+        """The records, whether the answer is a list, and cost_C where costs were sent. A column may be named `records`:
+        it never holds a list."""
         if not isinstance(content, dict):
             raise BadRecord('the body must be an object: a record, or {"records": [...]}')
         records = content.get("records")
         if "records" not in content or ("records" in self.reader.known and not isinstance(records, list)):
-            return [content], False
-        if not isinstance(records, list) or len(content) > 1:
-            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it')
+            return [content], False, None
+        if not isinstance(records, list) or content.keys() - {"records", "costs"}:
+            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it but "costs"')
         if not 1 <= len(records) <= RECORDS_LIMIT:
             raise BadRecord(f"a batch has 1 to {RECORDS_LIMIT:,} records, not {len(records):,}")
-        return records, True
+        return records, True, self._costs(content["costs"]) if "costs" in content else None
+
+    def _costs(self, costs: Any) -> np.ndarray:
+        if not isinstance(costs, dict):
+            raise BadRecord('costs are {"CLASS": NUMBER, ...}, what a wrong decision costs for rows of each class')
+        try:
+            return cost_array(costs.items(), self.schema.classes)
+        except ValueError as error:
+            raise BadRecord(f"costs: {error}") from None
 
 
 class Refused(Exception):
@@ -250,13 +264,14 @@ class Meters:
             predictions = predictor(rows)
             self.rows.inc(rows.count)
             self.batch.observe(rows.count)
-            decided, counts = np.unique(predictions.decision_T, return_counts=True)
-            for decision, count in zip(decided.tolist(), counts.tolist(), strict=True):
-                if decision >= 0:
-                    self.decisions[decision].inc(count)
             return predictions
 
         return predict
+
+    def decided(self, predictions: Predictions) -> None:
+        """Counts the decisions of an answer: after the forward, since each request may have costs of its own."""
+        for decision, count in collections.Counter(predictions.decision_T.tolist()).items():
+            self.decisions[decision].inc(count)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         path = path if path in PATHS else "other"

@@ -18,7 +18,7 @@ from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
-from gradproof.train.score import score
+from gradproof.train.score import FIGURES, score
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
 CHUNK = 1024
@@ -31,8 +31,9 @@ def report(trainer: Trainer) -> dict[str, Any]:
     best, test, index_T = score_best(trainer)
     truth = source.rows.take(index_T)
     name = model_name(config)
-    own = {figure: test[figure] for figure in ("accuracy", "balanced_accuracy", "log_loss")}
-    scores = [{"name": name, **own, "note": "best checkpoint"}]
+    own = {figure: test[figure] for figure in FIGURES}
+    fitted = {"seconds": at.seconds, "rows": len(source.index(TRAIN))}
+    scores = [{"name": name, **own, **fitted, "note": "best checkpoint"}]
     scores += _compared(trainer, truth, index_T)
     return {
         "status": at.finished,
@@ -123,8 +124,11 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
     rows, C = [], len(source.schema.classes)
     if source.best_R is not None:
         best = float(source.best_R[index_T].mean())
-        rows.append({"name": "Bayes-optimal", "accuracy": best, "log_loss": None, "note": "no model can expect more"})
+        unknown = dict.fromkeys((*FIGURES, "seconds", "rows"))
+        rows.append({"name": "Bayes-optimal", **unknown, "accuracy": best, "note": "no model can expect more"})
     train_R = source.index(TRAIN)
+    few = source.rows.take(spaced(train_R, baselines.most_tree_rows(source.schema)))
+    rows.append(baselines.boosted_trees(few, truth, source.schema))
     encoder = Encoder(source.schema)
     some = source.rows.take(spaced(train_R, min(baselines.MOST_ROWS, baselines.MOST_NUMBERS // source.schema.inputs)))
     chunks = (encoder.inputs(truth.slice(i, i + CHUNK)).numpy() for i in range(0, truth.count, CHUNK))

@@ -1,4 +1,4 @@
-"""How good the decisions on held-out rows are: accuracy, log loss, calibration, each class by itself."""
+"""How good the decisions on held-out rows are: accuracy, AUC, log loss, Brier score, calibration, each class alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import numpy as np
 
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
+from gradproof.train.auc import mean_auc
+from gradproof.train.costs import threshold_table
 from gradproof.train.predictor import Predictions
 
 BINS = 10
+FIGURES = ("accuracy", "balanced_accuracy", "auc", "log_loss", "brier")  # what models are compared by
 
 
 def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]:
@@ -26,15 +29,14 @@ def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]
     present = [figures["f1"] or 0.0 for figures in classes if figures["support"]]
     return {
         "rows": T,
-        "accuracy": float((decision_T == outcome_T).mean()),
-        "log_loss": log_loss(probability_TC, outcome_T),
+        **figures(decision_T, probability_TC, outcome_T),
         "ece": sum(b["count"] / T * abs(b["accuracy"] - b["confidence"]) for b in bins if b["count"]),
         "macro_f1": sum(present) / len(present),
-        "balanced_accuracy": balanced_accuracy(recall_C),
         "worst_class": classes[worst(recall_C)],
         "classes": classes,
         "confusion": confusion_CC.tolist(),
         "calibration": bins,
+        "costs": threshold_table(predicted, outcome_T, schema.classes),
         "metrics": [
             _metric(
                 metric.name,
@@ -44,6 +46,29 @@ def score(predicted: Predictions, truth: Rows, schema: Schema) -> dict[str, Any]
             for m, metric in enumerate(schema.metrics)
         ],
     }
+
+
+def figures(decision_T: np.ndarray, probability_TC: np.ndarray, outcome_T: np.ndarray) -> dict[str, float | None]:
+    """The FIGURES of these decisions and probabilities."""
+    recall_C = recalls(decision_T, outcome_T, probability_TC.shape[1])
+    return {
+        "accuracy": float((decision_T == outcome_T).mean()),
+        "balanced_accuracy": balanced_accuracy(recall_C),
+        "auc": mean_auc(probability_TC, outcome_T),
+        "log_loss": log_loss(probability_TC, outcome_T),
+        "brier": brier(probability_TC, outcome_T),
+    }
+
+
+def brier(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float:
+    """Brier score: the mean over the rows of Σ_c (p_c − y_c)², y one-hot, from 0 to 2.
+
+    This is Brier's own definition, the same for any number of classes. For two classes it is twice the mean of
+    (p_1 − y_1)², which scikit-learn's `brier_score_loss` returns. A row without probabilities (NaN) counts 2."""
+    # Σ_c (p_c − y_c)² = Σ_c p_c² − 2·p_y + 1: no one-hot copy of the outcomes is needed.
+    p_T = probability_TC[np.arange(len(outcome_T)), outcome_T]
+    squared_T = (probability_TC**2).sum(1) - 2 * p_T + 1
+    return float(np.where(np.isnan(squared_T), 2.0, squared_T).mean())
 
 
 def log_loss(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+LONGEST = 30  # characters of a class name in a table's header
 
 
 class TerminalWatch:
@@ -64,8 +67,8 @@ def watching() -> Iterator[TerminalWatch]:
         yield TerminalWatch(bar)
 
 
-def _percent(share: float | None) -> str:
-    return "" if share is None else f"{share:.2%}"
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 def _scored_on(test: dict[str, Any]) -> str:
@@ -77,19 +80,64 @@ def _scored_on(test: dict[str, Any]) -> str:
     return f"scored on {test['rows']:,} rows; worst class {lowest['name']!r}: {recall}"
 
 
-def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
+def _score_table(scores: list[dict[str, Any]]) -> tuple[Any, list[str]]:
+    """The scores of decisions, and what is to be said of rows below the table: in 80 columns it has no room."""
     from rich.table import Table
 
-    test = record.get("test")
-    balanced = ["balanced"] if test else []
-    table = Table("held-out score", "accuracy", *balanced, "log loss", "", box=None, pad_edge=False)
-    for row in record["scores"]:
-        figures = [_percent(row.get(figure)) for figure in ("accuracy", "balanced_accuracy")[: 1 + len(balanced)]]
-        figures += [f"{row['log_loss']:.4f}" if row["log_loss"] is not None else ""]
-        table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
+    headers = ("held-out score", "accuracy", "balanced", "AUC", "log loss", "seconds", "train rows")
+    keys = {"accuracy": ".2%", "balanced_accuracy": ".2%", "auc": ".4f", "log_loss": ".4f", "seconds": ".1f"}
+    table, notes = Table(*headers, box=None, pad_edge=False), []
+    for row in scores:
+        figures = [_figure(row.get(key), form) for key, form in (*keys.items(), ("rows", ","))]
+        if any(figures):
+            table.add_row(row["name"], *figures)
+        if row["note"] and row.get("rows") is None:  # else the last column says it
+            notes.append(f"{row['name']}: {row['note']}")
+    return table, notes
+
+
+def _show_costs(costs: dict[str, Any], path: Path, console: Any) -> None:
+    """Where the threshold lies if one kind of mistake costs more, and how to ask for it."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    name = costs["class"]
+    threshold = "threshold for " + escape(repr(_cut(name)))
+    table = Table("cost ratio", threshold, "recall", "precision", box=None, pad_edge=False)
+    for row in costs["rows"]:
+        shares = (_figure(row[key], ".2%") for key in ("recall", "precision"))
+        table.add_row(f"{row['ratio']}:1", f"{row['threshold']:.3f}", *shares)
     console.print(table)
+    command = f"gradproof predict {shlex.quote(str(path))} --data FILE --costs {shlex.quote(f'{name}=5')}"
+    console.print("5:1 means that a missed row costs five times as much as a false alarm:", style="dim")
+    console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
+
+
+def _text_table(scores: list[dict[str, Any]]) -> Any:
+    """The scores of a text: what a byte takes is in the notes."""
+    from rich.table import Table
+
+    table = Table("held-out score", "accuracy", "log loss", "", box=None, pad_edge=False)
+    for row in scores:
+        figures = _figure(row["accuracy"], ".2%"), _figure(row["log_loss"], ".4f")
+        table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
+    return table
+
+
+def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
+    test = record.get("test")
+    table, remarks = _score_table(record["scores"]) if test else (_text_table(record["scores"]), [])
+    console.print(table)
+    for remark in remarks:
+        console.print(remark, style="dim", markup=False, soft_wrap=True)
     if test:
         console.print(_scored_on(test), markup=False, soft_wrap=True)
+        if costs := test.get("costs"):
+            _show_costs(costs, path, console)
     for warning in record.get("warnings", []):
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     for note in record["notes"]:

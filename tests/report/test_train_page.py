@@ -233,6 +233,39 @@ def test_warnings_and_the_worst_class_are_on_the_page():
     assert f'worst class <span class="name">{OUTCOMES[3]}</span>' in page
 
 
+def test_auc_brier_and_seconds_are_on_the_page():
+    """Of every row that has them; what is not known is a dash, not None, and not 0."""
+    report = record(20)
+    report["test"] |= {"auc": 0.98765, "brier": 0.2345}
+    report["scores"][0] |= {"auc": 0.98765, "brier": 0.2345, "seconds": 1234.56}
+    report["scores"][1] |= {"auc": None, "brier": None, "seconds": None}  # the others: from before they were scored
+    page = render("train.html", report)
+    table = page[page.index("Scores on the test rows") : page.index("<h2>Training")]
+    assert re.findall(r"<th(?: [^>]*)?>(.*?)</th>", table) == [
+        *("model", "accuracy", "balanced", "AUC", "log loss", "Brier", "seconds")
+    ]
+    rows = [re.findall(r'<td class="n">([^<]*)</td>', row) for row in table.split("<tr")[2:]]
+    assert rows[0] == ["–", "0.9877", "0.6123", "0.2345", "1,234.6"] and rows[1] == ["–"] * 5
+    assert rows[2] == ["–", "–", "1.2040", "–", "–"]
+    assert "AUC 0.9877, log loss 0.6123 nats, Brier score 0.2345," in page
+
+
+def test_the_cost_of_mistakes_is_on_the_page():
+    """Of two classes; others, and runs from before, have no such table."""
+    report = record(20, classes=["no", "<yes>"])
+    assert "Cost of mistakes" not in render("train.html", report)
+    report["test"]["costs"] = None
+    assert "Cost of mistakes" not in render("train.html", report)
+    first = {"ratio": 1, "threshold": 0.5, "decided": 0, "recall": 0.0, "precision": None}
+    last = {"ratio": 10, "threshold": 1 / 11, "decided": 1234, "recall": 0.875, "precision": 0.25}
+    report["test"]["costs"] = {"class": "<yes>", "rows": [first, last]}
+    page = render("train.html", report)
+    table = page[page.index("Cost of mistakes") :]
+    rows = [re.findall(r'<td class="n">([^<]*)</td>', row) for row in table.split("<tr")[2:4]]
+    assert rows == [["1:1", "0.500", "0.0%", "–", "0"], ["10:1", "0.091", "87.5%", "25.0%", "1,234"]]
+    assert "<yes>" not in page and "--costs '&lt;yes&gt;=5'" in page
+
+
 def test_how_columns_are_read_is_on_the_page():
     """Names come from a file, and are escaped; a run from before they were recorded has its reasons instead."""
     column = {"name": "<b>price", "kind": "number", "format": "$1,234.5", "fits": 0.995, "distinct": 1234}

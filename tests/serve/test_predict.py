@@ -180,7 +180,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     np.testing.assert_allclose(read["probability"].to_numpy(), right.probability_TC.max(1), rtol=1e-5)
     np.testing.assert_allclose(read[["cost", "risk"]].to_numpy(), right.metrics_TM, rtol=1e-4, atol=1e-6)
     known = rows.outcome_R >= 0
-    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {})
+    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {}, None)
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([name, out])
 
@@ -219,7 +219,7 @@ def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
     scored = predict_file(predictor, path, None)
     printed = capsys.readouterr().out
     predict_file(predictor, path, tmp_path / "out.csv")
-    assert scored == (25, 0, None, {})
+    assert scored == (25, 0, None, {}, None)
     assert printed == (tmp_path / "out.csv").read_text() and len(printed.splitlines()) == 26
 
 
@@ -294,3 +294,28 @@ def test_what_cannot_be_kept(predictor, tmp_path):
         predict_file(predictor, path, tmp_path / "out.csv", ["tags"])
     predict_file(predictor, path, tmp_path / "out.parquet", ["tags"])
     assert pl.read_parquet(tmp_path / "out.parquet")["tags"].to_list() == [[1]] * 5
+
+
+def test_costs_change_decisions_and_nothing_else(predictor, schema, tmp_path, small_chunks):
+    """The mean cost is over the rows with a known outcome; without any it is not known."""
+    import polars as pl
+
+    from gradproof.data.frame import encode
+
+    path, cost_C = table(tmp_path, 47), np.array([1.0, 1.0, 3.0])
+    plain = predict_file(predictor, path, tmp_path / "plain.csv")
+    scored = predict_file(predictor, path, tmp_path / "out.csv", cost_C=cost_C)
+    before, after = (pl.read_csv(tmp_path / name) for name in ("plain.csv", "out.csv"))
+    own = ["decision", "probability"]
+    assert after.drop(own).equals(before.drop(own)) and plain.cost is None
+    rows = encode(schema, pl.read_csv(path))
+    right_T = (predictor(rows).probability_TC * cost_C).argmax(1)
+    assert after["decision"].to_list() == [schema.classes[d] for d in right_T]
+    assert 0 < (after["decision"] != before["decision"]).sum() < 47
+    chosen = [row[f"p_{row['decision']}"] for row in after.iter_rows(named=True)]
+    assert after["probability"].to_list() == chosen
+    known = rows.outcome_R >= 0
+    wrong_R = known & (right_T != rows.outcome_R)
+    assert scored.cost == pytest.approx(cost_C[rows.outcome_R[wrong_R]].sum() / known.sum())
+    assert scored.accuracy == (right_T == rows.outcome_R)[known].mean()
+    assert predict_file(predictor, table(tmp_path, 5, outcome=False), tmp_path / "out.csv", cost_C=cost_C).cost is None

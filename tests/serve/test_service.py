@@ -158,6 +158,51 @@ def test_wrong_bodies(made, body):
     reason(send(made, body), 422)
 
 
+def test_costs_of_a_request_are_its_own(predictor, schema, record):
+    """Requests with and without costs share a forward; the decisions that are counted are those that are answered."""
+    records = [record | {"count": i, "weight": i % 7} for i in range(-20, 20)]
+    costs = [{}, {"good": 50}, {"bad": 4, "ugly": 0.5}]
+    made = app(predictor)
+
+    async def ask(client):
+        bodies = [{"records": records}, *({"records": records, "costs": some} for some in costs)]
+        return await asyncio.gather(*(client.post("/predict", json=body) for body in bodies))
+
+    plain, *answers = (answer.json()["predictions"] for answer in talk(made, ask))
+    for some, predictions in zip(costs, answers, strict=True):
+        for before, after in zip(plain, predictions, strict=True):
+            assert after["probabilities"] == before["probabilities"]
+            weighed = {name: p * some.get(name, 1) for name, p in after["probabilities"].items()}
+            assert after["decision"] == max(weighed, key=weighed.__getitem__)
+            assert after["probability"] == after["probabilities"][after["decision"]]
+    decided = [prediction["decision"] for predictions in (plain, *answers) for prediction in predictions]
+    assert [p["decision"] for p in answers[1]] != [p["decision"] for p in plain]
+    text = send(made, b"", "/metrics", "GET").text.splitlines()
+    for name in schema.classes:
+        assert f'gradproof_decisions_total{{decision="{name}"}} {float(decided.count(name))}' in text
+
+
+@pytest.mark.parametrize(
+    ("costs", "sentence"),
+    [
+        ({"god": 2}, "costs: there is no class 'god'; the classes are 'good', 'bad', 'ugly'"),
+        ({"good": -1}, "costs: the cost of class 'good' must be a finite number above 0"),
+        ({"good": "2"}, "must be a finite number above 0"),
+        ({"good": 10**400}, "must be a finite number above 0"),
+        ([2, 1, 1], "costs are {"),
+        (None, "costs are {"),
+    ],
+    ids=range(6),
+)
+def test_wrong_costs(made, record, costs, sentence):
+    assert sentence in reason(send(made, json.dumps({"records": [record], "costs": costs})), 422)
+
+
+def test_costs_beside_a_single_record_are_a_column(made, record):
+    """A record's keys are its columns, and this one is unknown."""
+    assert "'costs', which the model does not know" in reason(send(made, json.dumps(record | {"costs": {}})), 422)
+
+
 def test_text_that_does_not_fit_is_named_and_counted(made, record):
     """The row is decided as if the value were missing."""
     odd, gone = record | {"weight": "heavy"}, record | {"weight": None}

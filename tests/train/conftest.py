@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradproof.train import baselines
 from gradproof.train.loop import Trainer
 from gradproof.train.run import start
 
@@ -38,8 +39,10 @@ def tiny():
 
 
 @pytest.fixture
-def open_run():
-    """open_run(path, options, hook): a Trainer of the run in `path`, made or resumed, and who watches it."""
+def open_run(monkeypatch):
+    """open_run(path, options, hook): a Trainer of the run in `path`, made or resumed, and who watches it. The trees of
+    its report grow for three rounds: a hundred take longer than the run."""
+    monkeypatch.setattr(baselines, "ROUNDS", 3)
 
     def opened(path, options, hook=None):
         watch = Watch(hook)

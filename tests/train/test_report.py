@@ -20,9 +20,13 @@ def test_the_record(tmp_path, tiny, open_run):
     trainer.train()
     record = json.loads(json.dumps(report(trainer), allow_nan=False))
     index_T = trainer.source.index(TEST)
-    own, bayes, logistic, majority = record["scores"]
+    own, bayes, trees, logistic, majority = record["scores"]
     assert own["name"] == "moe nano" and own["accuracy"] == record["test"]["accuracy"]
     assert bayes["accuracy"] == pytest.approx(trainer.source.best_R[index_T].mean())
+    assert trees["name"] == "boosted trees" and trees["rows"] == logistic["rows"] == majority["rows"] == own["rows"]
+    assert all(row.keys() == own.keys() for row in record["scores"])
+    assert [own[key] for key in ("auc", "brier")] == [record["test"][key] for key in ("auc", "brier")]
+    assert own["seconds"] == record["run"]["seconds"] and majority["auc"] == 0.5
     assert logistic["name"] == "logistic regression" and majority["name"] == "majority class"
     commonest = np.bincount(trainer.source.rows.outcome_R[trainer.source.index(TRAIN)]).argmax()
     assert majority["accuracy"] == (trainer.source.rows.outcome_R[index_T] == commonest).mean()
@@ -119,7 +123,12 @@ def test_a_table_has_no_bayes_row(tmp_path, tiny, open_run):
     trainer, _ = open_run(tmp_path / "run", options)
     trainer.train()
     record = report(trainer)
-    assert [row["name"] for row in record["scores"]] == ["moe nano", "logistic regression", "majority class"]
+    assert [row["name"] for row in record["scores"]] == [
+        "moe nano",
+        "boosted trees",
+        "logistic regression",
+        "majority class",
+    ]
     assert record["test"]["metrics"] == [] and record["schema"]["columns"] == 3
     assert record["notes"] == trainer.source.notes
 
@@ -134,7 +143,7 @@ def test_a_large_test_part_is_sampled(tmp_path, tiny, open_run, monkeypatch):
     assert sum(map(sum, record["test"]["confusion"])) == record["test"]["rows"]
 
 
-def test_many_rows_are_sampled_for_logistic_regression(tmp_path, tiny, open_run, monkeypatch):
+def test_many_rows_are_sampled_for_the_baselines(tmp_path, tiny, open_run, monkeypatch):
     """Evenly from the training rows, at most so many."""
     asked = []
 
@@ -146,7 +155,9 @@ def test_many_rows_are_sampled_for_logistic_regression(tmp_path, tiny, open_run,
     trainer.train()
     monkeypatch.setattr("gradproof.train.baselines.MOST_ROWS", 100)
     monkeypatch.setattr("gradproof.train.baselines.logistic_regression", fit)
-    report(trainer)
+    monkeypatch.setattr("gradproof.train.baselines.MOST_TREE_ROWS", 50)
+    record = report(trainer)
+    assert 25 < record["scores"][2]["rows"] <= 50
     ((fitted, outcomes, scored, classes),) = asked
     assert fitted == (outcomes, 96) and 50 < outcomes <= 100 and classes == 12
     assert scored == (len(trainer.source.index(TEST)), 96)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Metric, Schema
 from gradproof.train.predictor import Predictions
-from gradproof.train.score import BINS, calibration, log_loss, score
+from gradproof.train.score import BINS, brier, calibration, log_loss, score
 
 
 def schema(C, *metrics):
@@ -57,6 +57,11 @@ def test_agrees_with_sklearn(T, C, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a class that is decided for and has no row
         assert record["balanced_accuracy"] == pytest.approx(metrics.balanced_accuracy_score(outcome_T, decision_T))
+    # Class by class, which is the same in every version; scikit-learn's own sum over classes is new.
+    squares = [metrics.brier_score_loss(outcome_T == c, p_TC[:, c], pos_label=True) for c in labels]
+    assert record["brier"] == pytest.approx(sum(squares), rel=1e-12)
+    areas = [metrics.roc_auc_score(outcome_T == c, p_TC[:, c]) for c in present]
+    assert record["auc"] == pytest.approx(np.mean(areas), rel=1e-12)
     recalls = {row["name"]: row["recall"] for row in record["classes"] if row["support"]}
     assert record["worst_class"]["recall"] == min(recalls.values()) == recalls[record["worst_class"]["name"]]
 
@@ -73,6 +78,9 @@ def test_by_hand():
     assert (two["precision"], two["recall"], two["f1"], two["support"]) == (None, None, None, 0)
     assert record["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
     assert record["balanced_accuracy"] == 0.75 and record["worst_class"] == one
+    # Σ (p − y)² of each row. Of the four pairs of class 0 with the rest one is in the wrong order, and of class 1.
+    assert record["brier"] == pytest.approx((0.14 + 0.86 + 0.06 + 0.42) / 4)
+    assert record["auc"] == pytest.approx((0.75 + 0.75) / 2)
     # Confidences 0.5, 0.6, 0.7, 0.8, each alone in its bin; right, wrong, right, right.
     assert record["ece"] == pytest.approx((0.5 + 0.6 + 0.3 + 0.2) / 4)
 
@@ -130,6 +138,18 @@ def test_log_loss_of_the_impossible():
     """A probability of 0 for what happened costs much, but not infinity, which is no JSON."""
     assert 700 < log_loss(np.array([[1.0, 0.0]]), np.array([1])) < 710
     assert log_loss(np.array([[1.0, 0.0]]), np.array([0])) == 0.0
+
+
+def test_brier_of_two_classes_is_twice_the_square():
+    """The convention that the docstring names; a model that is always surely wrong has 2."""
+    assert brier(np.array([[0.7, 0.3], [0.2, 0.8]]), np.array([0, 0])) == pytest.approx(2 * (0.3**2 + 0.8**2) / 2)
+    assert brier(np.array([[1.0, 0.0]]), np.array([1])) == 2.0 == brier(np.array([[np.nan, np.nan]]), np.array([1]))
+
+
+def test_one_class_alone_has_no_auc():
+    p_TC, outcome_T = drawn(20, 2)
+    record = scored(p_TC, np.zeros_like(outcome_T))
+    assert record["auc"] is None and record["brier"] > 0
 
 
 def test_metrics_by_hand():
