@@ -22,6 +22,9 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(metavar="COLS|all", help="Input columns to copy to the output: a,b,c.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the five columns that moved each decision most.")
+    ] = False,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
@@ -32,16 +35,22 @@ def predict(
     The best checkpoint of the run decides. Missing values and names that were never seen are fine; values that do not
     fit their column count as missing, with a warning. Where the file has the target too, the accuracy is told.
 
+    --explain adds because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and by how much it moved
+    the logit of the decision, against the mean training row. --json has all of it as numbers.
+
     Examples:
 
         gradproof predict runs/loans --data new.csv --out decided.csv
 
         gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
+
+        gradproof predict runs/loans --data new.csv --explain --out decided.csv
     """
     with errors(debug):
         from json import dumps
 
         from gradproof.serve.predict import predict_file
+        from gradproof.train.explanation import load_explainer
         from gradproof.train.load import load_predictor
 
         check_outputs(json, None)
@@ -50,8 +59,9 @@ def predict(
             raise ValueError("--json - and the predictions would share standard output; give --out a file")
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
+        explainer = load_explainer(run, predictor) if explain else None
         try:
-            scored = predict_file(predictor, data, out, kept)
+            scored = predict_file(predictor, data, out, kept, explainer, record_explanations=json is not None)
         except BrokenPipeError:  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
@@ -63,4 +73,6 @@ def predict(
             print(f"warning: {unread.sentence(name)}", file=sys.stderr)
         unread = {name: {"values": u.values, "row": u.row, "first": u.value} for name, u in scored.unread.items()}
         record = {**scored._asdict(), "unread": unread, "out": str(out) if out else None}
+        if not explain:
+            del record["explanations"]
         write(record, dumps(record, indent=1), json)
