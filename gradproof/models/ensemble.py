@@ -172,6 +172,10 @@ class Ensemble(Model):
     def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
         return torch.cat([member.chosen(self._part(weights, m), x_TI) for m, member in enumerate(self.members)], 1)
 
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        margins = [member.margin(self._part(weights, m), x_TI) for m, member in enumerate(self.members)]
+        return torch.stack(margins).amin(0)
+
     def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
         parts = dz_TE.split([member.experts for member in self.members], 1)
         dx = [member.pull_router(self._part(weights, m), parts[m], x_TI) for m, member in enumerate(self.members)]

@@ -151,6 +151,10 @@ class Model(ABC):
         """chosen_TE: which experts each row goes to; a model without a router has one, and it takes every row."""
         return torch.ones(x_TI.shape[0], 1, dtype=torch.bool, device=x_TI.device)
 
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        """margin_T: by how much the last chosen score is above the first one rejected; infinite without a router."""
+        return x_TI.new_full((x_TI.shape[0],), torch.inf)
+
     def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
         """dx_TI of Σ dz·z, z the router's logits alone: what it takes to move a choice."""
         return torch.zeros_like(x_TI)

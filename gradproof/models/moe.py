@@ -243,8 +243,10 @@ class MoE(Model):
         return sheaf.forward(x_TI, self._sheaf(weights), self.config.cover)[0].z_TE
 
     def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
-        c_E = self.buffers.get("router.correction")
-        return x_TI[route.firm(route.margin(self._logits(weights, x_TI), c_E, self.config.routing))]
+        return x_TI[route.firm(self.margin(weights, x_TI))]
+
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        return route.margin(self._logits(weights, x_TI), self.buffers.get("router.correction"), self.config.routing)
 
     def favouring(self, weights: Weights, x_TI: Tensor, rows: int) -> Tensor:
         first_T = self._logits(weights, x_TI).argmax(1)

@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from gradproof.cli import app
 from gradproof.data.encoders import Encoder
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Number, Schema
@@ -177,3 +179,20 @@ def test_the_report_explains_a_few_rows(planted):
     assert len(right) == 3 and len(explained) - 3 <= 2 and all(len(e["because"]) == 5 for e in explained)
     page = (path / "report.html").read_text()
     assert "Why these decisions" in page and page.count("bar reason") == 5 * len(explained)
+
+
+def test_the_command(planted, tmp_path):
+    """Columns in the file, numbers in the record; without the flag neither."""
+    path, out = planted["ensemble"].run.path, tmp_path / "out.csv"
+    asked = ["predict", str(path), "--data", str(path.parent / "table.csv"), "--out", str(out), "--json", "-"]
+    told = {}
+    for flag in ([], ["--explain"]):
+        result = CliRunner().invoke(app, asked + flag)
+        assert result.exit_code == 0, result.output
+        told[bool(flag)] = json.loads(result.stdout), out.read_text().splitlines()
+    plain, (record, lines) = told[False], told[True]
+    assert "explanations" not in plain[0] and "because" not in plain[1][0]
+    assert lines[0] == plain[1][0] + ",because_1,because_2,because_3,because_4,because_5" and len(lines) == 601
+    first = record["explanations"][0]
+    assert len(record["explanations"]) == 600 and set(first) == {"decision", "logit", "baseline", "because", "others"}
+    assert f"{first['because'][0]['column']} = {first['because'][0]['value']} (" in lines[1]
