@@ -10,6 +10,7 @@ import typer
 from gradproof.commands.ablate import ablate
 from gradproof.commands.bench import bench
 from gradproof.commands.diagnose import diagnose
+from gradproof.commands.export import export
 from gradproof.commands.gate import app as gate
 from gradproof.commands.predict import predict
 from gradproof.commands.serve import serve
@@ -26,7 +27,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done or proven, 1 refuted or stopped, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
 app.add_typer(gate, name="gate")
-for command in (verify, train, ablate, predict, serve, diagnose, bench, sizes):  # as --help lists them
+for command in (verify, train, ablate, predict, serve, export, diagnose, bench, sizes):  # as --help lists them
     app.command()(command)
 
 

@@ -26,6 +26,9 @@ def predict(
         str | None,
         typer.Option(metavar="CLASS=COST,…", help="What a wrong decision costs for rows of each class; default: 1."),
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Name the five columns that moved each decision most.")
+    ] = False,
     device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
@@ -39,6 +42,9 @@ def predict(
     With --costs the decision is the class with the lowest expected cost of a mistake instead of the most probable one.
     The probabilities stay the same.
 
+    --explain adds because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and by how much it moved
+    the logit of the decision, against the mean training row. --json has all of it as numbers.
+
     Examples:
 
         gradproof predict runs/loans --data new.csv --out decided.csv
@@ -46,12 +52,15 @@ def predict(
         gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
 
         gradproof predict runs/loans --data new.csv --costs default=5 --out decided.csv
+
+        gradproof predict runs/loans --data new.csv --explain --out decided.csv
     """
     with errors(debug):
         from json import dumps
 
         from gradproof.serve.predict import predict_file
         from gradproof.train.costs import read_costs
+        from gradproof.train.explanation import load_explainer
         from gradproof.train.load import load_predictor
 
         check_outputs(json, None)
@@ -61,8 +70,9 @@ def predict(
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
         cost_C = None if costs is None else read_costs(costs, predictor.schema.classes)
+        explainer = load_explainer(run, predictor) if explain else None
         try:
-            scored = predict_file(predictor, data, out, kept, cost_C)
+            scored = predict_file(predictor, data, out, kept, cost_C, explainer, record_explanations=json is not None)
         except BrokenPipeError:  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
@@ -76,4 +86,6 @@ def predict(
             print(f"warning: {unread.sentence(name)}", file=sys.stderr)
         unread = {name: {"values": u.values, "row": u.row, "first": u.value} for name, u in scored.unread.items()}
         record = {**scored._asdict(), "unread": unread, "out": str(out) if out else None}
+        if not explain:
+            del record["explanations"]
         write(record, dumps(record, indent=1), json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,14 +24,19 @@ def serve(
 ) -> None:
     """Serve a run over HTTP: POST /predict, GET /healthz, /schema and /metrics (Prometheus).
 
+    {"records": [...], "explain": true} also says which columns moved each decision most.
+
     Example:
 
         gradproof serve runs/loans --port 8080
     """
     with errors(debug):
         from gradproof.serve.service import serve as serve_forever
+        from gradproof.train.explanation import load_explainer
         from gradproof.train.load import load_predictor
 
         check_device(device)
         predictor, step = load_predictor(run, device.value)
-        serve_forever(predictor, host, port, run=str(run), step=step, body_limit=body_limit, batching=batching)
+        explainer = load_explainer(run, predictor)
+        options: dict[str, Any] = dict(run=str(run), step=step, body_limit=body_limit, batching=batching)
+        serve_forever(predictor, host, port, explainer=explainer, **options)

@@ -67,6 +67,15 @@ class Encoder:
         first_TD, second_TD = padic.forward(n_TD, dtype=self.dtype)[0]
         return first_TD, second_TD[:, self.long]
 
+    def columns(self) -> Tensor:
+        """column_I: which of the schema's columns each input is made of; a date's parts are of its column."""
+        at = {column.name: c for c, column in enumerate(self.schema.columns)}
+        hot = [at[category.name] for category in self.schema.categories for _ in range(category.width)]
+        number_N = torch.tensor([at[number.name] for number in self.schema.numbers], dtype=torch.int64)
+        second_D = self.whole_D[self.long]
+        of = [self.piece_P, self.whole_D, second_D, self.flagged, self.number_L]
+        return torch.cat([torch.tensor(hot, dtype=torch.int64), number_N, *(number_N[index.cpu()] for index in of)])
+
     def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
         """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""
         outcome_T = torch.from_numpy(rows.outcome_R).to(self.device)

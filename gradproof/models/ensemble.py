@@ -169,6 +169,18 @@ class Ensemble(Model):
     def has_energy(self) -> bool:
         return self.members[0].has_energy
 
+    def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        return torch.cat([member.chosen(self._part(weights, m), x_TI) for m, member in enumerate(self.members)], 1)
+
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        margins = [member.margin(self._part(weights, m), x_TI) for m, member in enumerate(self.members)]
+        return torch.stack(margins).amin(0)
+
+    def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
+        parts = dz_TE.split([member.experts for member in self.members], 1)
+        dx = [member.pull_router(self._part(weights, m), parts[m], x_TI) for m, member in enumerate(self.members)]
+        return torch.stack(dx).sum(0)
+
     def routed(self, saved: Saved) -> tuple[Tensor, Tensor]:
         routed = [member.routed(kept) for member, kept in zip(self.members, saved.members, strict=True)]
         return torch.cat([p_TE for p_TE, _ in routed], 1), torch.cat([load_E for _, load_E in routed])

@@ -147,6 +147,18 @@ class Model(ABC):
         """load_E: how many of these rows choose each expert."""
         return torch.full((1,), x_TI.shape[0], device=x_TI.device)
 
+    def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        """chosen_TE: which experts each row goes to; a model without a router has one, and it takes every row."""
+        return torch.ones(x_TI.shape[0], 1, dtype=torch.bool, device=x_TI.device)
+
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        """margin_T: by how much the last chosen score is above the first one rejected; infinite without a router."""
+        return x_TI.new_full((x_TI.shape[0],), torch.inf)
+
+    def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
+        """dx_TI of Σ dz·z, z the router's logits alone: what it takes to move a choice."""
+        return torch.zeros_like(x_TI)
+
     @torch.no_grad()
     def forward(self, x_TI: Tensor, whole: Whole | None = None) -> tuple[MoEOutput, Tape]:
         """The output, and the tape that backward needs. ValueError on a wrong width, dtype or device."""

@@ -243,8 +243,10 @@ class MoE(Model):
         return sheaf.forward(x_TI, self._sheaf(weights), self.config.cover)[0].z_TE
 
     def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
-        c_E = self.buffers.get("router.correction")
-        return x_TI[route.firm(route.margin(self._logits(weights, x_TI), c_E, self.config.routing))]
+        return x_TI[route.firm(self.margin(weights, x_TI))]
+
+    def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        return route.margin(self._logits(weights, x_TI), self.buffers.get("router.correction"), self.config.routing)
 
     def favouring(self, weights: Weights, x_TI: Tensor, rows: int) -> Tensor:
         first_T = self._logits(weights, x_TI).argmax(1)
@@ -255,6 +257,21 @@ class MoE(Model):
         z_TE = self._logits(weights, x_TI)
         _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
         return route.load(saved.index_TK, self.config.experts)
+
+    def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
+        z_TE = self._logits(weights, x_TI)
+        _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
+        return torch.zeros_like(z_TE, dtype=torch.bool).scatter(1, saved.index_TK, True)
+
+    def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
+        if self.config.cover is None:
+            return dz_TE @ weights["router.weight"]
+        theta_P = self._sheaf(weights)
+        glued, saved = sheaf.forward(x_TI, theta_P, self.config.cover)
+        dy = sheaf.Glued(dz_TE, torch.zeros_like(glued.energy_T))
+        dx_TI, _ = sheaf.backward(dy, saved, x_TI, theta_P, self.config.cover, True)
+        assert dx_TI is not None
+        return dx_TI
 
     def routed(self, saved: Any) -> tuple[Tensor, Tensor]:
         return saved.q_TE, saved.load_E

@@ -20,6 +20,7 @@ from gradproof.data.schema import Schema
 from gradproof.data.table import Table
 from gradproof.files import sync
 from gradproof.train.costs import decide, total_cost
+from gradproof.train.explanation import NAMED, Explainer, Explanation
 from gradproof.train.predictor import Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -55,13 +56,15 @@ def as_records(
 
 class PredictedFile(NamedTuple):
     """What `predict_file` counted; accuracy is None where no true outcome was known. `unread` are the values, by
-    column, that could not be read. `cost` is the mean over the rows with a known outcome, where costs were given."""
+    column, that could not be read. `cost` is the mean over the rows with a known outcome, where costs were given;
+    `explanations` has one record a row, where they are recorded."""
 
     rows: int
     known: int
     accuracy: float | None
     unread: dict[str, Unread]
     cost: float | None = None
+    explanations: Sequence[dict[str, Any] | None] = ()
 
 
 def predict_file(
@@ -70,15 +73,18 @@ def predict_file(
     out: Path | None,
     keep: Sequence[str] | None = (),
     cost_C: np.ndarray | None = None,
+    explainer: Explainer | None = None,
+    record_explanations: bool = False,
 ) -> PredictedFile:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
     The columns to `keep`, or all of them where it is None, are copied as they are and come first. With `cost_C`, what a
-    mistake costs for rows of each class, decisions are those of the lowest expected cost. `out` appears complete or not
-    at all."""
-    tally = _Tally(cost_C)
+    mistake costs for rows of each class, decisions are those of the lowest expected cost. With an `explainer` the
+    columns because_1 … come last. `out` appears complete or not at all."""
+    tally = _Tally(cost_C, explainer, record_explanations)
     table = Table(path)
-    kept = _kept(predictor, table, keep, as_text=out is None or Path(out).suffix == ".csv")
+    written = _written(predictor, explainer)
+    kept = _kept(written, table, keep, as_text=out is None or Path(out).suffix == ".csv")
     frames = tally.frames(predictor, table, kept)
     if out is None:
         _write_csv(frames, sys.stdout)
@@ -110,13 +116,13 @@ def _check_out(out: Path, path: Path) -> None:
         raise ValueError(f"{out} is the data itself; name another file")
 
 
-def _kept(predictor: Predictor, table: Table, keep: Sequence[str] | None, as_text: bool) -> list[str]:
+def _kept(written: Sequence[str], table: Table, keep: Sequence[str] | None, as_text: bool) -> list[str]:
     """The columns that are copied, checked before anything is read."""
     kept = table.columns if keep is None else list(dict.fromkeys(keep))
     if not kept:
         return []
     check_columns(table.columns, kept[0], kept[1:])
-    if clash := [name for name in kept if name in _written(predictor)]:
+    if clash := [name for name in kept if name in written]:
         others = "name the columns to keep without it" if keep is None else "leave it out"
         raise ValueError(f"--keep: the predictions have a column {clash[0]!r} of their own; {others}, or rename it")
     if as_text and (nested := [name for name in kept if unreadable(table.dtypes[name])]):
@@ -126,18 +132,20 @@ def _kept(predictor: Predictor, table: Table, keep: Sequence[str] | None, as_tex
     return kept
 
 
-def _written(predictor: Predictor) -> list[str]:
-    """The columns of predictions."""
+def _written(predictor: Predictor, explainer: Explainer | None) -> list[str]:
+    """The columns of predictions and of their explanations."""
     schema = predictor.schema
     C, N, M = len(schema.categories), len(schema.numbers), len(schema.metrics)
     none = Rows(np.empty((0, C), np.int32), np.empty((0, N)), np.empty(0, np.int64), np.empty((0, M), np.float32))
-    return as_frame(predictor(none), schema).columns
+    return as_frame(predictor(none), schema, None if explainer is None else []).columns
 
 
 class _Tally:
-    """Counts rows, right decisions and costs while the frames pass."""
+    """Counts rows, right decisions and costs while the frames pass; explains them, where somebody can."""
 
-    def __init__(self, cost_C: np.ndarray | None):
+    def __init__(self, cost_C: np.ndarray | None, explainer: Explainer | None, record: bool):
+        self.explainer, self.record = explainer, record
+        self.explanations: list[dict[str, Any] | None] = []
         self.rows = self.known = self.right = 0
         self.cost_C, self.cost = cost_C, 0.0
         self.unread: dict[str, Unread] = {}
@@ -152,18 +160,28 @@ class _Tally:
             self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
             if self.cost_C is not None:
                 self.cost += total_cost(predictions.decision_T[known_R], rows.outcome_R[known_R], self.cost_C)
-            decided = as_frame(predictions, predictor.schema)
+            decided = as_frame(predictions, predictor.schema, self._explained(rows, predictions))
             yield frame.select(kept).hstack(decided) if kept else decided
+
+    def _explained(self, rows: Rows, predictions: Predictions) -> list[Explanation | None] | None:
+        if self.explainer is None:
+            return None
+        explanations = self.explainer(rows, predictions.decision_T)
+        if self.record:
+            self.explanations += [explanation and explanation.record() for explanation in explanations]
+        return explanations
 
     def scored(self) -> PredictedFile:
         accuracy = self.right / self.known if self.known else None
         cost = self.cost / self.known if self.known and self.cost_C is not None else None
-        return PredictedFile(self.rows, self.known, accuracy, self.unread, cost)
+        return PredictedFile(self.rows, self.known, accuracy, self.unread, cost, self.explanations)
 
 
-def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:
-    """decision, probability, p_<class>…, <metric>…, gate_<e>…, with a sheaf router router_energy; a name already taken
-    gets a trailing underscore."""
+def as_frame(
+    predictions: Predictions, schema: Schema, explanations: Sequence[Explanation | None] | None = None
+) -> pl.DataFrame:
+    """decision, probability, p_<class>…, <metric>…, gate_<e>…, with a sheaf router router_energy, with explanations
+    because_1 …; a name already taken gets a trailing underscore."""
     import polars as pl
 
     decision_T, p_TC = predictions.decision_T, predictions.probability_TC
@@ -174,11 +192,20 @@ def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:
         "decision": pl.Series([None if d < 0 else schema.classes[d] for d in decision_T.tolist()], dtype=pl.String),
         "probability": p_TC[np.arange(len(p_TC)), decision_T],
     }
-    for name, values_T in zip(names, np.concatenate(predictions[1:], 1).T, strict=True):
+    values = list(np.concatenate(predictions[1:], 1).T)
+    if explanations is not None:
+        names += [f"because_{n + 1}" for n in range(NAMED)]
+        values += [pl.Series([_because(e, n) for e in explanations], dtype=pl.String) for n in range(NAMED)]
+    for name, values_T in zip(names, values, strict=True):
         while name in columns:
             name += "_"
         columns[name] = values_T
     return pl.DataFrame(columns).fill_nan(None)
+
+
+def _because(explanation: Explanation | None, n: int) -> str | None:
+    """The n-th reason, where there is one."""
+    return explanation.because[n].text() if explanation and n < len(explanation.because) else None
 
 
 def _write_csv(frames: Iterator[pl.DataFrame], file: Any) -> None:

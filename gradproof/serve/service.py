@@ -1,6 +1,7 @@
 """The prediction service: JSON records in, decisions out, over HTTP.
 
     POST /predict   a record, or {"records": [...]}     GET /schema    what a record holds
+                    with "explain": true beside records: why
     GET /healthz    is it up, and what does it serve    GET /metrics   for Prometheus
 
 {"records": [...], "costs": {"CLASS": 5}} decides by what a mistake costs for rows of each class.
@@ -18,6 +19,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ from gradproof.serve.batcher import INLINE, WAITING, Batcher, Busy
 from gradproof.serve.predict import as_records
 from gradproof.serve.records import BadRecord, RecordReader
 from gradproof.train.costs import cost_array, decide
+from gradproof.train.explanation import Explainer
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 BODY_LIMIT = 1 << 20  # bytes of one request
 BODIES_LIMIT = 64  # times BODY_LIMIT: bytes of all bodies that are being read
 RECORDS_LIMIT = 10_000  # records of one request
+EXPLAINED_LIMIT = 100  # of one request with explanations: each takes as long as some hundred decisions
+EXPLAINED_WAITING = 1000  # records of all requests that wait for explanations
 PIECE = 256  # records of an answer that are written at once
 BODY_SECONDS = 30.0  # from the headers to the end of the body
 LINGER_SECONDS = 2.0  # how long a refused body is read on and thrown away
@@ -52,9 +57,16 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 def app(
-    predictor: Predictor, *, run: str = "", step: int = 0, body_limit: int = BODY_LIMIT, batching: bool = True
+    predictor: Predictor,
+    *,
+    explainer: Explainer | None = None,
+    run: str = "",
+    step: int = 0,
+    body_limit: int = BODY_LIMIT,
+    batching: bool = True,
 ) -> FastAPI:
-    """The service as an ASGI app. Without `batching` every request is a forward of its own."""
+    """The service as an ASGI app. Without `batching` every request is a forward of its own; without an `explainer` no
+    decision is explained."""
     _need_serve()
     from fastapi import FastAPI
     from starlette.routing import Route
@@ -64,26 +76,62 @@ def app(
     batcher = Batcher(meters.counted(predictor), CHUNK if batching else 1, inline=INLINE if small else 0)
     meters.watch(batcher)
 
+    reasons = Reasons(explainer)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         batcher.close()
+        reasons.close()
 
     service = FastAPI(openapi_url=None, redirect_slashes=False, lifespan=lifespan)
     service.add_middleware(Counted, meters=meters)
     # A pure ASGI endpoint: it stops reading a body that is too long, and closes the connection gently.
-    endpoint = Predict(RecordReader(predictor.schema), batcher, body_limit, meters)
+    endpoint = Predict(RecordReader(predictor.schema), batcher, reasons, body_limit, meters)
     service.router.routes.append(Route("/predict", endpoint, methods=["POST"]))
     _add_pages(service, predictor.schema, meters, run, step)
     _add_errors(service)
     return service
 
 
+class Reasons:
+    """Explanations for requests, in a thread of their own: decisions do not wait for them."""
+
+    def __init__(self, explainer: Explainer | None):
+        self.explainer = explainer
+        self.waiting = 0  # records
+        self._thread = ThreadPoolExecutor(1, "explain")
+
+    def check(self, records: int) -> None:
+        """Before anything is decided."""
+        if self.explainer is None:
+            raise BadRecord("this service explains no decisions; leave explain out")
+        if records > EXPLAINED_LIMIT:
+            raise BadRecord(f"a batch with explanations has at most {EXPLAINED_LIMIT} records, not {records:,}")
+        if self.waiting and self.waiting + records > EXPLAINED_WAITING:
+            raise Busy(f"{self.waiting:,} records wait for explanations")
+
+    async def __call__(self, rows: Rows, predictions: Predictions) -> list[dict[str, Any] | None]:
+        assert self.explainer is not None
+        self.waiting += rows.count
+        try:
+            loop = asyncio.get_running_loop()
+            explained = await loop.run_in_executor(self._thread, self.explainer, rows, predictions.decision_T)
+            return [explanation and explanation.record() for explanation in explained]
+        finally:
+            self.waiting -= rows.count
+
+    def close(self) -> None:
+        """Lets the thread end."""
+        self._thread.shutdown(wait=False)
+
+
 class Predict:
     """POST /predict, from the bytes of a body to the bytes of the answer."""
 
-    def __init__(self, reader: RecordReader, batcher: Batcher, body_limit: int, meters: Meters):
-        self.reader, self.batcher, self.body_limit, self.meters = reader, batcher, body_limit, meters
+    def __init__(self, reader: RecordReader, batcher: Batcher, reasons: Reasons, body_limit: int, meters: Meters):
+        self.reader, self.batcher, self.reasons = reader, batcher, reasons
+        self.body_limit, self.meters = body_limit, meters
         self.schema = reader.schema
         self.held = 0  # bytes of bodies that are not complete
         self.rows = 0  # rows that are not answered
@@ -102,8 +150,10 @@ class Predict:
             await _respond(send, 429, _json({"error": f"{busy}; try again in a second"}))
 
     async def _answer(self, body: bytes) -> bytes:
-        records, many, cost_C = self._records(self._parsed(body))
+        records, many, cost_C, explain = self._records(self._parsed(body))
         rows, unread = self.reader.read(records)
+        if explain:
+            self.reasons.check(rows.count)
         if self.rows and self.rows + rows.count > WAITING:
             raise Busy(f"{self.rows:,} rows are waiting")
         self.rows += rows.count
@@ -115,6 +165,11 @@ class Predict:
             for column in chain.from_iterable(unread.values()):
                 self.meters.unread.labels(column).inc()
             self.meters.decided(predictions)
+            if explain:
+                reasons = await self.reasons(rows, predictions)
+                decided = as_records(predictions, self.schema, unread)
+                explained = [{**record, "explanation": why} for record, why in zip(decided, reasons, strict=True)]
+                return _json({"predictions": explained})
             if many:
                 return await self._listed(predictions, unread)
             return _json(as_records(predictions, self.schema, unread)[0])
@@ -172,19 +227,22 @@ class Predict:
         except ValueError:
             raise Refused(400, "the body is not JSON: an integer has more digits than are read") from None
 
-    def _records(self, content: Any) -> tuple[list, bool, np.ndarray | None]:
-        """The records, whether the answer is a list, and cost_C where costs were sent. A column may be named `records`:
-        it never holds a list."""
+    def _records(self, content: Any) -> tuple[list, bool, np.ndarray | None, bool]:
+        """The records, whether the answer is a list, cost_C where costs were sent, and whether the answer says why. A
+        column may be named `records`: it never holds a list."""
         if not isinstance(content, dict):
             raise BadRecord('the body must be an object: a record, or {"records": [...]}')
         records = content.get("records")
         if "records" not in content or ("records" in self.reader.known and not isinstance(records, list)):
-            return [content], False, None
-        if not isinstance(records, list) or content.keys() - {"records", "costs"}:
-            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it but "costs"')
+            return [content], False, None, False
+        if not isinstance(records, list) or content.keys() - {"records", "costs", "explain"}:
+            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it but "costs" and "explain"')
+        explain = content.get("explain", False)
+        if not isinstance(explain, bool):
+            raise BadRecord("explain is true or false")
         if not 1 <= len(records) <= RECORDS_LIMIT:
             raise BadRecord(f"a batch has 1 to {RECORDS_LIMIT:,} records, not {len(records):,}")
-        return records, True, self._costs(content["costs"]) if "costs" in content else None
+        return records, True, self._costs(content["costs"]) if "costs" in content else None, explain
 
     def _costs(self, costs: Any) -> np.ndarray:
         if not isinstance(costs, dict):
@@ -379,13 +437,14 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 8080,
     *,
+    explainer: Explainer | None = None,
     run: str = "",
     step: int = 0,
     body_limit: int = BODY_LIMIT,
     batching: bool = True,
 ) -> None:
     """Serves until Ctrl-C, which lets the requests in flight finish. ValueError when the address cannot be had."""
-    service = app(predictor, run=run, step=step, body_limit=body_limit, batching=batching)
+    service = app(predictor, explainer=explainer, run=run, step=step, body_limit=body_limit, batching=batching)
     import uvicorn
 
     listener = _listen(host, port)

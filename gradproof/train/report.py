@@ -7,21 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from gradproof.data.encoders import Encoder
 from gradproof.data.rows import Rows
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
+from gradproof.train.baseline import keep_baseline, mean_input
 from gradproof.train.cautions import cautions
 from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import predictions, spaced
+from gradproof.train.explanation import Explainer
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
 from gradproof.train.score import FIGURES, score
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
 CHUNK = 1024
+LOOKED_AT = 1000  # test rows, among which the page finds a few to explain
+RIGHT, WRONG = 3, 2  # decisions that it explains
 PARTS = (TRAIN, VALIDATION, TEST)
 
 
@@ -30,6 +35,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
     source, config, at = trainer.source, trainer.config, trainer.at
     best, test, index_T = score_best(trainer)
     truth = source.rows.take(index_T)
+    keep_baseline(trainer.run.path, baseline_I := mean_input(trainer.encoder, source.rows, source.index(TRAIN)))
     name = model_name(config)
     own = {figure: test[figure] for figure in FIGURES}
     fitted = {"seconds": at.seconds, "rows": len(source.index(TRAIN))}
@@ -43,6 +49,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "warnings": cautions(scores, len(index_T)),
         "history": trainer.metrics.read(),
         "test": test,
+        "explained": _explained(trainer, baseline_I, index_T),
         "config": config.to_dict(),
         "schema": {
             "columns": len(source.schema.columns),
@@ -53,6 +60,22 @@ def report(trainer: Trainer) -> dict[str, Any]:
         "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
         "environment": environment(config, trainer.kernels()),
     }
+
+
+def _explained(trainer: Trainer, baseline_I: Tensor, index_T: np.ndarray) -> list[dict[str, Any]]:
+    """The first test rows that are decided rightly, and the first that are not, with why."""
+    some = trainer.source.rows.take(index_T[:LOOKED_AT])
+    decision_T = trainer.predictor(some).decision_T
+    right_T = decision_T == some.outcome_R
+    shown = [np.nonzero(mask_T & (decision_T >= 0))[0][:most] for mask_T, most in ((right_T, RIGHT), (~right_T, WRONG))]
+    some, decision_T = some.take(at := np.concatenate(shown)), decision_T[at]
+    explanations = Explainer(trainer.predictor, baseline_I)(some, decision_T)
+    classes = trainer.source.schema.classes
+    return [
+        {**explanation.record(), "outcome": classes[some.outcome_R[t]]}
+        for t, explanation in enumerate(explanations)
+        if explanation is not None
+    ]
 
 
 def model_name(config: TrainConfig) -> str:

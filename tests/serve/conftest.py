@@ -5,6 +5,7 @@ import torch
 
 from gradproof.data.schema import Category, Metric, Number, Schema
 from gradproof.models.moe import MoE, MoEConfig
+from gradproof.train.explanation import Explainer
 from gradproof.train.predictor import Predictor
 
 
@@ -24,6 +25,11 @@ def schema():
 @pytest.fixture(scope="session")
 def predictor(schema):
     return Predictor(MoE(MoEConfig(inputs=10, outputs=5, hidden=16, depth=1), seed=3), schema)
+
+
+@pytest.fixture(scope="session")
+def explainer(predictor):
+    return Explainer(predictor, torch.full((10,), 0.1))
 
 
 @pytest.fixture

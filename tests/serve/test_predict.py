@@ -180,7 +180,7 @@ def test_a_file(predictor, schema, tmp_path, small_chunks, name, out):
     np.testing.assert_allclose(read["probability"].to_numpy(), right.probability_TC.max(1), rtol=1e-5)
     np.testing.assert_allclose(read[["cost", "risk"]].to_numpy(), right.metrics_TM, rtol=1e-4, atol=1e-6)
     known = rows.outcome_R >= 0
-    assert scored == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {}, None)
+    assert scored[:5] == (47, known.sum(), (right.decision_T == rows.outcome_R)[known].mean(), {}, None)
     assert 0 < scored.known < 47 and 0 < scored.accuracy < 1
     assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted([name, out])
 
@@ -219,7 +219,7 @@ def test_to_standard_output(predictor, tmp_path, small_chunks, capsys):
     scored = predict_file(predictor, path, None)
     printed = capsys.readouterr().out
     predict_file(predictor, path, tmp_path / "out.csv")
-    assert scored == (25, 0, None, {}, None)
+    assert scored == (25, 0, None, {}, None, [])
     assert printed == (tmp_path / "out.csv").read_text() and len(printed.splitlines()) == 26
 
 
@@ -319,3 +319,27 @@ def test_costs_change_decisions_and_nothing_else(predictor, schema, tmp_path, sm
     assert scored.cost == pytest.approx(cost_C[rows.outcome_R[wrong_R]].sum() / known.sum())
     assert scored.accuracy == (right_T == rows.outcome_R)[known].mean()
     assert predict_file(predictor, table(tmp_path, 5, outcome=False), tmp_path / "out.csv", cost_C=cost_C).cost is None
+
+
+def test_explanations_of_a_file(predictor, explainer, tmp_path):
+    """because_1 … hold what the explainer says, in its order; the record has numbers; --keep takes no such name."""
+    pl = pytest.importorskip("polars")
+    path, out = tmp_path / "table.csv", tmp_path / "out.csv"
+    frame = pl.DataFrame({"colour": ["red", "?"], "flag": [True, False], "weight": [12.5, None], "count": [3, -40]})
+    frame.with_columns(because_2=pl.lit("x")).write_csv(path)
+    scored = predict_file(predictor, path, out, explainer=explainer, record_explanations=True)
+    written = pl.read_csv(out)
+    assert written.columns[-5:] == [f"because_{n}" for n in range(1, 6)]
+    first = scored.explanations[0]["because"]
+    assert [reason["column"] for reason in first] != ["colour", "flag", "weight", "count"]
+    for n, reason in enumerate(first):
+        text = f"{reason['column']} = {reason['value']} ({reason['contribution']:+.2f})"
+        assert written[f"because_{n + 1}"][0] == text
+    assert {reason["column"]: reason["value"] for reason in first} == {
+        "colour": "red", "flag": "true", "weight": "12.5", "count": "3"
+    }  # fmt: skip
+    assert written["because_5"].is_null().all() and "weight = missing" in "".join(written.row(1)[-5:-1])
+    with pytest.raises(ValueError, match="'because_2' of their own"):
+        predict_file(predictor, path, out, ["because_2"], explainer)
+    assert predict_file(predictor, path, out, ["because_2"]).explanations == []
+    assert pl.read_csv(out).columns[0] == "because_2"

@@ -100,6 +100,38 @@ def test_everyone_gets_their_own_answer(predictor, record, batching):
     assert forwards < 60 if batching else forwards == 60
 
 
+def test_explanations(predictor, explainer, record):
+    """As the explainer gives them, beside the same decisions; batches without them stay as they are."""
+    made, records = app(predictor, explainer=explainer), [record, {**record, "count": -20}]
+    answer = send(made, json.dumps({"records": records, "explain": True})).json()["predictions"]
+    rows = rows_of(records, predictor.schema)
+    right = [explanation.record() for explanation in explainer(rows, predictor(rows).decision_T)]
+    assert [prediction.pop("explanation") for prediction in answer] == json.loads(json.dumps(right))
+    assert answer == expected(predictor, records)
+    for why, prediction in zip(right, answer, strict=True):
+        total = why["others"] + sum(reason["contribution"] for reason in why["because"])
+        assert why["decision"] == prediction["decision"] and len(why["because"]) == 4  # as many as there are columns
+        assert total == pytest.approx(why["logit"] - why["baseline"], rel=0.01)
+    plain = send(made, json.dumps({"records": records, "explain": False})).json()["predictions"]
+    assert plain == expected(predictor, records)
+
+
+def test_explanations_that_are_refused(predictor, explainer, record, monkeypatch):
+    """One sentence each: too many, no such word, nobody to ask, too busy."""
+    made, many = app(predictor, explainer=explainer), [record] * (service.EXPLAINED_LIMIT + 1)
+    refused = {
+        "has at most 100 records, not 101": {"records": many, "explain": True},
+        "explain is true or false": {"records": [record], "explain": "yes"},
+        "nothing beside it but": {"records": [record], "explan": True},
+    }
+    for sentence, body in refused.items():
+        assert sentence in reason(send(made, json.dumps(body)), 422)
+    body = json.dumps({"records": [record], "explain": True})
+    assert "explains no decisions" in reason(send(app(predictor), body), 422)
+    endpoint(made).reasons.waiting = service.EXPLAINED_WAITING
+    assert "wait for explanations" in reason(send(made, body), 429)
+
+
 def test_a_column_may_be_named_records(predictor, schema, record):
     from dataclasses import replace
 
