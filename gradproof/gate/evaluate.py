@@ -121,10 +121,9 @@ def by_folds(
     data.require_both()
     started, ours, theirs, rows = time.perf_counter(), [], [], []
     more = data.made_up()
-    by_row: tuple[str, ...] = ()
+    made = folds.Folds(np.zeros(0), (), 0)
     for run_seed in range(seed, seed + seeds):
         made = folds.make(data.values(), data.block_R, data.group, count, run_seed, data.source)
-        by_row = made.by_row
         for fold in range(count):
             test, rest = np.flatnonzero(made.fold_R == fold), np.flatnonzero(made.fold_R != fold)
             ours.append(Scored(score(data, rest, test, run_seed, config, recipe, more, watch), data.block_R[test]))
@@ -141,8 +140,9 @@ def by_folds(
         "folds": count,
         "seeds": seeds,
         "made_up": len(more.texts),
-        "split_by_row": list(by_row),
-        "split": _told(by_row, data.source, count),
+        "split_by_row": list(made.by_row),
+        "split_near_duplicates": _labels(made),
+        "split": _told(made, data.source, count),
         "groups": grouped(ours, [[data.group[i] for i in test] for test in rows], seeds),
         "sources": grouped(ours, [[data.source[i] for i in test] for test in rows], seeds),
         "by_fold": [roc.figures([scored]) for scored in ours],
@@ -332,15 +332,26 @@ def _pooled(scored: Sequence[Scored]) -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate(ranks), np.concatenate([fold.block_R for fold in scored])
 
 
-def _told(by_row: Sequence[str], source: Sequence[str], count: int) -> str:
+def _labels(made: folds.Folds) -> list[str]:
+    """The labels whose near-duplicates were split."""
+    return ["block" if block else "allow" for block in made.torn]
+
+
+def _told(made: folds.Folds, source: Sequence[str], count: int) -> str:
     """How the rows were split, in a sentence."""
-    if not by_row:
+    own = set(made.by_row)
+    all_split = own == set(source)
+    parts = []
+    if own:
+        whose, rest = ("", "") if all_split else (f" of {', '.join(made.by_row)}", "; groups of the others")
+        parts.append(f"some class has fewer than {count} groups, so rows{whose} were split{rest}")
+    if made.torn:
+        labels = " and ".join(_labels(made))
+        parts.append(f"near-duplicates among the calls to {labels} were split: they form fewer than {count} clusters")
+        return "; ".join(parts)
+    if not own:
         return f"groups and near-duplicates are kept together in {count} folds"
-    whose = "" if set(by_row) == set(source) else f" of {', '.join(by_row)}"
-    rest = "" if set(by_row) == set(source) else "; groups of the others"
-    return (
-        f"some class has fewer than {count} groups, so rows{whose} were split{rest}; near-duplicates are kept together"
-    )
+    return "; ".join([*parts, "near-duplicates are kept together"])
 
 
 def lines(record: dict[str, Any]) -> list[str]:

@@ -1,7 +1,9 @@
 """Folds for an honest figure: stratified by class, with what belongs together kept together.
 
 Rows that are nearly the same text are never on both sides of a split. Rows of one group stay together too, where every
-class has at least as many groups as there are folds; otherwise rows are split, and `Folds.by_row` says so.
+class has at least as many groups as there are folds; otherwise rows are split, and `Folds.by_row` says so. Likewise the
+near-duplicates of a class with fewer clusters than folds are split, and `Folds.torn` says so: a fold without the class
+could be neither trained on nor scored.
 """
 
 from __future__ import annotations
@@ -24,12 +26,13 @@ _NUMBER, _SPACE = re.compile(r"\d+"), re.compile(r"\s+")
 
 
 class Folds(NamedTuple):
-    """fold_R: the fold of each row. `by_row` names the sources whose rows were split; `clusters` counts what was kept
-    together."""
+    """fold_R: the fold of each row. `by_row` names the sources whose groups were split, `torn` the labels whose
+    near-duplicates were; `clusters` counts what was kept together."""
 
     fold_R: np.ndarray
     by_row: tuple[str, ...]
     clusters: int
+    torn: tuple[Hashable, ...] = ()
 
 
 def normalised(text: str) -> str:
@@ -103,8 +106,23 @@ def make(
     together = [
         i if name in by_row else (name, group) for i, (name, group) in enumerate(zip(source, group_R, strict=True))
     ]
-    cluster_R = joined(near_duplicates(texts), together)
-    return Folds(deal(cluster_R, label, folds, seed), by_row, int(cluster_R.max()) + 1)
+    alike_R = near_duplicates(texts)
+    cluster_R = joined(alike_R, together)
+    torn = too_few(cluster_R, label, folds)
+    if torn:
+        alone_R = alike_R.max() + 1 + np.arange(len(label))
+        cluster_R = joined(np.where(np.isin(label, torn), alone_R, alike_R), together)
+    return Folds(deal(cluster_R, label, folds, seed), by_row, int(cluster_R.max()) + 1, torn)
+
+
+def too_few(cluster_R: np.ndarray, label_R: np.ndarray, folds: int) -> tuple[Hashable, ...]:
+    """The labels with fewer clusters than folds, although they have more rows than clusters."""
+    return tuple(
+        y
+        for y in np.unique(label_R).tolist()
+        for own_R in [cluster_R[label_R == y]]
+        if len(np.unique(own_R)) < min(folds, len(own_R))
+    )
 
 
 def deal(cluster_R: np.ndarray, label_R: np.ndarray, folds: int, seed: int) -> np.ndarray:

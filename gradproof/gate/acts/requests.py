@@ -8,7 +8,7 @@ from dataclasses import replace
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import TILDE, UNKNOWN, is_loopback, secret
-from gradproof.gate.acts.programs import Command, of_url, parse, reader, resolved
+from gradproof.gate.acts.programs import Command, apply, of_url, parse, reader, resolved, sent_along
 from gradproof.gate.acts.shell import Output, Word
 
 METHODS: dict[str, Effect] = {
@@ -254,6 +254,21 @@ def netcat(command: Command) -> Output | None:
         scope: ActScope = "unknown" if UNKNOWN in host else _reach(host)
         command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?")), marks=marks)
     return Output(None, host, False, True)
+
+
+@reader("smbclient")
+def smbclient(command: Command) -> Output | None:
+    """A share on a host: `-c` holds its own commands, of which `put` and its like read files here."""
+    parsed, first = parse(command.words, command.deed), len(command.reading.acts)
+    for told in parsed.values("-c", "--command"):
+        for piece in told.text.split(";"):
+            verb, *files = piece.split() or [""]
+            if verb in ("put", "mput", "reput"):
+                for file in files if verb == "mput" else files[:1]:
+                    command.touch("read", replace(told, texts=(file.strip("\"'"),)))
+    output = apply(command, command.deed, parsed)
+    sent_along(command, parsed, first)
+    return output
 
 
 def _socat(command: Command, addresses: Sequence[Word], marks: list[str], from_first: bool) -> Output | None:

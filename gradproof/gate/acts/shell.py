@@ -104,6 +104,7 @@ class Output:
 
 
 NO_INPUT = Output()
+STANDARD = ("0", "1", "2")  # descriptors: input, output, errors
 
 
 @dataclass
@@ -123,6 +124,7 @@ class State:
     strict: bool = False  # set -e
     venv: bool = False  # a virtual environment of the project is in use
     context: frozenset[str] = frozenset()  # variables and wrappers that every command here runs under
+    sockets: dict[str, Act] = field(default_factory=dict)  # descriptor → what opened it to /dev/tcp/HOST/PORT
 
     def copy(self) -> State:
         return replace(
@@ -132,6 +134,7 @@ class State:
             aliases=dict(self.aliases),
             written=self.written,
             fetched=self.fetched,
+            sockets=dict(self.sockets),
         )
 
 
@@ -688,7 +691,16 @@ class _Walk:
         return output
 
     def _redirected(self, node: Node, state: State, stdin: Output) -> Output:
+        """Where a statement is fed from and writes to ends with it, unless `exec` alone redirects the shell itself."""
         body = node.child_by_field_name("body")
+        standard = {name: socket for name, socket in state.sockets.items() if name in STANDARD}
+        output = self._with_redirects(node, body, state, stdin)
+        if body is None or _text(body).strip() != "exec":
+            opened = {name: socket for name, socket in state.sockets.items() if name not in STANDARD}
+            state.sockets = opened | standard
+        return output
+
+    def _with_redirects(self, node: Node, body: Node | None, state: State, stdin: Output) -> Output:
         redirects = [child for child in node.children if child.type.endswith("_redirect")]
         before = len(self.reading.acts)
         more: list[Word] = []
@@ -782,19 +794,35 @@ class _Walk:
         if node.type == "herestring_redirect":
             word = self.word(node.children[-1], state)
             return Output(word.text if word.known else word.texts[0], word.fetched, word.secret, True)
+        effect = "read" if operator in ("<", "<&") else "write"
+        descriptor = _descriptor(node, effect)
         destinations = node.children_by_field_name("destination") or [c for c in node.children if c.is_named][-1:]
         for destination in destinations:
             for word in self.words(destination, state):
                 if operator in (">&", "<&", "&>&") and re.fullmatch(r"\d+|-", word.text):
+                    stdin = self._duplicated(word.text, descriptor, state, stdin)
                     continue
-                effect = "read" if operator in ("<", "<&") else "write"
                 if word.inner is not None or word.texts[0].startswith("/dev/fd/"):
                     stdin = Output(word.inner, word.fetched, word.secret, True)
                     continue
                 acts = touch(self.reading, effect, "sh", word, state)
+                # Nothing closes a socket here: the command that would may never run.
+                state.sockets.update((descriptor, act) for act in acts if _is_socket(act, word))
                 if effect == "read":
                     nothing = "" if word.text == "/dev/null" else None
-                    stdin = Output(nothing, "", any(act.scope == "secret" for act in acts), True)
+                    host = _host_of(state.sockets.get(descriptor))
+                    stdin = Output(nothing, host, any(act.scope == "secret" for act in acts), True)
+        return stdin
+
+    def _duplicated(self, source: str, descriptor: str, state: State, stdin: Output) -> Output:
+        """`>&3` and `<&3`: where 3 leads to a host, what is written is sent there, and what is read comes from it."""
+        socket = state.sockets.get(source)
+        if socket is None:
+            return stdin
+        state.sockets[descriptor] = socket
+        if descriptor == "0":
+            return Output(None, _host_of(socket), False, True)
+        self.reading.acts.append(socket.but(effect="send", via=state.via, text=""))
         return stdin
 
     def _written(self, targets: Sequence[Node], state: State, output: Output) -> None:
@@ -959,6 +987,26 @@ class _Walk:
                 self.reading.unknown("sh", "shell that cannot be parsed", state)
             else:
                 self._inside(child, state)
+
+
+def _descriptor(node: Node, effect: str) -> str:
+    """The descriptor that is redirected. The parser counts the 0 of `>& f 0>&1` as a second destination of the first
+    redirection, so a number right before this one is looked for there."""
+    own = next((_text(child) for child in node.children if child.type == "file_descriptor"), "")
+    before = node.prev_sibling
+    if not own and before is not None and before.type == "file_redirect" and before.end_byte == node.start_byte:
+        last = before.children[-1]
+        own = _text(last) if last.type == "number" else ""
+    return own or ("0" if effect == "read" else "1")
+
+
+def _is_socket(act: Act, word: Word) -> bool:
+    return act.target.kind == "host" and word.texts[0].startswith(("/dev/tcp/", "/dev/udp/"))
+
+
+def _host_of(socket: Act | None) -> str:
+    """The host that a descriptor leads to; none where that is this machine."""
+    return str(socket.target) if socket is not None and socket.scope != "local" else ""
 
 
 def _text(node: Node) -> str:

@@ -33,7 +33,7 @@ GIVES_RIGHTS = re.compile(
     r"\b(?:add-iam-policy-binding|set-iam-policy|put-bucket-acl|put-bucket-policy|role assignment|attach-\S*policy"
     r"|put-\S*policy|authorize-security-group)"
 )
-SETUID = re.compile(r"(?:^|,)[ugoa]*\+[rwx]*s|^[2467]\d{3}$")
+SETUID = re.compile(r"(?:^|,)[ugoa]*[+=][rwxX]*s|^0*[2-7]\d{3}$")
 
 
 @reader("dd")
@@ -122,6 +122,19 @@ def chmod(command: Command) -> Output | None:
             for act in acts:
                 command.act("escalate", act.scope, act.target)
     return None
+
+
+@reader("install")
+def install(command: Command) -> Output | None:
+    """A copy, whose mode may give its owner's rights to whoever runs it."""
+    parsed, acts = parse(command.words, command.deed), command.reading.acts
+    first = len(acts)
+    output = apply(command, command.deed, parsed)
+    mode = parsed.value("-m", "--mode")
+    if mode is not None and SETUID.search(mode.text):
+        for act in [act for act in acts[first:] if act.effect == "write"]:
+            command.act("escalate", act.scope, act.target)
+    return output
 
 
 @reader("kill")
