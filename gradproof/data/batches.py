@@ -14,7 +14,7 @@ from gradproof.streams import philox
 class Batches:
     """`batches[s]` is index_B: the rows of batch s, out of `index_R`."""
 
-    def __init__(self, index_R: np.ndarray, batch: int, seed: int):
+    def __init__(self, index_R: np.ndarray, batch: int, seed: int | str):
         self.index_R, self.seed = index_R, seed
         self.batch = min(batch, len(index_R))  # a batch never holds a row twice in one epoch
         self._epoch, self._order = -1, index_R

@@ -23,7 +23,7 @@ ENCODED = 1 << 30
 CHUNK = 4096  # rows encoded at a time
 UNITS = 256  # dropout is drawn in bytes: a rate is rounded to a whole number of 256ths
 
-Target = Tensor | tuple[Tensor, ...]
+Targets = Tensor | tuple[Tensor, ...]  # outcomes, or outcomes and metrics
 
 
 class Feed:
@@ -34,7 +34,7 @@ class Feed:
         orders = [seed if members == 1 else f"{seed}, member {m}" for m in range(members)]
         self.batches = [Batches(index_R, batch, order) for order in orders]
         self.rate = 0.0
-        self._encoded: tuple[np.ndarray, Tensor, Target] | None = None
+        self._encoded: tuple[np.ndarray, Tensor, Targets] | None = None
 
     @property
     def batch(self) -> int:
@@ -53,11 +53,11 @@ class Feed:
             x_RI[i : i + CHUNK] = encoder.inputs(self.rows.take(index_R[i : i + CHUNK]))
         self._encoded = place_R, x_RI, encoder.target(self.rows.take(index_R))
 
-    def __call__(self, s: int, m: int = 0) -> tuple[Tensor, Target]:
+    def __call__(self, s: int, m: int = 0) -> tuple[Tensor, Targets]:
         x_TI, target = self.taken(self.batches[m][s])
         return (self._dropped(x_TI, m, s) if self.rate else x_TI), target
 
-    def taken(self, index_T: np.ndarray) -> tuple[Tensor, Target]:
+    def taken(self, index_T: np.ndarray) -> tuple[Tensor, Targets]:
         """Inputs and target of these training rows, nothing dropped."""
         if self._encoded is None:
             rows = self.rows.take(index_T)

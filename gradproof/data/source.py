@@ -24,7 +24,8 @@ SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
 @dataclass(frozen=True)
 class SourceOptions:
     """What reading rows depends on: where they are, what the columns are there for, how many `names` of a column,
-    `pieces` and `levels` of a number are told apart, how numbers are encoded, and which shares of the rows are held out."""
+    `pieces` and `levels` of a number are told apart, how numbers are encoded, and which shares of the rows are held
+    out."""
 
     data: str = "synthetic"
     target: str | None = None

@@ -138,4 +138,4 @@ def _correction(member: Model) -> dict[str, Tensor]:
 
 
 def _stacked(own: list[dict[str, Tensor]]) -> dict[str, np.ndarray]:
-    return {name: torch.stack([each[name] for each in own]).contiguous().cpu().numpy() for name in own[0]}
+    return {name: torch.stack([expert[name] for expert in own]).contiguous().cpu().numpy() for name in own[0]}

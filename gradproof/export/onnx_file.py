@@ -183,10 +183,10 @@ def write_onnx(file: Path, frozen: Frozen, columns: tuple[int, int], description
     ops = OnnxOps(frozen.constants)
     inputs = [("codes", "int64", columns[0]), ("numbers", "float64", columns[1])]
     nodes = (Node(ops, name, dtype) for name, dtype, _ in inputs)
-    found = decide(ops, ops.constants, frozen, *nodes)
-    outputs = [("probabilities", found[0], frozen.classes)]
-    if found[1] is not None:
-        outputs.append(("metrics", found[1], frozen.chain.widths[-1] - frozen.classes))
+    results = decide(ops, ops.constants, frozen, *nodes)
+    outputs = [("probabilities", results[0], frozen.classes)]
+    if results[1] is not None:
+        outputs.append(("metrics", results[1], frozen.chain.widths[-1] - frozen.classes))
     for name, node, _ in outputs:
         ops.nodes.append(helper.make_node("Identity", [node.name], [name]))
     taken = [_declared(*of) for of in inputs]
@@ -214,8 +214,8 @@ def run_onnx(file: Path) -> Any:
     session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
     def run(codes_TC: np.ndarray, numbers_TN: np.ndarray) -> list[np.ndarray]:
-        found: list[Any] = list(session.run(None, {"codes": codes_TC, "numbers": numbers_TN}))
-        return found
+        results: list[Any] = list(session.run(None, {"codes": codes_TC, "numbers": numbers_TN}))
+        return results
 
     return run
 

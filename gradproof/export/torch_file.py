@@ -129,7 +129,7 @@ def run_torch(file: Path) -> Any:
 
     def run(codes_TC: np.ndarray, numbers_TN: np.ndarray) -> list[np.ndarray]:
         with torch.no_grad():
-            found = module(torch.from_numpy(codes_TC), torch.from_numpy(numbers_TN))
-        return [part.numpy() for part in (found if isinstance(found, tuple) else (found,))]
+            results = module(torch.from_numpy(codes_TC), torch.from_numpy(numbers_TN))
+        return [part.numpy() for part in (results if isinstance(results, tuple) else (results,))]
 
     return run

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,11 +111,11 @@ def make(
     torn = too_few(cluster_R, label, folds)
     if torn:
         alone_R = alike_R.max() + 1 + np.arange(len(label))
-        cluster_R = joined(np.where(np.isin(label, torn), alone_R, alike_R), together)
+        cluster_R = joined(np.where(np.isin(label, list(torn)), alone_R, alike_R), together)
     return Folds(deal(cluster_R, label, folds, seed), by_row, int(cluster_R.max()) + 1, torn)
 
 
-def too_few(cluster_R: np.ndarray, label_R: np.ndarray, folds: int) -> tuple[Hashable, ...]:
+def too_few(cluster_R: np.ndarray, label_R: np.ndarray, folds: int) -> tuple[Any, ...]:
     """The labels with fewer clusters than folds, although they have more rows than clusters."""
     return tuple(
         y

@@ -81,7 +81,7 @@ def prefix(m: int) -> str:
     return f"members.{m}."
 
 
-class Part(NamedTuple):
+class MemberWeights(NamedTuple):
     """The weights of one member among those of all."""
 
     weights: Weights
@@ -111,9 +111,8 @@ class Ensemble(Model):
 
     def __init__(self, config: EnsembleConfig, **options: Any):
         super().__init__(config, **options)
-        kind = MoE if isinstance(config.member, MoEConfig) else Dense
         parts = self.params.flat_P.view(config.members, -1)
-        self.members: list[Model] = [kind(config.member, seed=None, flat_P=flat_P) for flat_P in parts]
+        self.members = [_member(config.member, flat_P) for flat_P in parts]
         self.buffers = {
             prefix(m) + name: buffer for m, member in enumerate(self.members) for name, buffer in member.buffers.items()
         }
@@ -155,7 +154,7 @@ class Ensemble(Model):
 
     def _part(self, weights: Weights, m: int) -> Weights:
         """A member's own parameters, which a fused kernel reads as one buffer; or its part of any others."""
-        return self.members[m].params if weights is self.params else Part(weights, prefix(m))
+        return self.members[m].params if weights is self.params else MemberWeights(weights, prefix(m))
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         """A member's: they are asked one after the other."""
@@ -188,6 +187,13 @@ class Ensemble(Model):
     def energy(self, saved: Saved) -> Tensor | None:
         energies = [member.energy(kept) for member, kept in zip(self.members, saved.members, strict=True)]
         return torch.stack([e_T for e_T in energies if e_T is not None]).mean(0) if self.has_energy else None
+
+
+def _member(config: MoEConfig | DenseConfig, flat_P: Tensor) -> Model:
+    """A model on its part of the buffer."""
+    if isinstance(config, MoEConfig):
+        return MoE(config, seed=None, flat_P=flat_P)
+    return Dense(config, seed=None, flat_P=flat_P)
 
 
 def _config(member: MoEConfig | DenseConfig, **options: Any) -> EnsembleConfig:

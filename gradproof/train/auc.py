@@ -24,10 +24,10 @@ def mean_auc(probability_TC: np.ndarray, outcome_T: np.ndarray) -> float | None:
     A class that none or all of the rows belong to is left out, and None is returned where no class remains. A row
     without probabilities (NaN) ranks on the wrong side of all others."""
     C = probability_TC.shape[1]
-    found = []
+    areas = []
     for c in [1] if C == 2 else range(C):
         own_T = outcome_T == c
         score_T = np.where(np.isnan(probability_TC[:, c]), np.where(own_T, -1.0, 2.0), probability_TC[:, c])
-        found.append(auc(score_T, own_T))
-    defined = [area for area in found if area is not None]
+        areas.append(auc(score_T, own_T))
+    defined = [area for area in areas if area is not None]
     return sum(defined) / len(defined) if defined else None

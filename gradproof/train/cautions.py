@@ -11,25 +11,25 @@ FEW = 50  # held-out rows: with so many, an accuracy of 90% is known to 8 points
 def cautions(scores: Sequence[Mapping[str, Any]], rows: int) -> list[str]:
     """Sentences on the first of `scores`, the model's own, which was taken on so many held-out `rows`."""
     own = scores[0]
-    found = []
+    sentences = []
     if rows < FEW:
-        found.append(
+        sentences.append(
             f"the score is of {rows} held-out rows, one of which is {1 / rows:.1%}; use more data, or hold out more of "
             "it with test = 0.3 in a config file"
         )
     majority = next((score for score in scores if score["name"] == "majority class"), None)
     if majority is None:
-        return found
+        return sentences
     if own["accuracy"] <= majority["accuracy"]:
-        found.append(
+        sentences.append(
             f"the accuracy, {own['accuracy']:.2%}, is no better than always deciding for the commonest class, "
             f'{majority["accuracy"]:.2%}; try more --steps, or class_weights = "balanced" in a config file, and check '
             "that the columns can tell the target"
         )
     if own["log_loss"] > majority["log_loss"]:
-        found.append(
+        sentences.append(
             f"the log loss, {own['log_loss']:.4f}, is worse than that of the class shares alone, "
             f"{majority['log_loss']:.4f}: the probabilities are too sure; try fewer --steps, a lower --lr or a smaller "
             "--size"
         )
-    return found
+    return sentences

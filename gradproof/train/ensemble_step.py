@@ -17,6 +17,7 @@ from gradproof.data.feed import Feed
 from gradproof.kernels.variants import Kernels
 from gradproof.models.ensemble import Ensemble, prefix
 from gradproof.models.model import Model
+from gradproof.train.loss import Loss
 from gradproof.train.step import TrainStep
 from gradproof.train.step_plan import StepResult
 
@@ -36,6 +37,10 @@ class EnsembleStep:
     def first(self) -> TrainStep:
         """What holds for every member: kernels, rate, loss."""
         return self.steps[0]
+
+    @property
+    def loss(self) -> Loss:
+        return self.first.loss
 
     def take(self, feed: Feed, s: int) -> StepResult:
         """One update of every member."""

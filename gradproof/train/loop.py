@@ -141,9 +141,10 @@ class Trainer:
         if self.config.settled or (self.config.recipe == "none" and self.config.minutes is None):
             return
         asked = dict(self.step.choose(self.feed.batch).chosen)
-        for s in range(SETTLING + TIMED):
-            if s == SETTLING:
-                begun = time.perf_counter()
+        for s in range(SETTLING):
+            self.take(s)
+        begun = time.perf_counter()
+        for s in range(SETTLING, SETTLING + TIMED):
             self.take(s)
         seconds = (time.perf_counter() - begun) / TIMED
         steps = steps_of(self.config, self.size, seconds)
@@ -155,13 +156,8 @@ class Trainer:
         self.step.ask(asked)
 
     def batch(self, s: int) -> tuple[Tensor, Target]:
-        """Inputs and target of step s; those of all members of an ensemble, one after the other."""
-        parts = [self.feed(s, m) for m in range(self.config.members)]
-        if len(parts) == 1:
-            return parts[0]
-        targets = [target if isinstance(target, tuple) else (target,) for _, target in parts]
-        target = tuple(map(torch.cat, zip(*targets, strict=True)))
-        return torch.cat([x_TI for x_TI, _ in parts]), target if len(target) > 1 else target[0]
+        """Inputs and target of step s."""
+        return self.feed(s)
 
     def take(self, s: int) -> StepResult:
         """Step s."""
@@ -261,9 +257,7 @@ class Trainer:
 
     def _fail(self, s: int, result: StepResult) -> None:
         """Names the rows: those whose outputs are not finite, or else the whole batch."""
-        index, x_TI = self._rows_of(s), self.batch(s)[0]
-        weights = self.model.params if isinstance(self.step, EnsembleStep) else self.step.training.weights
-        logits_TO = self.model.apply(weights, x_TI)[0].logits_TO
+        index, logits_TO = self._rows_of(s), self._logits(s)
         bad = index[(~logits_TO.isfinite()).view(len(index), -1).any(1).cpu().numpy()]
         named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
@@ -276,6 +270,13 @@ class Trainer:
             f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
             "a lower --lr, with another --out, is the usual cure"
         )
+
+    def _logits(self, s: int) -> Tensor:
+        """Of the rows of step s; of an ensemble, what each member says of its own."""
+        if not isinstance(self.step, EnsembleStep):
+            return self.model.apply(self.step.training.weights, self.batch(s)[0])[0].logits_TO
+        members = [step.model for step in self.step.steps]
+        return torch.cat([one.apply(one.params, self.feed(s, m)[0])[0].logits_TO for m, one in enumerate(members)])
 
     def _last_good(self) -> str:
         saved = checkpoint.steps(self.run.checkpoints)
