@@ -68,7 +68,9 @@ class Encoder:
         return first_TD, second_TD[:, self.long]
 
     def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
-        """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""
+        """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics; value_T, standardised, of a quantity."""
+        if self.schema.quantity:
+            return torch.from_numpy(rows.metrics_RM[:, 0]).to(self.device, self.dtype)
         outcome_T = torch.from_numpy(rows.outcome_R).to(self.device)
         if not self.schema.metrics:
             return outcome_T

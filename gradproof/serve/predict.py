@@ -19,6 +19,7 @@ from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.data.table import Table
 from gradproof.files import sync
+from gradproof.train.number_score import true_values
 from gradproof.train.predictor import Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ def as_records(
 ) -> list[dict[str, Any]]:
     """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None. `unread`
     are, by row, the columns whose value could not be read."""
+    if schema.quantity:
+        return _number_records(predictions, unread)
     classes, metrics = schema.classes, [metric.name for metric in schema.metrics]
     records = [
         {
@@ -40,13 +43,29 @@ def as_records(
             "gates": g_E,
             **({"router_energy": e_R[0]} if e_R else {}),
         }
-        for decision, p_C, m_M, g_E, e_R in zip(*(array.tolist() for array in predictions), strict=True)
+        for decision, p_C, m_M, g_E, e_R in zip(*(array.tolist() for array in predictions[:5]), strict=True)
     ]
     for record in records:
         if record["decision"] is None:
             record |= {key: None for key in ("probability", "router_energy") if key in record}
             record["gates"] = [None] * len(record["gates"])
             record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
+    for i, columns in unread.items():
+        records[i]["unread"] = columns
+    return records
+
+
+def _number_records(predictions: Predictions, unread: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+    """mean, low, high and gates."""
+    records = []
+    for (mean, _, low, high), gates, energy in zip(
+        *(array.tolist() for array in (predictions.number_TV, predictions.gates_TE, predictions.energy_TR)), strict=True
+    ):
+        record = {"mean": mean, "low": low, "high": high, "gates": gates}
+        records.append(record | ({"router_energy": energy[0]} if energy else {}))
+    for i in np.flatnonzero(predictions.decision_T < 0).tolist():
+        nothing = dict.fromkeys(records[i])
+        records[i] = nothing | {"gates": [None] * len(records[i]["gates"])}
     for i, columns in unread.items():
         records[i]["unread"] = columns
     return records
@@ -62,12 +81,24 @@ class PredictedFile(NamedTuple):
     unread: dict[str, Unread]
 
 
-def predict_file(predictor: Predictor, path: Path, out: Path | None, keep: Sequence[str] | None = ()) -> PredictedFile:
+class PredictedNumbers(NamedTuple):
+    """The same where the target is a number."""
+
+    rows: int
+    known: int
+    rmse: float | None
+    coverage: float | None
+    unread: dict[str, Unread]
+
+
+def predict_file(
+    predictor: Predictor, path: Path, out: Path | None, keep: Sequence[str] | None = ()
+) -> PredictedFile | PredictedNumbers:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
     The columns to `keep`, or all of them where it is None, are copied as they are and come first. `out` appears
     complete or not at all."""
-    tally = _Tally()
+    tally = _NumberTally() if predictor.schema.quantity else _Tally()
     table = Table(path)
     kept = _kept(predictor, table, keep, as_text=out is None or Path(out).suffix == ".csv")
     frames = tally.frames(predictor, table, kept)
@@ -120,7 +151,7 @@ def _kept(predictor: Predictor, table: Table, keep: Sequence[str] | None, as_tex
 def _written(predictor: Predictor) -> list[str]:
     """The columns of predictions."""
     schema = predictor.schema
-    C, N, M = len(schema.categories), len(schema.numbers), len(schema.metrics)
+    C, N, M = len(schema.categories), len(schema.numbers), schema.measured
     none = Rows(np.empty((0, C), np.int32), np.empty((0, N)), np.empty(0, np.int64), np.empty((0, M), np.float32))
     return as_frame(predictor(none), schema).columns
 
@@ -136,32 +167,57 @@ class _Tally:
         for frame in table.chunks(raw=True):
             rows = encode(predictor.schema, frame, self.rows, self.unread)
             predictions = predictor(rows)
-            known_R = rows.outcome_R >= 0
             self.rows += rows.count
-            self.known += int(known_R.sum())
-            self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
+            self.known += int((rows.outcome_R >= 0).sum())
+            self.count(rows, predictions, predictor.schema)
             decided = as_frame(predictions, predictor.schema)
             yield frame.select(kept).hstack(decided) if kept else decided
 
-    def scored(self) -> PredictedFile:
+    def count(self, rows: Rows, predictions: Predictions, schema: Schema) -> None:
+        self.right += int(((rows.outcome_R >= 0) & (rows.outcome_R == predictions.decision_T)).sum())
+
+    def scored(self) -> PredictedFile | PredictedNumbers:
         accuracy = self.right / self.known if self.known else None
         return PredictedFile(self.rows, self.known, accuracy, self.unread)
 
 
+class _NumberTally(_Tally):
+    """Adds up errors, and counts values inside their intervals."""
+
+    def __init__(self):
+        super().__init__()
+        self.squares, self.inside = 0.0, 0
+
+    def count(self, rows: Rows, predictions: Predictions, schema: Schema) -> None:
+        known_T = rows.outcome_R >= 0
+        value_T, (mean_T, _, low_T, high_T) = true_values(rows, schema)[known_T], predictions.number_TV[known_T].T
+        self.squares += float(((mean_T - value_T) ** 2).sum())
+        self.inside += int(((low_T <= value_T) & (value_T <= high_T)).sum())
+
+    def scored(self) -> PredictedNumbers:
+        if not self.known:
+            return PredictedNumbers(self.rows, 0, None, None, self.unread)
+        rmse, coverage = (self.squares / self.known) ** 0.5, self.inside / self.known
+        return PredictedNumbers(self.rows, self.known, rmse, coverage, self.unread)
+
+
 def as_frame(predictions: Predictions, schema: Schema) -> pl.DataFrame:
     """decision, probability, p_<class>…, <metric>…, gate_<e>…, with a sheaf router router_energy; a name already taken
-    gets a trailing underscore."""
+    gets a trailing underscore. Of a number: mean, low, high, gate_<e>…"""
     import polars as pl
 
+    routing = [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
+    routing += ["router_energy"] * predictions.energy_TR.shape[1]
+    if schema.quantity:
+        values_TV = np.concatenate([predictions.number_TV[:, [0, 2, 3]], *predictions[3:5]], 1)
+        return pl.DataFrame(dict(zip(["mean", "low", "high", *routing], values_TV.T, strict=True))).fill_nan(None)
     decision_T, p_TC = predictions.decision_T, predictions.probability_TC
-    names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics]
-    names += [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
-    names += ["router_energy"] * predictions.energy_TR.shape[1]
+    names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics] + routing
     columns = {
         "decision": pl.Series([None if d < 0 else schema.classes[d] for d in decision_T.tolist()], dtype=pl.String),
         "probability": p_TC[np.arange(len(p_TC)), decision_T],
     }
-    for name, values_T in zip(names, np.concatenate(predictions[1:], 1).T, strict=True):
+    for name, values_T in zip(names, np.concatenate(predictions[1:5], 1).T, strict=True):
         while name in columns:
             name += "_"
         columns[name] = values_T

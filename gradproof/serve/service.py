@@ -252,7 +252,7 @@ class Meters:
             self.batch.observe(rows.count)
             decided, counts = np.unique(predictions.decision_T, return_counts=True)
             for decision, count in zip(decided.tolist(), counts.tolist(), strict=True):
-                if decision >= 0:
+                if 0 <= decision < len(self.decisions):  # a number is no decision
                     self.decisions[decision].inc(count)
             return predictions
 
@@ -299,7 +299,8 @@ def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step:
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import Response
 
-    health = dict(status="ok", run=run, step=step, inputs=schema.inputs, classes=list(schema.classes))
+    health = dict(status="ok", run=run, step=step, inputs=schema.inputs)
+    health |= dict(task="regression") if schema.quantity else dict(classes=list(schema.classes))
 
     @service.get("/healthz")
     async def _healthz() -> Response:
@@ -334,7 +335,10 @@ def described(schema: Schema) -> dict[str, Any]:
     ]
     metrics = [dict(name=m.name, low=m.low, high=m.high) for m in schema.metrics]
     ignored = [schema.target, *(metric.name for metric in schema.metrics), *schema.left_out]
-    return dict(columns=columns, target=schema.target, classes=list(schema.classes), metrics=metrics, ignored=ignored)
+    answer: dict[str, Any] = dict(classes=list(schema.classes), metrics=metrics)
+    if quantity := schema.quantity:
+        answer = dict(mean=quantity.mean, std=quantity.std)
+    return dict(columns=columns, target=schema.target, **answer, ignored=ignored)
 
 
 def _add_errors(service: FastAPI) -> None:

@@ -18,6 +18,8 @@ from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
+from gradproof.train.number_report import number_cautions, number_scores, number_summary
+from gradproof.train.number_score import number_score, true_values
 from gradproof.train.score import score
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
@@ -29,17 +31,21 @@ def report(trainer: Trainer) -> dict[str, Any]:
     """Scores the best checkpoint on the rows that nothing was chosen by, beside what anyone would compare with."""
     source, config, at = trainer.source, trainer.config, trainer.at
     best, test, index_T = score_best(trainer)
-    truth = source.rows.take(index_T)
     name = model_name(config)
-    own = {figure: test[figure] for figure in ("accuracy", "balanced_accuracy", "log_loss")}
-    scores = [{"name": name, **own, "note": "best checkpoint"}]
-    scores += _compared(trainer, truth, index_T)
+    if source.schema.quantity:
+        scores = number_scores(name, test, source, index_T)
+        summary, warnings = number_summary(scores, test), number_cautions(scores, test)
+    else:
+        own = {figure: test[figure] for figure in ("accuracy", "balanced_accuracy", "log_loss")}
+        scores = [{"name": name, **own, "note": "best checkpoint"}]
+        scores += _compared(trainer, source.rows.take(index_T), index_T)
+        summary, warnings = _summary(name, scores, len(index_T)), cautions(scores, len(index_T))
     return {
         "status": at.finished,
-        "summary": _summary(name, scores, len(index_T)),
+        "summary": summary,
         "run": run_facts(trainer, best, [len(source.index(part)) for part in PARTS], source.schema.inputs),
         "scores": scores,
-        "warnings": cautions(scores, len(index_T)),
+        "warnings": warnings,
         "history": trainer.metrics.read(),
         "test": test,
         "config": config.to_dict(),
@@ -47,6 +53,7 @@ def report(trainer: Trainer) -> dict[str, Any]:
             "columns": len(source.schema.columns),
             "left_out": dict(source.schema.left_out),
         },
+        "task": "regression" if source.schema.quantity else "classification",
         "columns": source.columns,
         "notes": source.notes,
         "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
@@ -66,7 +73,10 @@ def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any],
     best, source = best_of(trainer), trainer.source
     index_T = spaced(source.index(TEST), SCORED_ROWS)
     predicted = predictions(trainer.predictor, source.rows, index_T)
-    return best, score(predicted, source.rows.take(index_T), source.schema), index_T
+    truth = source.rows.take(index_T)
+    if source.schema.quantity:
+        return best, number_score(predicted, true_values(truth, source.schema)), index_T
+    return best, score(predicted, truth, source.schema), index_T
 
 
 def best_of(trainer: Trainer) -> checkpoint.Checkpoint:

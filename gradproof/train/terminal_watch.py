@@ -28,10 +28,8 @@ class TerminalWatch:
     def training(self, record: dict[str, Any], steps: int) -> None:
         loss = record["loss"] if record["loss_ema"] is None else record["loss_ema"]
         speed = f"{record['rows_per_s']:,.0f} {self.unit}/s"
-        if "validation_accuracy" in record:
-            self.validated = f"  validation {record['validation_accuracy']:.2%}"
-            if "validation_bits_per_byte" in record:
-                self.validated = f"  validation {record['validation_bits_per_byte']:.3f} bits/byte"
+        if validated := _validated(record):
+            self.validated = f"  validation {validated}"
             if self.bar is None:
                 line = f"step {record['step']:>6} of {steps}  loss {loss:.4f}  lr {record['lr']:.1e}  {speed}"
                 self.say(line + self.validated)
@@ -64,12 +62,24 @@ def watching() -> Iterator[TerminalWatch]:
         yield TerminalWatch(bar)
 
 
+def _validated(record: dict[str, Any]) -> str:
+    """What a validation came to; empty where there was none."""
+    if "validation_rmse" in record:
+        return f"RMSE {record['validation_rmse']:.4g}"
+    if "validation_bits_per_byte" in record:
+        return f"{record['validation_bits_per_byte']:.3f} bits/byte"
+    return f"{record['validation_accuracy']:.2%}" if "validation_accuracy" in record else ""
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.2%}"
 
 
 def _scored_on(test: dict[str, Any]) -> str:
-    """On how many rows, and which class fares worst; older records do not know."""
+    """On how many rows, and which class fares worst; older records do not know. Of numbers, what intervals cover."""
+    if "coverage" in test:
+        covered = f"its {test['covered']:.0%} intervals cover {test['coverage']:.1%} and are {test['width']:.4g} wide"
+        return f"scored on {test['rows']:,} rows; {covered} on average; log likelihood {test['log_likelihood']:.4f}"
     if "worst_class" not in test:
         return f"scored on {test['rows']:,} rows"
     lowest = test["worst_class"]
@@ -77,15 +87,32 @@ def _scored_on(test: dict[str, Any]) -> str:
     return f"scored on {test['rows']:,} rows; worst class {lowest['name']!r}: {recall}"
 
 
+def _classes_table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Names and rows of figures."""
+    balanced = ["balanced"] if record.get("test") else []
+    rows = []
+    for row in record["scores"]:
+        figures = [_percent(row.get(figure)) for figure in ("accuracy", "balanced_accuracy")[: 1 + len(balanced)]]
+        rows.append([*figures, f"{row['log_loss']:.4f}" if row["log_loss"] is not None else ""])
+    return ["accuracy", *balanced, "log loss"], rows
+
+
+def _numbers_table(record: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The same of a run that predicts a number."""
+    rows = [
+        [*("" if row[name] is None else f"{row[name]:.4g}" for name in ("rmse", "mae")), _percent(row["r2"])]
+        for row in record["scores"]
+    ]
+    return ["RMSE", "MAE", "R²"], rows
+
+
 def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     from rich.table import Table
 
     test = record.get("test")
-    balanced = ["balanced"] if test else []
-    table = Table("held-out score", "accuracy", *balanced, "log loss", "", box=None, pad_edge=False)
-    for row in record["scores"]:
-        figures = [_percent(row.get(figure)) for figure in ("accuracy", "balanced_accuracy")[: 1 + len(balanced)]]
-        figures += [f"{row['log_loss']:.4f}" if row["log_loss"] is not None else ""]
+    names, rows = _numbers_table(record) if record.get("task") == "regression" else _classes_table(record)
+    table = Table("held-out score", *names, "", box=None, pad_edge=False)
+    for row, figures in zip(record["scores"], rows, strict=True):
         table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
     console.print(table)
     if test:

@@ -45,5 +45,5 @@ def test_an_exact_answer_does_not_run_away():
 @pytest.mark.parametrize(("y", "target"), [((4, 3), (4,)), ((4, 2), (4, 1)), ((4, 2), (1,))])
 def test_refuses_what_would_broadcast(y, target):
     """A target [4, 1] against means [4] would compare every row with every other."""
-    with pytest.raises(ValueError, match="a mean and a log spread|one number a row"):
+    with pytest.raises(ValueError, match=r"a mean and a log spread|one number a row"):
         gaussian.forward(torch.zeros(y), torch.zeros(target))
