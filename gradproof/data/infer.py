@@ -29,7 +29,7 @@ from gradproof.data.schema import Schema
 from gradproof.data.summary import IGNORED, Summary
 from gradproof.data.survey import Survey
 from gradproof.data.table import Table, changed
-from gradproof.data.target import Task
+from gradproof.data.target import TaskName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,7 +55,7 @@ def read(
     ignore: Sequence[str] = (),
     names: int = SLOTS,
     levels: int = 0,
-    task: Task | None = "classification",
+    task: TaskName | None = "classification",
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
     progress: Callable[[int, int], None] | None = None,

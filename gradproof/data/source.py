@@ -16,7 +16,7 @@ import numpy as np
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.data.split import TRAIN, split
-from gradproof.data.target import DISTINCT, Task
+from gradproof.data.target import DISTINCT, TaskName
 from gradproof.files import publish, write_atomically
 
 SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
@@ -36,7 +36,7 @@ class SourceOptions:
     encoding: Literal["onehot", "padic"] = "onehot"
     names: int = 64
     levels: int = 0
-    task: Task | None = "classification"
+    task: TaskName | None = "classification"
     validation: float = 0.1
     test: float = 0.1
     seed: int = 0
@@ -118,7 +118,7 @@ def open_source(options: SourceOptions, folder: Path, progress: Callable[[int, i
     return Source(schema, rows, options.part(np.asarray(rows.outcome_R)), notes, read_columns(folder))
 
 
-def task_lines(source: Source, asked: Task | None) -> list[str]:
+def task_lines(source: Source, asked: TaskName | None) -> list[str]:
     """What the target of a table is taken for, and how to have it otherwise; nothing of the synthetic set."""
     if not source.columns:
         return []

@@ -15,7 +15,7 @@ from gradproof.data.reading import BOOLEAN, ISO, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
 from gradproof.data.schema import is_decimal, is_truth, one_name
 from gradproof.data.table import clean
-from gradproof.data.target import TargetReader, Task, is_many, strata_of, stratum, target_values
+from gradproof.data.target import TargetReader, TaskName, is_many, strata_of, stratum, target_values
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +28,7 @@ _ALMOST = 0.9  # of a column's values are numbers: that it is read as names is t
 class Survey:
     """The first pass: the classes, each row's outcome and each feature's kind, over the rows with a target."""
 
-    def __init__(self, roles: Roles, task: Task | None = "classification"):
+    def __init__(self, roles: Roles, task: TaskName | None = "classification"):
         self.roles, self.rows = roles, 0
         self.number: ColumnReading | None = None  # how a target that is a number is read
         self.edges: tuple[float, ...] = ()  # between its strata

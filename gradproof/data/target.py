@@ -15,7 +15,7 @@ from gradproof.data.table import Table
 if TYPE_CHECKING:
     import polars as pl
 
-Task = Literal["classification", "regression"]
+TaskName = Literal["classification", "regression"]
 DISTINCT = 50  # different values of a float column up to which they are taken for classes
 STRATA, ROWS_PER_STRATUM = 10, 10  # a split gives each tenth of the values its share of every part
 
@@ -24,11 +24,11 @@ class TargetReader:
     """Watches the target, chunk by chunk, for what it can be: `decide` says how its numbers are read, or that it has
     classes. `task` is what was asked for; None chooses."""
 
-    def __init__(self, roles: Roles, task: Task | None):
+    def __init__(self, roles: Roles, task: TaskName | None):
         if task == "regression" and roles.metrics:
             raise ValueError("--metrics are numbers beside a class; with --task regression leave --metrics out")
         # A target with metrics has always been a class.
-        self.task: Task | None = "classification" if task is None and roles.metrics else task
+        self.task: TaskName | None = "classification" if task is None and roles.metrics else task
         self.roles, self._fits, self._typed, self._pointed = roles, Fits(), NAMES, False
 
     @property

@@ -30,9 +30,9 @@ def evaluate_number(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tu
     """(negative log likelihood of the standardised target, RMSE in its own units)."""
     quantity = predictor.schema.quantity
     assert quantity is not None
-    found, value_T = predictions(predictor, rows, index_T), true_values(rows.take(index_T), predictor.schema)
-    loss = negative_log_likelihood(found.number_TV, value_T) - math.log(quantity.std)
-    return loss, errors(found.number_TV[:, 0], value_T)["rmse"]
+    predicted, value_T = predictions(predictor, rows, index_T), true_values(rows.take(index_T), predictor.schema)
+    loss = negative_log_likelihood(predicted.number_TV, value_T) - math.log(quantity.std)
+    return loss, errors(predicted.number_TV[:, 0], value_T)["rmse"]
 
 
 def spaced(index_R: np.ndarray, most: int) -> np.ndarray:

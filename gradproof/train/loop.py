@@ -364,8 +364,8 @@ class Trainer:
 
     def _calibrate_interval(self) -> None:
         rows, index_T = self.source.rows, self.validated
-        found, value_T = predictions(self.predictor, rows, index_T), true_values(rows.take(index_T), self.source.schema)
-        self.predictor.reach = fit_reach(found.number_TV, value_T)
+        value_T = true_values(rows.take(index_T), self.source.schema)
+        self.predictor.reach = fit_reach(predictions(self.predictor, rows, index_T).number_TV, value_T)
         keep_reach(self.run.path, self.predictor.reach, len(index_T))
 
     def _outcome(self) -> np.ndarray:

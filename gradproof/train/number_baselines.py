@@ -33,9 +33,9 @@ def ridge(schema: Schema, rows: Rows, index_R: np.ndarray, truth: Rows) -> dict[
     encoder = Encoder(schema)
     some = rows.take(spaced(index_R, min(MOST_ROWS, MOST_NUMBERS // schema.inputs)))
     fitted = Ridge().fit(_inputs(encoder, some), true_values(some, schema))
-    found = [fitted.predict(encoder.inputs(truth.slice(i, i + CHUNK)).numpy()) for i in range(0, truth.count, CHUNK)]
+    means = [fitted.predict(encoder.inputs(truth.slice(i, i + CHUNK)).numpy()) for i in range(0, truth.count, CHUNK)]
     note = f"fitted to {some.count:,} rows"
-    return {"name": "ridge regression", **errors(np.concatenate(found), true_values(truth, schema)), "note": note}
+    return {"name": "ridge regression", **errors(np.concatenate(means), true_values(truth, schema)), "note": note}
 
 
 def boosted_trees(schema: Schema, rows: Rows, index_R: np.ndarray, truth: Rows) -> dict[str, Any]:
@@ -51,8 +51,8 @@ def boosted_trees(schema: Schema, rows: Rows, index_R: np.ndarray, truth: Rows) 
         random_state=0,
     )
     model.fit(_columns(some), true_values(some, schema))
-    found = errors(model.predict(_columns(truth)), true_values(truth, schema))
-    return {"name": "boosted trees", **found, "note": "scikit-learn's HistGradientBoosting"}
+    figures = errors(model.predict(_columns(truth)), true_values(truth, schema))
+    return {"name": "boosted trees", **figures, "note": "scikit-learn's HistGradientBoosting"}
 
 
 def _inputs(encoder: Encoder, rows: Rows) -> np.ndarray:

@@ -41,15 +41,15 @@ def number_summary(scores: Sequence[dict[str, Any]], test: dict[str, Any]) -> st
 def number_cautions(scores: Sequence[dict[str, Any]], test: dict[str, Any]) -> list[str]:
     """What makes the score worth less than it looks, each with what to try."""
     own, mean = scores[0], scores[-1]
-    found = few_rows(test["rows"])
+    warnings = few_rows(test["rows"])
     if own["rmse"] >= mean["rmse"]:
-        found.append(
+        warnings.append(
             f"the RMSE, {own['rmse']:.4g}, is no better than always predicting the mean, {mean['rmse']:.4g}; check "
             "that the columns can tell the target"
         )
     if abs(own["coverage"] - test["covered"]) > TOO_FAR:
-        found.append(
+        warnings.append(
             f"the intervals cover {own['coverage']:.1%} of the held-out rows, not {test['covered']:.0%}; with few "
             "validation rows their width is known badly: hold out more by validation = 0.2 in a config file"
         )
-    return found
+    return warnings
