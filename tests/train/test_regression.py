@@ -1,6 +1,7 @@
 """A run that predicts a number, from the table to the predictions."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -14,6 +15,7 @@ from gradproof.train.config import resolve
 from gradproof.train.load import load_predictor
 from gradproof.train.loop import Trainer, prove
 from gradproof.train.number_score import errors, negative_log_likelihood, true_values
+from gradproof.train.recipe import TableSize, sized
 from gradproof.train.report import report
 from gradproof.train.run import BEFORE, start
 from gradproof.train.terminal_watch import show_scores
@@ -148,3 +150,26 @@ def test_what_cannot_be(table, tmp_path):
     run = start(tmp_path / "run", dict(data=str(table), target="y", class_weights="balanced", steps=2), resume=False)
     with pytest.raises(ValueError, match="has no classes"):
         Trainer(run, type("Watch", (), dict(reading=lambda *_: None, say=lambda *_: None))())
+
+
+def test_asked_for_text_on_the_command_line(tmp_path):
+    """One sentence, exit code 2, nothing written."""
+    from typer.testing import CliRunner
+
+    from gradproof.cli import app
+
+    path = tmp_path / "t.csv"
+    pl.DataFrame({"x": np.arange(60.0) % 7, "y": ["low", "high", "high"] * 20}).write_csv(path)
+    given = ["train", "--data", str(path), "--target", "y", "--task", "regression", "--out", str(tmp_path / "run")]
+    result = CliRunner().invoke(app, given)
+    assert result.exit_code == 2 and "--task regression predicts a number" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_recipe_drops_fewer_inputs():
+    """The dropout of classes blurs a number; what was asked for stays, and so does that of classes."""
+    number, classes = TableSize(5000, 20, 0), TableSize(5000, 20, 3)
+    config = resolve(dict(data="t.csv", target="y"))
+    assert sized(config, number) == {"batch": 256, "dropout": 0.1} and sized(config, classes) == {"batch": 256}
+    assert sized(replace(config, dropout=0.5), number) == {"batch": 256}
+    assert sized(replace(config, recipe="none"), number) == {}
