@@ -96,6 +96,7 @@ class StudyConfig:
             "seed": seed,
             "lr": lr,
             "patience": None,
+            "task": "classification",
         }
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradproof.commands.options import Debug, Device, Json, NoSeed, RunFolder
 from gradproof.commands.terminal import check_device, check_outputs, errors, write
+
+if TYPE_CHECKING:
+    from gradproof.serve.predict import PredictedFile, PredictedNumbers
 
 
 def predict(
@@ -34,7 +37,7 @@ def predict(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Decide every row of a file: decision, probabilities, metrics and gates.
+    """Decide every row of a file: decision, probabilities, metrics and gates; of a number, mean, low and high.
 
     The best checkpoint of the run decides. Missing values and names that were never seen are fine; values that do not
     fit their column count as missing, with a warning. Where the file has the target too, the accuracy is told.
@@ -69,6 +72,8 @@ def predict(
             raise ValueError("--json - and the predictions would share standard output; give --out a file")
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
+        if predictor.schema.quantity and (costs is not None or explain):
+            raise ValueError("--costs and --explain are for decisions; this run predicts a number")
         cost_C = None if costs is None else read_costs(costs, predictor.schema.classes)
         explainer = load_explainer(run, predictor) if explain else None
         try:
@@ -76,16 +81,24 @@ def predict(
         except BrokenPipeError:  # whoever read standard output has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(0) from None
-        said = f"{scored.rows:,} rows decided"
-        if scored.accuracy is not None:
-            said += f", {scored.accuracy:.2%} of the {scored.known:,} with a known outcome rightly"
-        if scored.cost is not None:
-            said += f", mistakes cost {scored.cost:.4g} a row"
-        print(said + (f"; written to {out}" if out else ""), file=sys.stderr)
+        print(_counted(scored) + (f"; written to {out}" if out else ""), file=sys.stderr)
         for name, unread in scored.unread.items():
             print(f"warning: {unread.sentence(name)}", file=sys.stderr)
         unread = {name: {"values": u.values, "row": u.row, "first": u.value} for name, u in scored.unread.items()}
         record = {**scored._asdict(), "unread": unread, "out": str(out) if out else None}
         if not explain:
-            del record["explanations"]
+            record.pop("explanations", None)
         write(record, dumps(record, indent=1), json)
+
+
+def _counted(scored: PredictedFile | PredictedNumbers) -> str:
+    """How many rows, and how well where that is known."""
+    if hasattr(scored, "accuracy"):
+        said, good, cost = f"{scored.rows:,} rows decided", scored.accuracy, scored.cost  # type: ignore[union-attr]
+        said += f", {good:.2%} of the {scored.known:,} with a known outcome rightly" if good is not None else ""
+        return said + (f", mistakes cost {cost:.4g} a row" if cost is not None else "")
+    said, error, coverage = f"{scored.rows:,} rows predicted", scored.rmse, scored.coverage  # type: ignore[union-attr]
+    if error is None:
+        return said
+    known = f"{scored.known:,} with a known value"
+    return f"{said}; RMSE {error:.4g} on the {known}, {coverage:.1%} of them in their intervals"

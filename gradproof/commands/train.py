@@ -37,6 +37,11 @@ class FamilyOption(StrEnum):
     transformer = "transformer"
 
 
+class TaskOption(StrEnum):
+    classification = "classification"
+    regression = "regression"
+
+
 class EncodingOption(StrEnum):
     onehot = "onehot"
     padic = "padic"
@@ -60,6 +65,9 @@ def train(
     metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
     categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
     ignore: Ignore = None,
+    task: Annotated[
+        TaskOption | None, typer.Option(help="Classes or a number; a float of more than 50 values is a number.")
+    ] = None,
     encoding: Annotated[
         EncodingOption | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
     ] = None,
@@ -117,7 +125,7 @@ def train(
         flags |= dict(minutes=minutes, members=members)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
-        given |= said(**flags, encoding=encoding, router=router, device=device, precision=precision)
+        given |= said(**flags, task=task, encoding=encoding, router=router, device=device, precision=precision)
         given |= {name: [column.strip() for column in value.split(",")] for name, value in said(**lists).items()}
         resolved = resolve(given)
         if out is None or not (out / "config.json").is_file():
@@ -159,6 +167,7 @@ def _train(run: Any, debug: bool) -> dict[str, Any]:
 def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
     """A run that could not start is taken back; exit code 1 where one that had started must stop."""
     from gradproof.data.columns import column_lines
+    from gradproof.data.source import task_lines
     from gradproof.train.loop import Stopped, Trainer, prove
     from gradproof.train.report import finished_report, report, write_report
     from gradproof.train.text import TextTrainer
@@ -174,7 +183,7 @@ def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
         run.discard()
         raise
     if not isinstance(trainer, TextTrainer):
-        for line in column_lines(trainer.source.columns):
+        for line in (*column_lines(trainer.source.columns), *task_lines(trainer.source, run.config.task)):
             watch.say(line)
     try:
         prove(run, trainer.model)

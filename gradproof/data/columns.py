@@ -31,7 +31,9 @@ def columns_of(survey: Survey, summary: Summary, schema: Schema, rows: Rows) -> 
         record |= {"missing": None, "note": ""}
         if name == roles.target:
             missing = (survey.rows - known) / max(1, survey.rows)
-            record |= {"kind": "target", "distinct": len(schema.classes), "missing": missing}
+            record |= {"kind": "target", "distinct": len(schema.classes) or None, "missing": missing}
+            if survey.number:
+                record |= {"format": _format(survey.number), "distinct": _values(rows), "note": "a number to predict"}
         elif name in roles.metrics:
             record |= {"kind": "metric", "missing": 0.0}
         elif name in survey.fits:
@@ -52,7 +54,7 @@ def _feature(fit: Fit, present: int, rows: int) -> dict[str, Any]:
         "kind": fit.reading.kind,
         "format": _format(fit.reading),
         "fits": read / present if present and fit.reading != NAMES else None,
-        "missing": 1 - read / rows,
+        "missing": max(0.0, 1 - read / rows),
     }
 
 
@@ -65,6 +67,11 @@ def _distinct(schema: Schema, rows: Rows) -> dict[str, int]:
     own = {number.name: n for n, number in enumerate(schema.numbers) if not number.part}
     value_RN = rows.numbers_RN[:COUNTED]
     return {name: len(np.unique(column[~np.isnan(column)])) for name, n in own.items() for column in [value_RN[:, n]]}
+
+
+def _values(rows: Rows) -> int:
+    """How many different values a target that is a number has in its first rows."""
+    return len(np.unique(rows.metrics_RM[:COUNTED]))
 
 
 def column_lines(columns: Sequence[Mapping[str, Any]]) -> list[str]:

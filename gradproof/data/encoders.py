@@ -77,7 +77,9 @@ class Encoder:
         return torch.cat([torch.tensor(hot, dtype=torch.int64), number_N, *(number_N[index.cpu()] for index in of)])
 
     def target(self, rows: Rows) -> Tensor | tuple[Tensor, Tensor]:
-        """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics."""
+        """outcome_T, or (outcome_T, metrics_TM) where the schema has metrics; value_T, standardised, of a quantity."""
+        if self.schema.quantity:
+            return torch.from_numpy(rows.metrics_RM[:, 0]).to(self.device, self.dtype)
         outcome_T = torch.from_numpy(rows.outcome_R).to(self.device)
         if not self.schema.metrics:
             return outcome_T

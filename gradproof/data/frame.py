@@ -12,6 +12,7 @@ from gradproof.data.reading import BOOLEAN, NAMES, PLAIN, ColumnReading
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Category, Schema, name_of, one_name
 from gradproof.data.table import clean
+from gradproof.data.target import stratum
 
 if TYPE_CHECKING:
     import polars as pl
@@ -65,15 +66,23 @@ def _count_unread(
 
 def encode_clean(schema: Schema, frame: pl.DataFrame) -> Rows:
     """`encode` for a frame that is clean."""
-    metrics_RM = numbers_of(frame, [(metric.name, PLAIN, "") for metric in schema.metrics])
-    low_M, high_M = np.array([(metric.low, metric.high) for metric in schema.metrics]).reshape(-1, 2).T
     codes = [_codes(category, frame) for category in schema.categories]
     return Rows(
         np.stack(codes, 1) if codes else np.empty((frame.height, 0), np.int32),
         numbers_of(frame, [(number.name, number.reading, number.part) for number in schema.numbers]),
-        _outcome(schema, frame),
-        ((metrics_RM - low_M) / (high_M - low_M)).astype(np.float32),
+        *_answers(schema, frame),
     )
+
+
+def _answers(schema: Schema, frame: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """outcome_R and metrics_RM."""
+    if quantity := schema.quantity:
+        value_RM = numbers_of(frame, [(schema.target, quantity.reading, "")])
+        standardised_RM = ((value_RM - quantity.mean) / quantity.std).astype(np.float32)
+        return stratum(value_RM[:, 0], quantity.edges), standardised_RM
+    metrics_RM = numbers_of(frame, [(metric.name, PLAIN, "") for metric in schema.metrics])
+    low_M, high_M = np.array([(metric.low, metric.high) for metric in schema.metrics]).reshape(-1, 2).T
+    return _outcome(schema, frame), ((metrics_RM - low_M) / (high_M - low_M)).astype(np.float32)
 
 
 def _codes(category: Category, frame: pl.DataFrame) -> np.ndarray:

@@ -1,6 +1,6 @@
 """From a file to a Schema and Rows, in three passes over it, so that the file need not fit into memory:
 
-    all rows       the target's classes, and what each column holds: numbers, dates or names
+    all rows       the target's classes or values, and what each column holds: numbers, dates or names
     training rows  the schema's figures: mean, std, known names, whether values are missing
     all rows       encoded and written
 
@@ -29,6 +29,7 @@ from gradproof.data.schema import Schema
 from gradproof.data.summary import IGNORED, Summary
 from gradproof.data.survey import Survey
 from gradproof.data.table import Table, changed
+from gradproof.data.target import TaskName
 
 if TYPE_CHECKING:
     import polars as pl
@@ -55,30 +56,32 @@ def read(
     names: int = SLOTS,
     pieces: int = MOST,
     levels: int = 0,
+    task: TaskName | None = "classification",
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReadTable:
     """The schema and the rows of a file, the rows written to `folder`, which must not exist yet.
 
-    The `names` most frequent of a column are told apart; a number has at most so many `pieces`, and one of at most so
-    many `levels` an input for each.
+    The target has classes, or is a number, as the `task` says; None chooses a number for floats of more than fifty
+    values. The `names` most frequent of a column are told apart; a number has at most so many `pieces`, and one of at
+    most so many `levels` an input for each.
     `split` maps outcome_R to train_R, the rows that the schema's figures are taken from. `progress` is told how many
     rows of how many are done, all passes together; the total is 0 while it is not known yet."""
     table = Table(path)
     if folder.exists():
         raise ValueError(f"{folder} exists already; name a folder that does not")
     roles = Roles(table, target, metrics, categorical, ignore)
-    survey = Survey(roles)
+    survey = Survey(roles, task)
     for frame in _pass(roles, 0, 0, progress, raw=True):
         survey.add(frame)
-    survey.finish()
+    survey.finish(CHUNK)
     train_R = split(survey.outcome_R)
-    figures = Summary(roles, survey.readings, train_R, names)
+    figures = Summary(roles, survey.readings, train_R, names, survey.number)
     for frame in _pass(roles, 1, survey.rows, progress):
         figures.add(frame)
     odd = survey.odd()
-    schema = figures.schema(survey.classes, odd)
+    schema = figures.schema(survey.classes, odd, survey.edges)
     encoded = (encode_clean(schema, frame) for frame in _pass(roles, 2, survey.rows, progress))
     _write(encoded, schema, len(survey.outcome_R), folder, table.path)
     left_out = {name: reason for name, reason in schema.left_out.items() if reason != IGNORED}
@@ -113,7 +116,7 @@ def _write(chunks: Iterable[Rows], schema: Schema, count: int, folder: Path, pat
     try:
         with ExitStack() as stack:
             files = [stack.enter_context(open(folder / f"{name}.npy", "wb")) for name in Rows._fields]
-            widths = [(len(schema.categories),), (len(schema.numbers),), (), (len(schema.metrics),)]
+            widths = [(len(schema.categories),), (len(schema.numbers),), (), (schema.measured,)]
             for file, dtype, width in zip(files, ("<i4", "<f8", "<i8", "<f4"), widths, strict=True):
                 header = {"descr": dtype, "fortran_order": False, "shape": (count, *width)}
                 np.lib.format.write_array_header_1_0(file, header)

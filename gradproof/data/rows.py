@@ -10,11 +10,12 @@ import numpy as np
 
 
 class Rows(NamedTuple):
-    """R rows. A code is a slot of its `Category` (−1: none), a missing number is NaN, a metric is on [0, 1]."""
+    """R rows. A code is a slot of its `Category` (−1: none), a missing number is NaN, a metric is on [0, 1]. Where the
+    target is a `Quantity`, it is the only metric, standardised, and the outcome is its stratum."""
 
     codes_RC: np.ndarray  # int32
     numbers_RN: np.ndarray  # float64
-    outcome_R: np.ndarray  # int64, the class
+    outcome_R: np.ndarray  # int64, the class; −1 without a target
     metrics_RM: np.ndarray  # float32
 
     @property

@@ -121,12 +121,28 @@ class Metric:
     high: float = 1.0
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """A target that is a number: standardised by the training rows, read by the `format`. Between the `edges` lie the
+    strata that a split takes its shares of."""
+
+    mean: float
+    std: float
+    edges: tuple[float, ...] = ()
+    format: NumberFormat | None = None
+
+    @property
+    def reading(self) -> ColumnReading:
+        return ColumnReading("number", self.format)
+
+
 PATCHES = 32  # blocks that a sheaf router tells apart
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns in the table's order, the classes of the target, the metrics, and the columns left out, with why."""
+    """The columns in the table's order, the classes of the target, the metrics, and the columns left out, with why. A
+    target that is a number has no classes but a `quantity`."""
 
     target: str
     classes: tuple[str, ...]
@@ -134,6 +150,7 @@ class Schema:
     numbers: tuple[Number, ...] = ()
     metrics: tuple[Metric, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    quantity: Quantity | None = None
 
     @property
     def columns(self) -> tuple[Category | Number, ...]:
@@ -159,7 +176,13 @@ class Schema:
 
     @property
     def outputs(self) -> int:
-        return len(self.classes) + len(self.metrics)
+        """A logit of each class and the metrics; of a quantity, mean and log spread."""
+        return 2 if self.quantity else len(self.classes) + len(self.metrics)
+
+    @property
+    def measured(self) -> int:
+        """How many numbers of a row are learned: the metrics, or the quantity alone."""
+        return 1 if self.quantity else len(self.metrics)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -175,7 +198,16 @@ class Schema:
             tuple(map(_number, record["numbers"])),
             tuple(Metric(**metric) for metric in record["metrics"]),
             dict(record["left_out"]),
+            _quantity(record.get("quantity")),
         )
+
+
+def _quantity(record: Mapping[str, Any] | None) -> Quantity | None:
+    """Of a regression; runs from before there were any do not name it."""
+    if record is None:
+        return None
+    form = record["format"]
+    return Quantity(record["mean"], record["std"], tuple(record["edges"]), NumberFormat(**form) if form else None)
 
 
 def _number(record: Mapping[str, Any]) -> Number:

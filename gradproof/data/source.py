@@ -16,6 +16,7 @@ import numpy as np
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.data.split import TRAIN, split
+from gradproof.data.target import DISTINCT, TaskName
 from gradproof.files import publish, write_atomically
 
 SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
@@ -24,8 +25,8 @@ SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
 @dataclass(frozen=True)
 class SourceOptions:
     """What reading rows depends on: where they are, what the columns are there for, how many `names` of a column,
-    `pieces` and `levels` of a number are told apart, how numbers are encoded, and which shares of the rows are held
-    out."""
+    `pieces` and `levels` of a number are told apart, how numbers are encoded, whether the target is a number (None: by
+    what it holds), and which shares of the rows are held out."""
 
     data: str = "synthetic"
     target: str | None = None
@@ -36,6 +37,7 @@ class SourceOptions:
     names: int = 64
     pieces: int = 48
     levels: int = 0
+    task: TaskName | None = "classification"
     validation: float = 0.1
     test: float = 0.1
     seed: int = 0
@@ -117,6 +119,17 @@ def open_source(options: SourceOptions, folder: Path, progress: Callable[[int, i
     return Source(schema, rows, options.part(np.asarray(rows.outcome_R)), notes, read_columns(folder))
 
 
+def task_lines(source: Source, asked: TaskName | None) -> list[str]:
+    """What the target of a table is taken for, and how to have it otherwise; nothing of the synthetic set."""
+    if not source.columns:
+        return []
+    target, why = source.schema.target, ", as asked" if asked else ""
+    if source.schema.quantity:
+        other = "" if asked else f", a float of more than {DISTINCT} values; --task classification makes classes of it"
+        return [f"task: regression{why}: predicts {target}{other}"]
+    return [f"task: classification{why}: decides between {len(source.schema.classes):,} values of {target}"]
+
+
 @lru_cache(maxsize=1)
 def _synthetic(rows: int, seed: int, regimes: int) -> Any:
     """Kept, as a study asks a process for the same set again and again."""
@@ -157,6 +170,7 @@ def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], N
         names=options.names,
         pieces=options.pieces,
         levels=options.levels,
+        task=options.task,
         split=lambda outcome_R: options.part(outcome_R) == TRAIN,
         folder=aside,
         progress=progress,

@@ -10,7 +10,7 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 
 
 def split(outcome_R: np.ndarray, seed: int, validation: float, test: float) -> np.ndarray:
-    """part_R: TRAIN, VALIDATION or TEST for each row, the same for the same outcomes and seed.
+    """part_R: TRAIN, VALIDATION or TEST for each row, the same for the same outcomes (classes or strata) and seed.
 
     Stratified: every class gives its share to each part, to the nearest row; a class always keeps a row to train on."""
     part_R = np.full(len(outcome_R), TRAIN, np.int8)

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradproof.data.cells import PARTS, category_of, numbers_of, text_of
+from gradproof.data.cells import PARTS, category_of, numbers_of
 from gradproof.data.figures import SLOTS, Counts, Moments
+from gradproof.data.number_format import NumberFormat
 from gradproof.data.reading import BOOLEAN, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
-from gradproof.data.schema import Category, Metric, Number, Schema
+from gradproof.data.schema import Category, Metric, Number, Quantity, Schema
 from gradproof.data.table import changed
+from gradproof.data.target import has_target
 
 if TYPE_CHECKING:
     import polars as pl
@@ -24,15 +26,25 @@ IGNORED = "is ignored, as asked"
 class Summary:
     """The second pass: the schema's figures, from the training rows."""
 
-    def __init__(self, roles: Roles, readings: Mapping[str, ColumnReading], train_R: np.ndarray, slots: int = SLOTS):
-        self.roles, self.readings, self.train_R, self.slots = roles, readings, train_R, slots
+    def __init__(
+        self,
+        roles: Roles,
+        readings: Mapping[str, ColumnReading],
+        train_R: np.ndarray,
+        slots: int = SLOTS,
+        number: ColumnReading | None = None,
+    ):
+        """`number` is how a target that is a number is read."""
+        self.roles, self.readings, self.train_R, self.slots, self.number = roles, readings, train_R, slots, number
         self._row, self._outcome = 0, 0  # where the next chunk begins, in the file and in train_R
         named = [name for name in roles.features if readings[name] in (NAMES, BOOLEAN)]
         self.names = {name: Counts() for name in named}
         parts = [(name, part) for name in roles.features if name not in self.names for part in self._parts(name)]
         parts += [(name, "") for name in roles.metrics]
+        parts += [(roles.target, "")] if number else []
         self._numbers = {column: i for i, column in enumerate(parts)}
-        self._cells = [(name, readings.get(name, PLAIN), part) for name, part in parts]
+        read_as = {**readings, **({roles.target: number} if number else {})}
+        self._cells = [(name, read_as.get(name, PLAIN), part) for name, part in parts]
         self._moments = Moments(len(parts))
 
     def _parts(self, name: str) -> tuple[str, ...]:
@@ -46,8 +58,7 @@ class Summary:
         """The next chunk of the file."""
         import polars as pl
 
-        text = frame.select(text_of(self.roles.target, frame.schema[self.roles.target])).to_series()
-        train_R = text.is_not_null().to_numpy(writable=True)
+        train_R = has_target(frame, self.roles.target, self.number).to_numpy(writable=True)
         known = int(train_R.sum())
         if self._outcome + known > len(self.train_R):
             raise changed(self.roles.table.path)
@@ -61,8 +72,9 @@ class Summary:
         for name, counts in self.names.items():
             counts.add(names[name])
 
-    def schema(self, classes: tuple[str, ...], odd: Mapping[str, str]) -> Schema:
-        """The schema, of every column that tells something; `odd` has better reasons to leave some out."""
+    def schema(self, classes: tuple[str, ...], odd: Mapping[str, str], edges: tuple[float, ...] = ()) -> Schema:
+        """The schema, of every column that tells something; `odd` has better reasons to leave some out. The `edges`
+        are those between the strata of a target that is a number."""
         columns: list[Category | Number] = []
         left_out = dict.fromkeys(sorted(self.roles.ignore), IGNORED)
         for name in self.roles.candidates:
@@ -81,6 +93,7 @@ class Summary:
             tuple(column for column in columns if isinstance(column, Number)),
             tuple(self._metric(name) for name in self.roles.metrics),
             left_out,
+            self._quantity(edges) if self.number else None,
         )
 
     def _column(self, name: str) -> Category | Number | str:
@@ -95,6 +108,11 @@ class Summary:
         indices = {part: self._numbers.get((name, part)) for part in PARTS}
         parts = [self._moments.part(i, name, self.readings[name], part) for part, i in indices.items() if i is not None]
         return [part for part in parts if part is not None]
+
+    def _quantity(self, edges: tuple[float, ...]) -> Quantity:
+        i, form = self._numbers[self.roles.target, ""], self.number.format if self.number else None
+        mean, std = float(self._moments.mean_N[i]), float(self._moments.std_N[i]) or 1.0
+        return Quantity(mean, std, edges, form if isinstance(form, NumberFormat) else None)
 
     def _metric(self, name: str) -> Metric:
         low, high = self._moments.extremes(self._numbers[name, ""])

@@ -1,4 +1,4 @@
-"""The first pass over a table: the target's classes, and what each column holds."""
+"""The first pass over a table: the target's classes or that it is a number, and what each column holds."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from gradproof.data.reading import BOOLEAN, ISO, NAMES, PLAIN, ColumnReading
 from gradproof.data.roles import Roles
 from gradproof.data.schema import is_decimal, is_truth, one_name
 from gradproof.data.table import clean
+from gradproof.data.target import TargetReader, TaskName, is_many, strata_of, stratum, target_values
 
 if TYPE_CHECKING:
     import polars as pl
@@ -27,8 +28,11 @@ _ALMOST = 0.9  # of a column's values are numbers: that it is read as names is t
 class Survey:
     """The first pass: the classes, each row's outcome and each feature's kind, over the rows with a target."""
 
-    def __init__(self, roles: Roles):
+    def __init__(self, roles: Roles, task: TaskName | None = "classification"):
         self.roles, self.rows = roles, 0
+        self.number: ColumnReading | None = None  # how a target that is a number is read
+        self.edges: tuple[float, ...] = ()  # between its strata
+        self._target = TargetReader(roles, task)
         self.classes: tuple[str, ...] = ()
         self.outcome_R = np.empty(0, np.int64)
         self.fits: dict[str, Fit] = {}  # what each feature is read as
@@ -52,19 +56,47 @@ class Survey:
         row_R = self.rows + text.is_not_null().arg_true().to_numpy() + 1
         self.rows += frame.height
         frame, text = frame.filter(text.is_not_null()), text.drop_nulls()
-        for name in text.unique(maintain_order=True):
-            self._texts.setdefault(name, len(self._texts))
-        if len(self._texts) > CLASSES and len(_classes(self._texts)) > CLASSES:
+        self._target.add(frame[self.roles.target], row_R)
+        # Of a number that may be predicted, no more texts are kept than show that it has no classes.
+        if len(self._texts) <= 2 * CLASSES or not self._target.possible:
+            for name in text.unique(maintain_order=True):
+                self._texts.setdefault(name, len(self._texts))
+        if len(self._texts) > CLASSES and len(_classes(self._texts)) > CLASSES and not self._target.possible:
             raise self._no_class(f"more than {CLASSES}")
         self._codes.append(text.replace_strict(self._texts, default=-1, return_dtype=pl.Int32).to_numpy())
         self._settle(frame, row_R)
 
-    def finish(self) -> None:
-        """Sets `classes`, `outcome_R` and `fits`, or says what is wrong with the target or a feature."""
+    def finish(self, chunk: int) -> None:
+        """Sets `classes` or `number`, `outcome_R` and `fits`, or says what is wrong with the target or a feature. A
+        target that is a number is read once more, in chunks of so many rows."""
         path, target = self.roles.table.path, self.roles.target
         if not self._texts:
             why = f", where {self._held!r} counts as missing" if self._held else ""
             raise ValueError(f"no row of {path} has a value in target column {target!r}{why}; choose another target")
+        if not self._settle_number(chunk):
+            self._settle_classes()
+        if self._empty:
+            raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; leave it out by --ignore")
+        self.fits = {name: self._fit(name) for name in self.roles.features}
+
+    def _settle_number(self, chunk: int) -> bool:
+        """Whether the target is a number to predict."""
+        reading, table, target = self._target.decide(), self.roles.table, self.roles.target
+        if reading is None:
+            return False
+        value_R = target_values(table, target, reading, chunk)
+        if self._target.task is None and not is_many(value_R):
+            return False
+        if not len(value_R) or value_R.min() == value_R.max():
+            raise ValueError(f"every row of {table.path} has the same {target}; there is nothing to predict")
+        self.number, self.edges = reading, strata_of(value_R)
+        self.outcome_R = stratum(value_R, self.edges)
+        return True
+
+    def _settle_classes(self) -> None:
+        path, target = self.roles.table.path, self.roles.target
+        if len(self._texts) > CLASSES and len(_classes(self._texts)) > CLASSES:
+            raise self._no_class(f"more than {CLASSES}")
         if self._dated():
             raise self._no_class("")
         self.classes = _classes(self._texts)
@@ -76,9 +108,6 @@ class Survey:
             raise ValueError(f"{every}; {dropped}" if dropped else every)
         if len(self.outcome_R) > 20 and len(self.classes) > len(self.outcome_R) / 2:
             raise self._no_class(f"{len(self.classes)}")
-        if self._empty:
-            raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; leave it out by --ignore")
-        self.fits = {name: self._fit(name) for name in self.roles.features}
 
     @property
     def readings(self) -> dict[str, ColumnReading]:
@@ -150,11 +179,13 @@ class Survey:
                 )
 
     def _no_class(self, count: str) -> ValueError:
-        looks = "a number to predict" if all(map(is_decimal, self._texts)) else "an id or free text"
+        number = all(map(is_decimal, self._texts))
+        looks = "a number to predict" if number else "an id or free text"
         column = f"column {self.roles.target!r} of {self.roles.table.path}"
         if self._dated():
             return ValueError(f"{column} holds dates; a target must be a class, choose another column")
-        return ValueError(f"{column} has {count} different values; it looks like {looks}, not a class")
+        hint = "; --task regression predicts it" if number else ""
+        return ValueError(f"{column} has {count} different values; it looks like {looks}, not a class" + hint)
 
 
 def _typed(dtype: pl.DataType) -> ColumnReading:

@@ -1,6 +1,6 @@
-"""An ensemble: members of one shape with parameters of their own, whose probabilities are averaged.
+"""An ensemble: members of one shape with parameters of their own, whose predictions are taken together.
 
-    z_m = member_m(x);   y = vote(z_1 … z_M)
+    z_m = member_m(x);   y = vote(z_1 … z_M), or of a number, pool_gaussians(z_1 … z_M)
 
 All parameters stand in one flat buffer, one member after the other, and each member is a model on its part of it. A
 training step moves every member by rows of its own (`train/ensemble_step.py`); here all of them see the same rows.
@@ -20,14 +20,15 @@ from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.model import Model, MoEOutput, draw_rows
 from gradproof.models.moe import MoE, MoEConfig
-from gradproof.ops import vote
+from gradproof.ops import pool_gaussians, vote
 from gradproof.ops.route import Whole
 from gradproof.params import Entry, Weights
 
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """So many `members` of one shape; the first `classes` of their outputs are logits, the others numbers."""
+    """So many `members` of one shape; the first `classes` of their outputs are logits, the others numbers. Without
+    classes, the two outputs are mean and log spread."""
 
     member: MoEConfig | DenseConfig
     members: int = 8
@@ -36,8 +37,11 @@ class EnsembleConfig:
     def __post_init__(self):
         if self.members < 1:
             raise ValueError(f"members = {self.members}: an ensemble has at least one")
-        if not 1 <= self.classes <= self.outputs:
-            raise ValueError(f"classes = {self.classes} must be from 1 to the member's {self.outputs} outputs")
+        if not 0 <= self.classes <= self.outputs or (not self.classes and self.outputs != 2):
+            raise ValueError(
+                f"classes = {self.classes} must be from 1 to the member's {self.outputs} outputs, or 0 where these are "
+                "two, a mean and a log spread"
+            )
 
     @property
     def inputs(self) -> int:
@@ -100,11 +104,11 @@ class MemberWeights(NamedTuple):
 class Saved(NamedTuple):
     members: list[Any]
     z_MTO: Tensor
-    vote: Tensor
+    together: Any  # by the vote, or by the pooled Gaussians
 
 
 class Ensemble(Model):
-    """Members with an explicit backward each, and the backward of their vote."""
+    """Members with an explicit backward each, and the backward of what takes them together."""
 
     Config = EnsembleConfig
     config: EnsembleConfig
@@ -124,7 +128,8 @@ class Ensemble(Model):
         applied = [member.apply(self._part(weights, m), x_TI, whole, alone) for m, member in enumerate(self.members)]
         outputs = [output for output, _ in applied]
         z_MTO = torch.stack([output.logits_TO for output in outputs])
-        y_TO, kept = vote.forward(z_MTO, self.config.classes)
+        C = self.config.classes
+        y_TO, kept = vote.forward(z_MTO, C) if C else pool_gaussians.forward(z_MTO)
         gates_TE = torch.cat([output.gates_TE for output in outputs], 1) / len(outputs)
         aux = torch.stack([output.aux for output in outputs]).mean()
         return MoEOutput(y_TO, gates_TE, aux), Saved([saved for _, saved in applied], z_MTO, kept)
@@ -141,7 +146,10 @@ class Ensemble(Model):
         want_dx: bool = True,
         kernels: Kernels = REFERENCE,
     ) -> Tensor | None:
-        dz_MTO = vote.backward(dy[0], saved.vote, saved.z_MTO, self.config.classes)
+        if self.config.classes:
+            dz_MTO = vote.backward(dy[0], saved.together, saved.z_MTO, self.config.classes)
+        else:
+            dz_MTO = pool_gaussians.backward(dy[0], saved.together, saved.z_MTO)
         d_aux, alone = dy[1] / len(self.members), replace(kernels, workspace=None)
         how: dict[str, Any] = dict(accumulate=accumulate, want_dx=want_dx, kernels=alone)
         dx = [
@@ -212,6 +220,7 @@ CONTRACT = Contract(
         dict(label="balance", config=_config(replace(_MOE, balance=0.1, z_loss=0.01))),
         dict(label="one member", config=_config(_MOE, members=1)),
         dict(label="two classes and a number", config=_config(_MOE, classes=2)),
+        dict(label="a mean and a spread", config=_config(replace(_MOE, outputs=2), classes=0)),
         dict(label="of dense models", config=_config(DenseConfig(5, 3, hidden=6, feedforward=9, blocks=1))),
         dict(label="sheaf", config=_config(replace(_MOE, router="sheaf", patches=(2, 1, 2), gluing=0.3), members=2)),
     ),

@@ -31,11 +31,13 @@ NAMES = (
     "ffn",
     "pool",
     "vote",
+    "pool_gaussians",
     "hashed_ngrams",
     "cross_entropy",
     "bce",
     "mse",
     "quality",
+    "gaussian",
 )
 UPDATES = ("adamw", "update", "lesson")
 READINGS = ("reading",)  # forward only

@@ -21,6 +21,7 @@ from gradproof.data.table import Table
 from gradproof.files import sync
 from gradproof.train.costs import decide, total_cost
 from gradproof.train.explanation import NAMED, Explainer, Explanation
+from gradproof.train.number_score import true_values
 from gradproof.train.predictor import Predictions, Predictor
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ def as_records(
 ) -> list[dict[str, Any]]:
     """Plain data for JSON, one object a row. Where the model's outputs are not finite, every value is None. `unread`
     are, by row, the columns whose value could not be read."""
+    if schema.quantity:
+        return _number_records(predictions, unread)
     classes, metrics = schema.classes, [metric.name for metric in schema.metrics]
     records = [
         {
@@ -42,13 +45,29 @@ def as_records(
             "gates": g_E,
             **({"router_energy": e_R[0]} if e_R else {}),
         }
-        for decision, p_C, m_M, g_E, e_R in zip(*(array.tolist() for array in predictions), strict=True)
+        for decision, p_C, m_M, g_E, e_R in zip(*(array.tolist() for array in predictions[:5]), strict=True)
     ]
     for record in records:
         if record["decision"] is None:
             record |= {key: None for key in ("probability", "router_energy") if key in record}
             record["gates"] = [None] * len(record["gates"])
             record |= {key: dict.fromkeys(record[key]) for key in ("probabilities", "metrics")}
+    for i, columns in unread.items():
+        records[i]["unread"] = columns
+    return records
+
+
+def _number_records(predictions: Predictions, unread: Mapping[int, list[str]]) -> list[dict[str, Any]]:
+    """mean, low, high and gates."""
+    records = []
+    for (mean, _, low, high), gates, energy in zip(
+        *(array.tolist() for array in (predictions.number_TV, predictions.gates_TE, predictions.energy_TR)), strict=True
+    ):
+        record = {"mean": mean, "low": low, "high": high, "gates": gates}
+        records.append(record | ({"router_energy": energy[0]} if energy else {}))
+    for i in np.flatnonzero(predictions.decision_T < 0).tolist():
+        nothing = dict.fromkeys(records[i])
+        records[i] = nothing | {"gates": [None] * len(records[i]["gates"])}
     for i, columns in unread.items():
         records[i]["unread"] = columns
     return records
@@ -67,6 +86,16 @@ class PredictedFile(NamedTuple):
     explanations: Sequence[dict[str, Any] | None] = ()
 
 
+class PredictedNumbers(NamedTuple):
+    """The same where the target is a number."""
+
+    rows: int
+    known: int
+    rmse: float | None
+    coverage: float | None
+    unread: dict[str, Unread]
+
+
 def predict_file(
     predictor: Predictor,
     path: Path,
@@ -75,13 +104,13 @@ def predict_file(
     cost_C: np.ndarray | None = None,
     explainer: Explainer | None = None,
     record_explanations: bool = False,
-) -> PredictedFile:
+) -> PredictedFile | PredictedNumbers:
     """Streams the CSV or Parquet file `path` through the model to `out` (by its suffix), or as CSV to standard output.
 
     The columns to `keep`, or all of them where it is None, are copied as they are and come first. With `cost_C`, what a
     mistake costs for rows of each class, decisions are those of the lowest expected cost. With an `explainer` the
     columns because_1 … come last. `out` appears complete or not at all."""
-    tally = _Tally(cost_C, explainer, record_explanations)
+    tally = _NumberTally() if predictor.schema.quantity else _Tally(cost_C, explainer, record_explanations)
     table = Table(path)
     written = _written(predictor, explainer)
     kept = _kept(written, table, keep, as_text=out is None or Path(out).suffix == ".csv")
@@ -135,7 +164,7 @@ def _kept(written: Sequence[str], table: Table, keep: Sequence[str] | None, as_t
 def _written(predictor: Predictor, explainer: Explainer | None) -> list[str]:
     """The columns of predictions and of their explanations."""
     schema = predictor.schema
-    C, N, M = len(schema.categories), len(schema.numbers), len(schema.metrics)
+    C, N, M = len(schema.categories), len(schema.numbers), schema.measured
     none = Rows(np.empty((0, C), np.int32), np.empty((0, N)), np.empty(0, np.int64), np.empty((0, M), np.float32))
     return as_frame(predictor(none), schema, None if explainer is None else []).columns
 
@@ -154,14 +183,17 @@ class _Tally:
         for frame in table.chunks(raw=True):
             rows = encode(predictor.schema, frame, self.rows, self.unread)
             predictions = decide(predictor(rows), self.cost_C)
-            known_R = rows.outcome_R >= 0
             self.rows += rows.count
-            self.known += int(known_R.sum())
-            self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
-            if self.cost_C is not None:
-                self.cost += total_cost(predictions.decision_T[known_R], rows.outcome_R[known_R], self.cost_C)
+            self.known += int((rows.outcome_R >= 0).sum())
+            self.count(rows, predictions, predictor.schema)
             decided = as_frame(predictions, predictor.schema, self._explained(rows, predictions))
             yield frame.select(kept).hstack(decided) if kept else decided
+
+    def count(self, rows: Rows, predictions: Predictions, schema: Schema) -> None:
+        known_R = rows.outcome_R >= 0
+        self.right += int((known_R & (rows.outcome_R == predictions.decision_T)).sum())
+        if self.cost_C is not None:
+            self.cost += total_cost(predictions.decision_T[known_R], rows.outcome_R[known_R], self.cost_C)
 
     def _explained(self, rows: Rows, predictions: Predictions) -> list[Explanation | None] | None:
         if self.explainer is None:
@@ -171,28 +203,51 @@ class _Tally:
             self.explanations += [explanation and explanation.record() for explanation in explanations]
         return explanations
 
-    def scored(self) -> PredictedFile:
+    def scored(self) -> PredictedFile | PredictedNumbers:
         accuracy = self.right / self.known if self.known else None
         cost = self.cost / self.known if self.known and self.cost_C is not None else None
         return PredictedFile(self.rows, self.known, accuracy, self.unread, cost, self.explanations)
+
+
+class _NumberTally(_Tally):
+    """Adds up errors, and counts values inside their intervals."""
+
+    def __init__(self):
+        super().__init__(None, None, False)
+        self.squares, self.inside = 0.0, 0
+
+    def count(self, rows: Rows, predictions: Predictions, schema: Schema) -> None:
+        known_T = rows.outcome_R >= 0
+        value_T, (mean_T, _, low_T, high_T) = true_values(rows, schema)[known_T], predictions.number_TV[known_T].T
+        self.squares += float(((mean_T - value_T) ** 2).sum())
+        self.inside += int(((low_T <= value_T) & (value_T <= high_T)).sum())
+
+    def scored(self) -> PredictedNumbers:
+        if not self.known:
+            return PredictedNumbers(self.rows, 0, None, None, self.unread)
+        rmse, coverage = (self.squares / self.known) ** 0.5, self.inside / self.known
+        return PredictedNumbers(self.rows, self.known, rmse, coverage, self.unread)
 
 
 def as_frame(
     predictions: Predictions, schema: Schema, explanations: Sequence[Explanation | None] | None = None
 ) -> pl.DataFrame:
     """decision, probability, p_<class>…, <metric>…, gate_<e>…, with a sheaf router router_energy, with explanations
-    because_1 …; a name already taken gets a trailing underscore."""
+    because_1 …; a name already taken gets a trailing underscore. Of a number: mean, low, high, gate_<e>…"""
     import polars as pl
 
+    routing = [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
+    routing += ["router_energy"] * predictions.energy_TR.shape[1]
+    if schema.quantity:
+        values_TV = np.concatenate([predictions.number_TV[:, [0, 2, 3]], *predictions[3:5]], 1)
+        return pl.DataFrame(dict(zip(["mean", "low", "high", *routing], values_TV.T, strict=True))).fill_nan(None)
     decision_T, p_TC = predictions.decision_T, predictions.probability_TC
-    names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics]
-    names += [f"gate_{e}" for e in range(predictions.gates_TE.shape[1])]
-    names += ["router_energy"] * predictions.energy_TR.shape[1]
+    names = [f"p_{c}" for c in schema.classes] + [metric.name for metric in schema.metrics] + routing
     columns = {
         "decision": pl.Series([None if d < 0 else schema.classes[d] for d in decision_T.tolist()], dtype=pl.String),
         "probability": p_TC[np.arange(len(p_TC)), decision_T],
     }
-    values = list(np.concatenate(predictions[1:], 1).T)
+    values = list(np.concatenate(predictions[1:5], 1).T)
     if explanations is not None:
         names += [f"because_{n + 1}" for n in range(NAMED)]
         values += [pl.Series([_because(e, n) for e in explanations], dtype=pl.String) for n in range(NAMED)]

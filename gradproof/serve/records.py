@@ -63,7 +63,7 @@ class RecordReader:
 
     def read(self, records: list) -> tuple[Rows, dict[int, list[str]]]:
         """The rows, and by record the columns whose text does not fit their reading: it counts as missing."""
-        R, M = len(records), len(self.schema.metrics)
+        R, M = len(records), self.schema.measured
         codes_RC = np.empty((R, len(self.categories)), np.int32)
         numbers_RN = np.empty((R, len(self.parts)), np.float64)
         unread: dict[int, list[str]] = {}

@@ -152,6 +152,8 @@ class Predict:
     async def _answer(self, body: bytes) -> bytes:
         records, many, cost_C, explain = self._records(self._parsed(body))
         rows, unread = self.reader.read(records)
+        if explain and self.schema.quantity:
+            raise BadRecord("explain is for decisions; this run predicts a number")
         if explain:
             self.reasons.check(rows.count)
         if self.rows and self.rows + rows.count > WAITING:
@@ -329,7 +331,8 @@ class Meters:
     def decided(self, predictions: Predictions) -> None:
         """Counts the decisions of an answer: after the forward, since each request may have costs of its own."""
         for decision, count in collections.Counter(predictions.decision_T.tolist()).items():
-            self.decisions[decision].inc(count)
+            if decision < len(self.decisions):  # a number is no decision
+                self.decisions[decision].inc(count)
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         path = path if path in PATHS else "other"
@@ -372,7 +375,8 @@ def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step:
     from prometheus_client import CONTENT_TYPE_LATEST
     from starlette.responses import Response
 
-    health = dict(status="ok", run=run, step=step, inputs=schema.inputs, classes=list(schema.classes))
+    health = dict(status="ok", run=run, step=step, inputs=schema.inputs)
+    health |= dict(task="regression") if schema.quantity else dict(classes=list(schema.classes))
 
     @service.get("/healthz")
     async def _healthz() -> Response:
@@ -407,7 +411,10 @@ def described(schema: Schema) -> dict[str, Any]:
     ]
     metrics = [dict(name=m.name, low=m.low, high=m.high) for m in schema.metrics]
     ignored = [schema.target, *(metric.name for metric in schema.metrics), *schema.left_out]
-    return dict(columns=columns, target=schema.target, classes=list(schema.classes), metrics=metrics, ignored=ignored)
+    answer: dict[str, Any] = dict(classes=list(schema.classes), metrics=metrics)
+    if quantity := schema.quantity:
+        answer = dict(mean=quantity.mean, std=quantity.std)
+    return dict(columns=columns, target=schema.target, **answer, ignored=ignored)
 
 
 def _add_errors(service: FastAPI) -> None:

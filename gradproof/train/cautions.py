@@ -8,15 +8,19 @@ from typing import Any
 FEW = 50  # held-out rows: with so many, an accuracy of 90% is known to 8 points either way
 
 
+def few_rows(rows: int) -> list[str]:
+    """A sentence where so many rows are too few to score on."""
+    if rows >= FEW:
+        return []
+    return [
+        f"the score is of {rows} held-out rows, one of which is {1 / rows:.1%}; use more data, or hold out more of "
+        "it with test = 0.3 in a config file"
+    ]
+
+
 def cautions(scores: Sequence[Mapping[str, Any]], rows: int) -> list[str]:
     """Sentences on the first of `scores`, the model's own, which was taken on so many held-out `rows`."""
-    own = scores[0]
-    sentences = []
-    if rows < FEW:
-        sentences.append(
-            f"the score is of {rows} held-out rows, one of which is {1 / rows:.1%}; use more data, or hold out more of "
-            "it with test = 0.3 in a config file"
-        )
+    own, sentences = scores[0], few_rows(rows)
     majority = next((score for score in scores if score["name"] == "majority class"), None)
     if majority is None:
         return sentences

@@ -11,7 +11,7 @@ import types
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 if TYPE_CHECKING:
     from gradproof.data.source import SourceOptions
@@ -49,6 +49,7 @@ class TrainConfig:
     data: str = "synthetic"
     target: str | None = None
     metrics: list[str] = field(default_factory=list)
+    task: Literal["classification", "regression"] | None = None  # null: regression for floats of more than 50 values
     categorical: list[str] = field(default_factory=list)
     ignore: list[str] = field(default_factory=list)
     encoding: Literal["onehot", "padic"] = "onehot"
@@ -110,6 +111,11 @@ class TrainConfig:
             raise ValueError("members: a transformer is trained alone; moe and dense models can be ensembles")
         if self.model == "transformer" and self.minutes is not None:
             raise ValueError("minutes: a text is trained by steps; give --steps")
+        if self.task == "regression" and (self.model == "transformer" or self.data.partition(":")[0] == "synthetic"):
+            what = "a transformer learns text" if self.model == "transformer" else "the synthetic set has classes"
+            raise ValueError(f"task = 'regression': {what}; a table with a number as --target is needed")
+        if self.task == "regression" and self.class_weights != "none":
+            raise ValueError("class_weights: a number has no classes; leave it out with task = 'regression'")
         if self.clip == 0:
             raise ValueError("clip = 0 would stop all learning; null does not clip")
         if not (self.validation > 0 and self.test > 0 and self.validation + self.test < 0.9):
@@ -176,13 +182,15 @@ def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:
 
 
 def _checked(name: str, value: Any, wanted: Any) -> Any:
-    choices = get_args(wanted) if get_origin(wanted) in (types.UnionType, Literal) else (wanted,)
+    choices = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType, Literal) else (wanted,)
     if get_origin(wanted) is Literal:
         if value not in choices:
             raise ValueError(f"{name} = {value!r}: it is one of {', '.join(map(str, choices))}")
         return value
     for choice in choices:
         plain = get_origin(choice) or choice
+        if plain is Literal and value in get_args(choice):
+            return value
         if plain is float and type(value) is int:
             return float(value)
         if plain is list and type(value) is list:
@@ -190,5 +198,12 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
             return [_checked(f"{name}[{i}]", element, item) for i, element in enumerate(value)]
         if type(value) is plain:
             return value
-    names = " or ".join("null" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
+    names = " or ".join(map(_choice, choices))
     raise ValueError(f"{name} = {value!r} must be {names}")
+
+
+def _choice(choice: Any) -> str:
+    """What a sentence calls a type."""
+    if get_origin(choice) is Literal:
+        return ", ".join(map(str, get_args(choice)))
+    return "null" if choice is types.NoneType else getattr(choice, "__name__", str(choice))

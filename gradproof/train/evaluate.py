@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gradproof.data.rows import Rows
+from gradproof.train.number_score import errors, negative_log_likelihood, true_values
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
 from gradproof.train.score import log_loss, recalls
 
@@ -21,6 +24,15 @@ def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[flo
     loss = log_loss(predicted.probability_TC, outcome_T) if (predicted.decision_T >= 0).all() else float("inf")
     recall_C = recalls(predicted.decision_T, outcome_T, predicted.probability_TC.shape[1])
     return loss, float((predicted.decision_T == outcome_T).mean()), recall_C
+
+
+def evaluate_number(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float]:
+    """(negative log likelihood of the standardised target, RMSE in its own units)."""
+    quantity = predictor.schema.quantity
+    assert quantity is not None
+    predicted, value_T = predictions(predictor, rows, index_T), true_values(rows.take(index_T), predictor.schema)
+    loss = negative_log_likelihood(predicted.number_TV, value_T) - math.log(quantity.std)
+    return loss, errors(predicted.number_TV[:, 0], value_T)["rmse"]
 
 
 def spaced(index_R: np.ndarray, most: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from gradproof.models.families import family
 from gradproof.models.model import Model
 from gradproof.train import checkpoint
 from gradproof.train.config import TrainConfig
+from gradproof.train.interval import read_reach
 from gradproof.train.predictor import Predictor
 from gradproof.train.run import Run
 from gradproof.train.temperature import read_temperature
@@ -47,7 +48,8 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
 def load_predictor(path: Path, device: str = "cpu") -> tuple[Predictor, int]:
     """The run's best checkpoint, ready to decide rows, and its step."""
     model, schema, step = load_model(path, device)
-    return Predictor(model, schema, device=device, fast=True, temperature=read_temperature(path)), step
+    fitted = dict(temperature=read_temperature(path), reach=read_reach(path))
+    return Predictor(model, schema, device=device, fast=True, **fitted), step
 
 
 def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.Checkpoint:

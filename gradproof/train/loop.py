@@ -35,10 +35,12 @@ from gradproof.train import checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.config import TrainConfig
 from gradproof.train.ensemble_step import EnsembleStep
-from gradproof.train.evaluate import evaluate, predictions, spaced
+from gradproof.train.evaluate import evaluate, evaluate_number, predictions, spaced
+from gradproof.train.interval import fit_reach, keep_reach, read_reach
 from gradproof.train.load import build_model, model_config, restore
 from gradproof.train.loss import Loss, Target
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
+from gradproof.train.number_score import true_values
 from gradproof.train.predictor import Predictor
 from gradproof.train.recipe import TableSize, sized, steps_of
 from gradproof.train.rehearsal import rehearse
@@ -126,7 +128,7 @@ class Trainer:
         self.model = build_model(self.config, self.source.schema, self.config.device)
         torch.set_num_threads(thread_count(self.config, self.model))
         self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
-        self.predictor.temperature = read_temperature(self.run.path)
+        self.predictor.temperature, self.predictor.reach = read_temperature(self.run.path), read_reach(self.run.path)
         self.encoder = self.predictor.encoder
         self.step = build_step(self.config, self.model, self.source)
         rows, seed = (self.source.rows, self.source.index(TRAIN)), self.config.seed
@@ -304,7 +306,10 @@ class Trainer:
         }
 
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
-        """Loss and accuracy of the validation rows, and what of them is logged."""
+        """Loss and accuracy of the validation rows, and what of them is logged; a number has no accuracy."""
+        if self.source.schema.quantity:
+            loss, rmse = evaluate_number(self.predictor, self.source.rows, self.validated)
+            return loss, 0.0, {"validation_loss": loss, "validation_rmse": rmse}
         loss, accuracy, recall_C = evaluate(self.predictor, self.source.rows, self.validated)
         lowest = worst(recall_C)
         logged = {
@@ -326,7 +331,7 @@ class Trainer:
                 f"{self._last_good()}; a lower --lr, with another --out, is the usual cure"
             )
         surer = at.lowest_loss is None or loss < at.lowest_loss
-        better = surer if self.config.select == "loss" else self._more_accurate(accuracy, loss)
+        better = surer if self._by_loss() else self._more_accurate(accuracy, loss)
         patient = at.step > self.config.patience_after
         at.since_best = 0 if better or surer else at.since_best + patient
         if better:
@@ -339,17 +344,30 @@ class Trainer:
             at.finished = "stopped early"
         return logged
 
+    def _by_loss(self) -> bool:
+        return self.config.select == "loss" or self.source.schema.quantity is not None
+
     def _more_accurate(self, accuracy: float, loss: float) -> bool:
         return self.at.best_step is None or (accuracy, -loss) > (self.at.best_accuracy, -self.at.best_loss)
 
     def calibrate(self) -> None:
-        """Fits the temperature of the model as it is to the validation rows, for a run that selects by log loss."""
+        """Fits the temperature of the model as it is to the validation rows, for a run that selects by log loss; of a
+        number, how far its interval reaches."""
+        if self.source.schema.quantity:
+            self._calibrate_interval()
+            return
         if self.config.select != "loss":
             return
         self.predictor.temperature = 1.0
         predicted, outcome_T = predictions(self.predictor, self.source.rows, self.validated), self._outcome()
         self.predictor.temperature = fit_temperature(predicted.probability_TC, outcome_T)
         keep_temperature(self.run.path, self.predictor.temperature, len(outcome_T))
+
+    def _calibrate_interval(self) -> None:
+        rows, index_T = self.source.rows, self.validated
+        value_T = true_values(rows.take(index_T), self.source.schema)
+        self.predictor.reach = fit_reach(predictions(self.predictor, rows, index_T).number_TV, value_T)
+        keep_reach(self.run.path, self.predictor.reach, len(index_T))
 
     def _outcome(self) -> np.ndarray:
         return np.asarray(self.source.rows.outcome_R[self.validated])
@@ -410,14 +428,18 @@ def thread_count(config: TrainConfig, model: Model) -> int:
 
 
 def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep | EnsembleStep:
-    """The loss follows from the schema: outcomes alone, or outcomes and metrics."""
+    """The loss follows from the schema: outcomes alone, outcomes and metrics, or a number."""
     options: dict[str, Any] = {}
+    if config.class_weights == "balanced" and source.schema.quantity:
+        raise ValueError("class_weights: the target is a number and has no classes; leave it out")
     if config.class_weights == "balanced":
         outcome_R = source.rows.outcome_R[source.index(TRAIN)]
         count_C = np.maximum(np.bincount(outcome_R, minlength=len(source.schema.classes)), 1)
         weight_C = torch.from_numpy(len(outcome_R) / (len(count_C) * count_C))
         options["class_weight_C"] = weight_C.to(config.device, torch.float32)
-    if source.schema.metrics:
+    if source.schema.quantity:
+        loss = Loss("gaussian")
+    elif source.schema.metrics:
         loss = Loss("quality", weight=config.metrics_weight, **options)
     else:
         loss = Loss("cross_entropy", **options)

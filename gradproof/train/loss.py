@@ -14,7 +14,7 @@ from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.ops import bce, cross_entropy, load
 from gradproof.proof.operation import argument_names
 
-LOSSES = ("mse", "quality", "cross_entropy", "bce")
+LOSSES = ("mse", "quality", "cross_entropy", "bce", "gaussian")
 Target = Tensor | tuple[Tensor, ...]
 
 

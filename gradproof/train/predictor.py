@@ -1,6 +1,7 @@
-"""Predictor: rows through a model, and what its outputs mean: a decision, probabilities, metrics in their own units.
+"""Predictor: rows through a model, and what its outputs mean: a decision, probabilities, metrics in their own units; or
+a number, with an interval.
 
-C classes, M metrics.
+C classes, M metrics, V = 4: mean, spread, low and high.
 """
 
 from __future__ import annotations
@@ -9,27 +10,32 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gradproof.data.encoders import Encoder
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
+from gradproof.ops import gaussian
 from gradproof.train.checked_path import UNCHECKED, CheckedPath, checked_path
 
 NUMBERS = 1 << 23  # inputs encoded at a time
 CHUNK = 8192  # rows a forward; bounds the memory that a large request or file takes
+NORMAL = 1.6449  # spreads from the mean, between which 90% of a Gaussian lies
 MANY = 256  # rows, from which on kernels are worth proving: that takes a second, once for a machine
 
 
 class Predictions(NamedTuple):
-    """One row each. A row whose outputs are not finite has decision −1 and NaN."""
+    """One row each. A row whose outputs are not finite has decision −1 and NaN. Where the target is a number there are
+    no probabilities, and any other row has decision 0."""
 
     decision_T: np.ndarray  # int64, the class
     probability_TC: np.ndarray  # float64
     metrics_TM: np.ndarray  # float64, in the metrics' own units
     gates_TE: np.ndarray  # float64
     energy_TR: np.ndarray  # float64; R = 1 with a sheaf router, whose self-disagreement it is, else 0
+    number_TV: np.ndarray = np.empty((0, 0))  # float64; of a target that is a number: mean, spread, low, high
 
     @property
     def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -43,7 +49,8 @@ class Predictions(NamedTuple):
 class Predictor:
     """A model with the schema it was trained on. `predictor(rows)` keeps no tape. A `fast` one decides many rows on a
     CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided by the
-    `temperature`, which a run may have fitted (`train/temperature.py`)."""
+    `temperature`, which a run may have fitted (`train/temperature.py`); an interval reaches so many spreads (`reach`)
+    from the mean to either side (`train/interval.py`)."""
 
     def __init__(
         self,
@@ -53,6 +60,7 @@ class Predictor:
         device: torch.device | str = "cpu",
         fast: bool = False,
         temperature: float = 1.0,
+        reach: float = NORMAL,
     ):
         here, there = (model.config.inputs, model.config.outputs), (schema.inputs, schema.outputs)
         if here != there:
@@ -65,7 +73,8 @@ class Predictor:
             raise ValueError(f"the model is on {flat_P.device}, the predictor on {device}; move one of them")
         if not flat_P.isfinite().all():
             raise ValueError("the model's parameters are not all finite; take an earlier checkpoint")
-        self.model, self.schema, self.fast, self.temperature = model, schema, fast and flat_P.is_cpu, temperature
+        self.model, self.schema, self.fast = model, schema, fast and flat_P.is_cpu
+        self.temperature, self.reach = temperature, reach
         self._paths: dict[tuple[int, int], CheckedPath[Kernels]] = {}  # by rows and threads
         self.encoder = Encoder(schema, flat_P.device, flat_P.dtype)
         self.low_M = np.array([metric.low for metric in schema.metrics], np.float64)
@@ -93,20 +102,31 @@ class Predictor:
         C = len(self.schema.classes)
         if not rows.count:
             widths = (C, len(self.low_M), self.model.experts, int(self.model.has_energy))
-            empty = (np.zeros((0, width)) for width in widths)
-            return Predictions(np.zeros(0, np.int64), *empty)
+            empty = [np.zeros((0, width)) for width in widths]
+            numbers = [np.zeros((0, 4))] if self.schema.quantity else []
+            return Predictions(np.zeros(0, np.int64), *empty, *numbers)
         model, x_TI = self.model, self.encoder.inputs(rows)
         output, saved = self._path(rows.count).forward(lambda kernels: model.apply(model.params, x_TI, None, kernels))
         logits_TO = output.logits_TO.cpu().double()
         probability_TC = torch.softmax(logits_TO[:, :C] / self.temperature, 1).numpy()
-        metrics_TM = self.low_M + logits_TO[:, C:].numpy() * self.span_M
+        metrics_TM = self.low_M + logits_TO[:, C : C + len(self.low_M)].numpy() * self.span_M
         gates_TE = output.gates_TE.cpu().double().numpy()
         energy_T = self.model.energy(saved)
         energy_TR = np.zeros((rows.count, 0)) if energy_T is None else energy_T.cpu().double().numpy()[:, None]
-        decision_T = probability_TC.argmax(1)
+        number_TV = self._numbers(logits_TO)
+        decision_T = probability_TC.argmax(1) if C else np.zeros(rows.count, np.int64)
         finite_T = logits_TO.isfinite().all(1).numpy()
         if not finite_T.all():
             decision_T[~finite_T] = -1
-            for array in (probability_TC, metrics_TM, gates_TE, energy_TR):
-                array[~finite_T] = np.nan
-        return Predictions(decision_T, probability_TC, metrics_TM, gates_TE, energy_TR)
+            for array in (probability_TC, metrics_TM, gates_TE, energy_TR, number_TV):
+                if array.shape[1]:
+                    array[~finite_T] = np.nan
+        return Predictions(decision_T, probability_TC, metrics_TM, gates_TE, energy_TR, number_TV)
+
+    def _numbers(self, y_TO: Tensor) -> np.ndarray:
+        """number_TV in the target's own units; nothing where it has classes."""
+        if (quantity := self.schema.quantity) is None:
+            return np.empty((0, 0))
+        mean_T = quantity.mean + quantity.std * y_TO[:, 0].numpy()
+        spread_T = quantity.std * y_TO[:, 1].clamp(gaussian.LOW, gaussian.HIGH).exp().numpy()
+        return np.stack([mean_T, spread_T, mean_T - self.reach * spread_T, mean_T + self.reach * spread_T], 1)

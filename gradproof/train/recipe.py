@@ -26,7 +26,7 @@ class TableSize:
 
     rows: int  # to train on
     inputs: int
-    classes: int
+    classes: int  # 0 where the target is a number
 
 
 def batch_of(size: TableSize) -> int:

@@ -21,6 +21,8 @@ from gradproof.train.evaluate import predictions, spaced
 from gradproof.train.explanation import Explainer
 from gradproof.train.load import restore
 from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
+from gradproof.train.number_report import number_cautions, number_scores, number_summary
+from gradproof.train.number_score import number_score, true_values
 from gradproof.train.score import FIGURES, score
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
@@ -34,27 +36,32 @@ def report(trainer: Trainer) -> dict[str, Any]:
     """Scores the best checkpoint on the rows that nothing was chosen by, beside what anyone would compare with."""
     source, config, at = trainer.source, trainer.config, trainer.at
     best, test, index_T = score_best(trainer)
-    truth = source.rows.take(index_T)
     keep_baseline(trainer.run.path, baseline_I := mean_input(trainer.encoder, source.rows, source.index(TRAIN)))
     name = model_name(config)
-    own = {figure: test[figure] for figure in FIGURES}
-    fitted = {"seconds": at.seconds, "rows": len(source.index(TRAIN))}
-    scores = [{"name": name, **own, **fitted, "note": "best checkpoint"}]
-    scores += _compared(trainer, truth, index_T)
+    if source.schema.quantity:
+        scores = number_scores(name, test, source, index_T)
+        summary, warnings = number_summary(scores, test), number_cautions(scores, test)
+    else:
+        own = {figure: test[figure] for figure in FIGURES}
+        fitted = {"seconds": at.seconds, "rows": len(source.index(TRAIN))}
+        scores = [{"name": name, **own, **fitted, "note": "best checkpoint"}]
+        scores += _compared(trainer, source.rows.take(index_T), index_T)
+        summary, warnings = _summary(name, scores, len(index_T)), cautions(scores, len(index_T))
     return {
         "status": at.finished,
-        "summary": _summary(name, scores, len(index_T)),
+        "summary": summary,
         "run": run_facts(trainer, best, [len(source.index(part)) for part in PARTS], source.schema.inputs),
         "scores": scores,
-        "warnings": cautions(scores, len(index_T)),
+        "warnings": warnings,
         "history": trainer.metrics.read(),
         "test": test,
-        "explained": _explained(trainer, baseline_I, index_T),
+        "explained": [] if source.schema.quantity else _explained(trainer, baseline_I, index_T),
         "config": config.to_dict(),
         "schema": {
             "columns": len(source.schema.columns),
             "left_out": dict(source.schema.left_out),
         },
+        "task": "regression" if source.schema.quantity else "classification",
         "columns": source.columns,
         "notes": source.notes,
         "evidence": evidence_of(trainer.run.path / "evidence.jsonl"),
@@ -91,7 +98,10 @@ def score_best(trainer: Trainer) -> tuple[checkpoint.Checkpoint, dict[str, Any],
     best, source = best_of(trainer), trainer.source
     index_T = spaced(source.index(TEST), SCORED_ROWS)
     predicted = predictions(trainer.predictor, source.rows, index_T)
-    return best, score(predicted, source.rows.take(index_T), source.schema), index_T
+    truth = source.rows.take(index_T)
+    if source.schema.quantity:
+        return best, number_score(predicted, true_values(truth, source.schema)), index_T
+    return best, score(predicted, truth, source.schema), index_T
 
 
 def best_of(trainer: Trainer) -> checkpoint.Checkpoint:

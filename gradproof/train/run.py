@@ -18,7 +18,7 @@ from gradproof.files import claim, take_back, write_atomically
 from gradproof.train.config import TrainConfig, resolve
 
 # Options that older runs do not name, as they were trained: resumed, they must end with the same bits.
-BEFORE = {"patience_after": 0}
+BEFORE = {"patience_after": 0, "task": "classification"}
 OWN_FILES = {".lock", ".partial-config.json"}  # what a crash before config.json leaves behind
 
 

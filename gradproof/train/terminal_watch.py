@@ -31,10 +31,8 @@ class TerminalWatch:
     def training(self, record: dict[str, Any], steps: int) -> None:
         loss = record["loss"] if record["loss_ema"] is None else record["loss_ema"]
         speed = f"{record['rows_per_s']:,.0f} {self.unit}/s"
-        if "validation_accuracy" in record:
-            self.validated = f"  validation {record['validation_accuracy']:.2%}"
-            if "validation_bits_per_byte" in record:
-                self.validated = f"  validation {record['validation_bits_per_byte']:.3f} bits/byte"
+        if validated := _validated(record):
+            self.validated = f"  validation {validated}"
             if self.bar is None:
                 line = f"step {record['step']:>6} of {steps}  loss {loss:.4f}  lr {record['lr']:.1e}  {speed}"
                 self.say(line + self.validated)
@@ -71,13 +69,36 @@ def _figure(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
+def _validated(record: dict[str, Any]) -> str:
+    """What a validation came to; empty where there was none."""
+    if "validation_rmse" in record:
+        return f"RMSE {record['validation_rmse']:.4g}"
+    if "validation_bits_per_byte" in record:
+        return f"{record['validation_bits_per_byte']:.3f} bits/byte"
+    return f"{record['validation_accuracy']:.2%}" if "validation_accuracy" in record else ""
+
+
 def _scored_on(test: dict[str, Any]) -> str:
-    """On how many rows, and which class fares worst; older records do not know."""
+    """On how many rows, and which class fares worst; older records do not know. Of numbers, what intervals cover."""
+    if "coverage" in test:
+        covered = f"its {test['covered']:.0%} intervals cover {test['coverage']:.1%} and are {test['width']:.4g} wide"
+        return f"scored on {test['rows']:,} rows; {covered} on average; log likelihood {test['log_likelihood']:.4f}"
     if "worst_class" not in test:
         return f"scored on {test['rows']:,} rows"
     lowest = test["worst_class"]
     recall = f"{lowest['recall']:.2%} of its {lowest['support']:,} rows found"
     return f"scored on {test['rows']:,} rows; worst class {lowest['name']!r}: {recall}"
+
+
+def _numbers_table(scores: list[dict[str, Any]]) -> Any:
+    """The scores of a run that predicts a number."""
+    from rich.table import Table
+
+    table = Table("held-out score", "RMSE", "MAE", "R²", "", box=None, pad_edge=False)
+    for row in scores:
+        figures = _figure(row["rmse"], ".4g"), _figure(row["mae"], ".4g"), _figure(row["r2"], ".2%")
+        table.add_row(row["name"], *figures, f"[dim]{row['note']}[/]")
+    return table
 
 
 def _score_table(scores: list[dict[str, Any]]) -> tuple[Any, list[str]]:
@@ -130,7 +151,10 @@ def _text_table(scores: list[dict[str, Any]]) -> Any:
 
 def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     test = record.get("test")
-    table, remarks = _score_table(record["scores"]) if test else (_text_table(record["scores"]), [])
+    if record.get("task") == "regression":
+        table, remarks = _numbers_table(record["scores"]), []
+    else:
+        table, remarks = _score_table(record["scores"]) if test else (_text_table(record["scores"]), [])
     console.print(table)
     for remark in remarks:
         console.print(remark, style="dim", markup=False, soft_wrap=True)

@@ -57,7 +57,7 @@ def test_equals_a_forward_and_a_softmax(predictor, schema):
 def test_probabilities_are_taken_in_float64(predictor, schema):
     """In float32 the rows would sum to 1 only to 1e-7."""
     predictions = predictor(draw(schema, 300))
-    assert [array.dtype for array in predictions] == [np.int64, *[np.float64] * 4]
+    assert [array.dtype for array in predictions] == [np.int64, *[np.float64] * 5]
     assert np.abs(predictions.probability_TC.sum(1) - 1).max() < 1e-15
 
 

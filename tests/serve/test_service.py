@@ -10,16 +10,20 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import numpy as np
 import pytest
 
+from gradproof.data.schema import Quantity
+from gradproof.models.moe import MoE, MoEConfig
 from gradproof.serve import service
 from gradproof.serve.predict import as_records
 from gradproof.serve.records import rows_of
 from gradproof.serve.service import app
+from gradproof.train.predictor import Predictor
 
 LIMIT = 5000
 
@@ -71,6 +75,19 @@ def test_one_record(made, predictor, record):
     answer = send(made, json.dumps(record))
     assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
     same(answer.json(), expected(predictor, [record])[0])
+
+
+def test_a_number(record, schema):
+    """mean, low and high in place of decision and probabilities; the meters have no classes to count."""
+    quantity = replace(schema, classes=(), metrics=(), quantity=Quantity(50.0, 4.0))
+    number = Predictor(MoE(MoEConfig(inputs=10, outputs=2, hidden=16, depth=1), seed=3), quantity)
+    made = service.app(number)
+    answer = send(made, json.dumps(record)).json()
+    assert list(answer) == ["mean", "low", "high", "gates"] and answer["low"] < answer["mean"] < answer["high"]
+    mean, _, low, high = number(rows_of([record], quantity)).number_TV[0]
+    assert (answer["mean"], answer["low"], answer["high"]) == pytest.approx((mean, low, high))
+    assert send(made, "", "/schema", "GET").json()["std"] == 4.0
+    assert send(made, "", "/healthz", "GET").json()["task"] == "regression"
 
 
 def test_many_records(made, predictor, record):

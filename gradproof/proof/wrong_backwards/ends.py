@@ -142,3 +142,56 @@ def _(right, dy, saved, z, classes):
     dz = right(dy, saved, z, classes).clone()
     dz[-1] *= 0.98
     return dz
+
+
+@wrong("gaussian", "the mean's gradient is that of the squared error")
+def _(right, dloss, saved, y):
+    dy = right(dloss, saved, y)
+    return torch.stack([dy[:, 0] * (2 * y[:, 1].clamp(-5, 5)).exp(), dy[:, 1]], 1)
+
+
+@wrong("gaussian", "the spread learns beyond the clamp too")
+def _(right, dloss, saved, y):
+    dy = right(dloss, saved, y)
+    return torch.stack([dy[:, 0], dloss * saved.scale_T * (1 - saved.z_T**2)], 1)
+
+
+@wrong("gaussian", "the spread does not grow with the error")
+def _(right, dloss, saved, y):
+    return right(dloss, saved, y) * torch.tensor([1.0, 0.0], dtype=y.dtype, device=y.device)
+
+
+@wrong("gaussian", "divided by the rows, not by the total")
+def _(right, dloss, saved, y):
+    return right(dloss, saved._replace(scale_T=torch.full_like(saved.scale_T, 1 / len(y))), y)
+
+
+@wrong("gaussian", "the mean 2% too heavy", subtle=True)
+def _(right, dloss, saved, y):
+    return right(dloss, saved, y) * torch.tensor([1.02, 1.0], dtype=y.dtype, device=y.device)
+
+
+# Ensembles of Gaussians: returns dz_MTO.
+
+
+@wrong("pool_gaussians", "disagreement is no part of the spread")
+def _(right, dy, saved, z):
+    return right(dy, saved._replace(off_MT=torch.zeros_like(saved.off_MT)), z)
+
+
+@wrong("pool_gaussians", "not divided by the members")
+def _(right, dy, saved, z):
+    return len(z) * right(dy, saved, z)
+
+
+@wrong("pool_gaussians", "every member has the same share in the spread")
+def _(right, dy, saved, z):
+    dz = right(dy, saved, z)
+    return torch.stack([dz[..., 0], dz[..., 1].mean(0).expand(len(z), -1)], -1)
+
+
+@wrong("pool_gaussians", "the last member's spread 3% too heavy", subtle=True)
+def _(right, dy, saved, z):
+    dz = right(dy, saved, z).clone()
+    dz[-1, :, 1] *= 1.03
+    return dz

@@ -50,6 +50,24 @@ def accuracy(record: dict[str, Any]) -> Markup:
     return svg(figure)
 
 
+def rmse(record: dict[str, Any]) -> Markup:
+    """The validation RMSE, and as lines across what the other rows of the score table reach."""
+    points = series(record["history"], "validation_rmse")
+    if not points:
+        return Markup("")
+    figure, axes = _over_steps("RMSE")
+    _line(axes, points, color=ORANGE, lw=1.6, marker="o", ms=2.5)
+    others = [score for score in record["scores"][1:] if score["rmse"] is not None]
+    for score, colour, dashes in zip(others, (GREEN, BLUE, GREY), ("--", "-.", ":"), strict=False):
+        line = axes.axhline(score["rmse"], color=colour, ls=dashes, lw=1.3)
+        line.set_label(f"{cut(score['name'], 26)} {score['rmse']:.4g}")
+    if others:
+        legend(axes, 2)
+        _read_as_written(axes)
+    _mark_best(axes, record)
+    return svg(figure)
+
+
 def learning_rate(record: dict[str, Any]) -> Markup:
     """The learning rate."""
     points = series(record["history"], "lr")
