@@ -340,6 +340,6 @@ def test_explanations_of_a_file(predictor, explainer, tmp_path):
     }  # fmt: skip
     assert written["because_5"].is_null().all() and "weight = missing" in "".join(written.row(1)[-5:-1])
     with pytest.raises(ValueError, match="'because_2' of their own"):
-        predict_file(predictor, path, out, ["because_2"], explainer)
+        predict_file(predictor, path, out, ["because_2"], explainer=explainer)
     assert predict_file(predictor, path, out, ["because_2"]).explanations == []
     assert pl.read_csv(out).columns[0] == "because_2"

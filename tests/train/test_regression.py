@@ -1,7 +1,6 @@
 """A run that predicts a number, from the table to the predictions."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import polars as pl
@@ -15,7 +14,6 @@ from gradproof.train.config import resolve
 from gradproof.train.load import load_predictor
 from gradproof.train.loop import Trainer, prove
 from gradproof.train.number_score import errors, negative_log_likelihood, true_values
-from gradproof.train.recipe import TableSize, sized
 from gradproof.train.report import report
 from gradproof.train.run import BEFORE, start
 from gradproof.train.terminal_watch import show_scores
@@ -164,12 +162,3 @@ def test_asked_for_text_on_the_command_line(tmp_path):
     result = CliRunner().invoke(app, given)
     assert result.exit_code == 2 and "--task regression predicts a number" in result.output
     assert not (tmp_path / "run").exists()
-
-
-def test_the_recipe_drops_fewer_inputs():
-    """The dropout of classes blurs a number; what was asked for stays, and so does that of classes."""
-    number, classes = TableSize(5000, 20, 0), TableSize(5000, 20, 3)
-    config = resolve(dict(data="t.csv", target="y"))
-    assert sized(config, number) == {"batch": 256, "dropout": 0.1} and sized(config, classes) == {"batch": 256}
-    assert sized(replace(config, dropout=0.5), number) == {"batch": 256}
-    assert sized(replace(config, recipe="none"), number) == {}
