@@ -57,6 +57,13 @@ class TextTrainer(Trainer):
     def settle(self) -> None:
         """A text is trained by steps: everything is known."""
 
+    def calibrate(self) -> None:
+        """A language model is taken as it is."""
+
+    def _by_loss(self) -> bool:
+        """Accuracies are all alike here, so the loss decides among them."""
+        return False
+
     def _first_target(self) -> Tensor:
         return self.batch(0)[1]
 
