@@ -52,5 +52,7 @@ def test_temperature_is_found(tmp_path):
     softened_TC = sure_TC ** (1 / temperature)
     assert log_loss(softened_TC / softened_TC.sum(1, keepdims=True), outcome_T) < log_loss(sure_TC, outcome_T)
     assert read_temperature(tmp_path) == 1.0
+    few_TC = np.tile([0.95, 0.05], (30, 1))
+    assert 0.7 < fit_temperature(few_TC, np.zeros(30, np.int64)) < 1  # all right, and few: no reason to be certain
     keep_temperature(tmp_path, temperature, 20_000)
     assert read_temperature(tmp_path) == temperature
