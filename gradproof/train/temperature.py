@@ -2,8 +2,9 @@
 
     p = softmax(z/T),  T the one of least Σ −log p + (log T)²/2s² over the validation rows
 
-The second term says that T is likely near 1: with a few dozen rows, all of them right, the first alone would make the model
-certain of everything. It changes no decision. A run that selects by log loss fits it when it has ended, and keeps it beside its checkpoints.
+The second term says that T is likely near 1: with a few dozen rows, all of them right, the first alone would make the
+model certain of everything. A temperature changes no decision. A run that selects by log loss fits it when it has
+ended, and keeps it beside its checkpoints.
 """
 
 from __future__ import annotations
