@@ -143,7 +143,17 @@ class Model(ABC):
         """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
         raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
 
-    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+    @property
+    def balanced(self) -> bool:
+        """Whether the auxiliary loss depends on the load of the whole batch."""
+        return False
+
+    @property
+    def held_alike(self) -> int:
+        """How many numbers, at the beginning of the flat buffer, every rank holds that shares out the experts."""
+        return self.params.flat_P.numel()
+
+    def load(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
         """load_E: how many of these rows choose each expert."""
         return torch.full((1,), x_TI.shape[0], device=x_TI.device)
 

@@ -253,9 +253,17 @@ class MoE(Model):
         busiest = route.load(first_T, self.config.experts).argmax()
         return x_TI[(first_T != busiest).int().argsort(stable=True)[:rows]]
 
-    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+    @property
+    def balanced(self) -> bool:
+        return self.config.balance > 0
+
+    @property
+    def held_alike(self) -> int:
+        return next(start for name, start in self.params.offsets.items() if name.startswith("experts."))
+
+    def load(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
         z_TE = self._logits(weights, x_TI)
-        _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
+        _, saved = kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
         return route.load(saved.index_TK, self.config.experts)
 
     def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:

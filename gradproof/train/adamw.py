@@ -9,9 +9,11 @@ a step waits for nothing; a skipped step moves neither parameters, moments nor c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +21,19 @@ from torch import Tensor
 from gradproof.ops import adamw as reference
 from gradproof.ops.adamw import BETAS, DECAY, EPS
 from gradproof.params import ALIGNMENT, ParamSpace, padded
+
+
+class Piece(NamedTuple):
+    """A part of the flat buffer, and where its moments are kept."""
+
+    at: slice
+    kept: slice
+
+
+def _pieces(own: Sequence[slice]) -> list[Piece]:
+    """One after the other."""
+    ends = accumulate((at.stop - at.start for at in own), initial=0)
+    return [Piece(at, slice(*kept)) for at, kept in zip(own, pairwise(ends), strict=True)]
 
 
 class AdamW:
@@ -41,23 +56,32 @@ class AdamW:
         self.lr, self.betas, self.eps, self.weight_decay, self.decay = lr, betas, eps, weight_decay, decay
         self.params: ParamSpace | None = None
 
-    def bind(self, params: ParamSpace) -> AdamW:
-        """Allocates the moments for these parameters."""
+    def bind(self, params: ParamSpace, own: Sequence[slice] | None = None) -> AdamW:
+        """Allocates the moments for these parameters, or for the parts `own` of their flat buffer: only they are then
+        moved, and others move the rest."""
         if self.params is not None:
             raise ValueError("this AdamW already has parameters; make one for each model")
         self.params = params
         flat_P = params.flat_P
-        self.m_P, self.v_P = torch.zeros_like(flat_P), torch.zeros_like(flat_P)
+        self.pieces = _pieces([slice(0, flat_P.numel())] if own is None else own)
+        self.m_P, self.v_P = (flat_P.new_zeros(self.pieces[-1].kept.stop if self.pieces else 0) for _ in range(2))
         self.count = torch.zeros((), device=flat_P.device)
         self.rate = torch.full((), self.lr, device=flat_P.device)
         chosen = [entry.name for entry in params.spec if self.decay == "all" or entry.kind == "matrix"]
-        self._decayed = [params[name] for name in chosen]
+        self._decayed = [[view for name in chosen if (view := self._within(at, name)) is not None] for at, _ in self.pieces]
         decayed_B = torch.zeros(flat_P.numel() // ALIGNMENT, dtype=torch.bool)
         for name in chosen:
             start = params.offsets[name] // ALIGNMENT
             decayed_B[start : start + padded(params[name].numel()) // ALIGNMENT] = True
         self._decayed_B = decayed_B.to(flat_P.device)
         return self
+
+    def _within(self, at: slice, name: str) -> Tensor | None:
+        """The part of a parameter that lies in a part of the flat buffer."""
+        params = self._bound
+        start = params.offsets[name]
+        first, last = max(at.start, start), min(at.stop, start + math.prod(params.shapes[name]))
+        return params.flat_P[first:last] if first < last else None
 
     @property
     def _bound(self) -> ParamSpace:
@@ -67,9 +91,16 @@ class AdamW:
 
     @property
     def buffers(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """What a kernel's step reads and moves: parameters, gradients, moments, and which blocks decay."""
+        """What a kernel's step reads and moves: parameters, gradients, moments, and which blocks decay. Of an
+        optimizer that has all of them."""
         params = self._bound
         return params.flat_P, params.grad_P, self.m_P, self.v_P, self._decayed_B
+
+    def of(self, piece: Piece) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The same of one piece."""
+        params, (at, kept) = self._bound, piece
+        blocks = slice(at.start // ALIGNMENT, at.stop // ALIGNMENT)
+        return params.flat_P[at], params.grad_P[at], self.m_P[kept], self.v_P[kept], self._decayed_B[blocks]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -87,22 +118,27 @@ class AdamW:
         skip: Tensor | None = None,
         narrow_P: Tensor | None = None,
         kernel: ModuleType = reference,
+        moved: Callable[[slice], None] | None = None,
     ) -> None:
         """One update by `params.grad_P`/`divisor`, or nothing at all where `skip` is 1. `narrow_P` is a bf16 or fp16
-        copy of the parameters that follows them."""
-        params, flat = self._bound, self.buffers
+        copy of the parameters that follows them; `moved` is told each part of the flat buffer when it is final."""
+        params = self._bound
         self.count += 1
-        if kernel is not reference:
-            kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow_P, **self.options)
-        elif self.m_P.is_cuda:  # where torch's own takes 1 − β₂ in float32: v is off by 1.3e-5, far above its roundings
-            rate = self.lr if self.m_P.dtype == torch.float64 else self.rate
-            after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **self.options)
-            for own_P, new_P in zip((params.flat_P, self.m_P, self.v_P), after, strict=True):
-                own_P.copy_(new_P)
-        else:
-            self._fused(params, divisor, skip)
-        if kernel is reference and narrow_P is not None:
-            narrow_P.copy_(params.flat_P)
+        for piece, decayed in zip(self.pieces, self._decayed, strict=True):
+            flat, narrow = self.of(piece), None if narrow_P is None else narrow_P[piece.at]
+            if kernel is not reference:
+                kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow, **self.options)
+            elif self.m_P.is_cuda:  # torch's own takes 1 − β₂ in float32: v is off by 1.3e-5, far above its roundings
+                rate = self.lr if self.m_P.dtype == torch.float64 else self.rate
+                after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **self.options)
+                for own_P, new_P in zip((flat[0], flat[2], flat[3]), after, strict=True):
+                    own_P.copy_(new_P)
+            else:
+                self._fused(flat, decayed, divisor, skip)
+            if kernel is reference and narrow is not None:
+                narrow.copy_(flat[0])
+            if moved is not None:
+                moved(piece.at)
         if skip is not None:
             self.count -= skip
         params.touch()
@@ -116,23 +152,26 @@ class AdamW:
         self._bound.touch()
         return norm, skipped
 
-    def _fused(self, params: ParamSpace, divisor: Tensor | None, skip: Tensor | None) -> None:
+    def _fused(
+        self, flat: tuple[Tensor, ...], decayed: list[Tensor], divisor: Tensor | None, skip: Tensor | None
+    ) -> None:
         """By torch's own kernel."""
         # float32 is what the kernel takes rate and divisor in; float64 must not lose its digits there.
+        p_P, grad_P, m_P, v_P, _ = flat
         exact = self.m_P.dtype == torch.float64
-        rate, grad_P = self.lr if exact else self.rate, params.grad_P
+        rate = self.lr if exact else self.rate
         if exact and divisor is not None:
             grad_P, divisor = grad_P / divisor, None
-        if self.weight_decay:
+        if self.weight_decay and decayed:
             keep = torch.as_tensor(1 - rate * self.weight_decay, dtype=self.m_P.dtype, device=self.m_P.device)
             torch._foreach_mul_(  # pyright: ignore[reportPrivateImportUsage]
-                self._decayed, keep if skip is None else torch.where(skip > 0, 1.0, keep)
+                decayed, keep if skip is None else torch.where(skip > 0, 1.0, keep)
             )
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-            [params.flat_P],
+            [p_P],
             [grad_P],
-            [self.m_P],
-            [self.v_P],
+            [m_P],
+            [v_P],
             [],
             [self.count],
             lr=rate,
@@ -147,7 +186,8 @@ class AdamW:
         )
 
     def state(self) -> dict[str, Tensor]:
-        """The moments by parameter name, without padding, and the count: what resuming needs."""
+        """The moments by parameter name, without padding, and the count: what resuming needs. Of an optimizer that has
+        all of them."""
         assert self.params is not None
         state = {f"m.{name}": view for name, view in self.params.views(self.m_P).items()}
         state |= {f"v.{name}": view for name, view in self.params.views(self.v_P).items()}
