@@ -125,6 +125,7 @@ class State:
     venv: bool = False  # a virtual environment of the project is in use
     context: frozenset[str] = frozenset()  # variables and wrappers that every command here runs under
     sockets: dict[str, Act] = field(default_factory=dict)  # descriptor → what opened it to /dev/tcp/HOST/PORT
+    stdout: Act | None = None  # what `exec >/dev/tcp/HOST/PORT` has opened: all that is printed goes there
 
     def copy(self) -> State:
         return replace(
@@ -468,6 +469,8 @@ class _Walk:
             own = state.copy()
             if i:
                 own.via = own.via | {"pipe"}
+            if i < len(stages) - 1:
+                own.stdout = None
             before = len(self.reading.acts)
             given = self.statement(stage, own, output)
             if output.secret:
@@ -661,6 +664,9 @@ class _Walk:
             return Output("")
         before = len(self.reading.acts)
         output = run(self.reading, words, inner, stdin, self)
+        if output.secret and state.stdout is not None:
+            sent = state.stdout.but(effect="send", via=state.via, text="")
+            self.reading.acts.append(sent.but(marks=sent.marks | {"payload:secret"}))
         state.cwds = inner.cwds
         self._said(before, node)
         return output
@@ -698,6 +704,8 @@ class _Walk:
         if body is None or _text(body).strip() != "exec":
             opened = {name: socket for name, socket in state.sockets.items() if name not in STANDARD}
             state.sockets = opened | standard
+        else:
+            state.stdout = state.sockets.get("1")
         return output
 
     def _with_redirects(self, node: Node, body: Node | None, state: State, stdin: Output) -> Output:
@@ -963,7 +971,7 @@ class _Walk:
     def _substitution(self, node: Node, state: State) -> Word:
         """What a command prints, as far as that is known."""
         inner = [child for child in node.children if child.is_named]
-        own = state.copy()
+        own = replace(state.copy(), stdout=None)
         before = len(self.reading.acts)
         if len(inner) == 1 and inner[0].type == "file_redirect":  # $(< f)
             output = self._redirect(inner[0], own, NO_INPUT)
