@@ -28,7 +28,9 @@ from gradproof.gate.acts.paths import (
     unglobbed,
     within,
 )
-from gradproof.gate.acts.shell import NO_INPUT, Output, Reading, State, Word, below
+from gradproof.gate.acts.shell import Reading
+from gradproof.gate.acts.shell_state import NO_INPUT, Output, State
+from gradproof.gate.acts.word import Word, below
 
 MOST_WORDS = 256
 WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
@@ -976,9 +978,9 @@ def _filled(shape: str, pieces: Iterator[str]) -> str:
 
 
 def _escaped(text: str) -> str:
-    from gradproof.gate.acts.shell import ANSI, _ansi
+    from gradproof.gate.acts.word import ANSI, ansi_escape
 
-    return ANSI.sub(_ansi, text)
+    return ANSI.sub(ansi_escape, text)
 
 
 def _told(command: Command, words: Sequence[Word], text: str) -> Output:

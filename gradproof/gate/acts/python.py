@@ -10,7 +10,8 @@ from collections.abc import Callable
 from gradproof.gate.acts.act import Effect
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import Command, here, locate, run
-from gradproof.gate.acts.shell import BYTES_PER_WORK, Word, unread
+from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
+from gradproof.gate.acts.word import Word
 
 MOST_CODE = 8 * 2**10
 TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}'\"])")

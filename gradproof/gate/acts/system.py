@@ -21,7 +21,8 @@ from gradproof.gate.acts.programs import (
     reader,
     resolved,
 )
-from gradproof.gate.acts.shell import Output, Word
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.word import Word
 
 HANDS_OUT_KEYS = re.compile(
     r"\b(?:secretsmanager get-secret|ssm get-parameter\S* .*--with-decryption|secrets versions access"

@@ -21,7 +21,10 @@ from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, of_url, run
 from gradproof.gate.acts.requests import METHODS, request
-from gradproof.gate.acts.shell import MOST_WORK, Reading, State, UnreadableError, Word, unread
+from gradproof.gate.acts.shell import MOST_WORK, Reading
+from gradproof.gate.acts.shell_state import State
+from gradproof.gate.acts.unread import unread
+from gradproof.gate.acts.word import UnreadableError, Word
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
 SHELL_NAMES |= {
