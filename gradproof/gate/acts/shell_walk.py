@@ -440,7 +440,7 @@ class Walk:
 
     def redirect(self, node: Node, state: State, stdin: Output) -> Output:
         """`> f` writes, `< f` feeds, `<<<` feeds a text, `<(…)` is fed from a command."""
-        from gradproof.gate.acts.programs import touch
+        from gradproof.gate.acts.targets import touch
 
         operator = next((child.type for child in node.children if not child.is_named), ">")
         if node.type == "herestring_redirect":
@@ -479,7 +479,7 @@ class Walk:
 
     def _written(self, targets: Sequence[Node], state: State, output: Output) -> None:
         """Remembers what a file holds that was written in this call."""
-        from gradproof.gate.acts.programs import resolved
+        from gradproof.gate.acts.targets import resolved
 
         for node in targets:
             if node.type != "file_redirect" or any(child.type == "<" for child in node.children):

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installed")
 
 from gradproof.gate import features
-from gradproof.gate.acts import programs, shell, shell_walk
+from gradproof.gate.acts import options, shell, shell_walk
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.paths import MOST_PATH, Surroundings
 from gradproof.gate.acts.shell_text import set_aside, unchained
@@ -159,7 +159,7 @@ def test_a_text_whose_beginning_takes_long_is_not_parsed_whole(monkeypatch):
 
 
 def test_letters_that_come_again_are_one_option():
-    parsed = programs.parse([Word(("-" + "rf" * 50_000 + "n5",))], Deed(values=frozenset({"-n"})))
+    parsed = options.parse([Word(("-" + "rf" * 50_000 + "n5",))], Deed(values=frozenset({"-n"})))
     assert [(name, value and value.text) for name, value in parsed.options] == [("-r", None), ("-f", None), ("-n", "5")]
 
 
