@@ -480,7 +480,7 @@ def _init(
     """Nothing is written before the model is trained."""
     from dataclasses import asdict
 
-    from gradproof.gate import founding
+    from gradproof.gate import founding, founding_rows
     from gradproof.gate.old_store import rows_of
     from gradproof.gate.starter import MadeUp
     from gradproof.gate.status import status as status_of
@@ -499,7 +499,7 @@ def _init(
     trained = None
     if before is None:
         say("reading the calls to learn from")
-        rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+        rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)
         rows += rows_of(old) if old is not None else []
         learned, held = founding.split(rows, seed)
         say(f"training on {len({row.call for row in learned}):,} calls")
