@@ -72,9 +72,9 @@ def bench(
 
         gradproof bench --suite step --json step.json --resume
 
-        gradproof bench --suite step --device cuda --json step_gpu.json --resume --minutes 8
+        gradproof bench --suite step --device cuda --json gpu.json --minutes 8
 
-        gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
+        gradproof bench --suite step --size nano --rows 256 --peers loop --quick
 
         gradproof bench --suite ops --device cuda --precision bf16
 

@@ -68,7 +68,7 @@ def diagnose(
 
         gradproof diagnose my_model.py:case --html report.html
 
-        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,overflow,routing
+        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,routing
     """
     with errors(debug):
         check_outputs(json, html)

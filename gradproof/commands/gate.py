@@ -113,7 +113,7 @@ def decide(
 
     Examples:
 
-        gradproof gate decide '{"tool": "Bash", "arguments": {"command": "rm -rf build"}}'
+        gradproof gate decide '{"command": "rm -rf ../shared"}'
 
         my-agent | gradproof gate decide --store my-gate
     """
@@ -383,7 +383,7 @@ def evaluate(
 
     Examples:
 
-        gradproof gate evaluate --data labelled.jsonl --folds 5 --seeds 3 --html report.html
+        gradproof gate evaluate --data labelled.jsonl --seeds 3 --html report.html
 
         gradproof gate evaluate --stream --train old.jsonl --data new.jsonl
     """

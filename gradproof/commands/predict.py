@@ -54,7 +54,7 @@ def predict(
 
         gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
 
-        gradproof predict runs/loans --data new.csv --costs default=5 --out decided.csv
+        gradproof predict runs/loans --data new.csv --costs bad=5 --out out.csv
 
         gradproof predict runs/loans --data new.csv --explain --out decided.csv
     """

@@ -87,7 +87,9 @@ def verify(
 
         gradproof verify my_model.py:case --autocast bf16
 
-        gradproof verify my_model.py:case --record before.json     (then, after an upgrade: --against before.json)
+        gradproof verify my_model.py:case --record before.json
+
+        gradproof verify my_model.py:case --against before.json   (after an upgrade)
 
         gradproof verify --op layernorm --mutants
     """
