@@ -23,7 +23,15 @@ from gradproof.commands.options import (
     TargetColumn,
     said,
 )
-from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, progress_of, write
+from gradproof.commands.terminal import (
+    check_device,
+    check_folder,
+    check_outputs,
+    console_for,
+    errors,
+    progress_of,
+    write,
+)
 
 
 class MatchOption(StrEnum):
@@ -94,6 +102,7 @@ def ablate(
         from gradproof.train.run import lock
 
         check_outputs(json, None)
+        check_folder(out)
         flags = dict(data=data, target=target, budget=budget, match=match, seeds=seeds, steps=steps, tests=tests)
         lists = dict(families=families, ignore=ignore)
         given = read_config(config) if config else {}

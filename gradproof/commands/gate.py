@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradproof.commands.options import INTERRUPTED, Debug, Json, NoSeed, Seed
-from gradproof.commands.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+from gradproof.commands.terminal import (
+    COULD_NOT_START,
+    check_folder,
+    check_outputs,
+    console_for,
+    errors,
+    sentence,
+    stages,
+    write,
+)
 from gradproof.gate.place import default_folder, warning
 
 if TYPE_CHECKING:
@@ -86,6 +95,7 @@ def init(
     """
     with errors(debug):
         check_outputs(json, None)
+        check_folder(store)
         given = dict(journal_mebibytes=size, false_allow=false_allow, false_block=false_block)
         given |= dict(review_hours=review_hours, shadow=shadow)
         settings = {name: value for name, value in given.items() if value is not None}

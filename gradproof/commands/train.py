@@ -24,7 +24,7 @@ from gradproof.commands.options import (
     TargetColumn,
     said,
 )
-from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, sentence, write
+from gradproof.commands.terminal import check_device, check_folder, check_outputs, console_for, errors, sentence, write
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run's folder. Default: runs/MODEL-SIZE-DATA, numbered.")
@@ -141,6 +141,7 @@ def train(
         from gradproof.train.terminal_watch import show_scores
 
         check_outputs(json, None)
+        check_folder(out)
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
         flags |= dict(minutes=minutes, members=members)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)

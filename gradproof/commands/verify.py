@@ -94,7 +94,7 @@ def verify(
         gradproof verify --op layernorm --mutants
     """
     with errors(debug):
-        check_outputs(json, html)
+        check_outputs(json, html, record)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
         if case is None and (dtype or autocast or skip or allow_unjudged or record or against):
