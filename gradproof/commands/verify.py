@@ -130,7 +130,7 @@ def _verify_case(
     before = None if against is None else load_record(against)
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
-        loaded = load_case(case)
+        loaded = load_case(case, seed)
         if isinstance(loaded, KernelCase):
             if quick or to or against or any(how.values()):
                 raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")
