@@ -178,13 +178,18 @@ def feedback(
         from json import dumps
 
         from gradproof.gate.journal import Giver
+        from gradproof.gate.signals import signal
         from gradproof.gate.store import Store
 
         giver = Giver(actor or getuser(), "person", "")
         with _opened(Store, store) as opened:
+            signal(kind)
+            before = opened.journal.decision(id).get("remarked")
             given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
         _warn(store)
-        print(dumps({"id": id, **given._asdict(), "target": given.target}))
+        if before is not None and signal(before).outcome != given.outcome:
+            print(f"gradproof: warning: {before} was said of {id} before; {kind} now holds instead", file=sys.stderr)
+        print(dumps({"id": id, **given._asdict(), "target": given.target, "before": before}))
 
 
 @app.command()
@@ -249,7 +254,9 @@ def learn(
         from gradproof.gate.learner import follow as learn_on
         from gradproof.gate.store import Store
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # A shell starts a job in the background with SIGINT ignored; `kill -INT` must end it all the same.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         with _opened(Store, store) as opened, opened.learning():
             _warn(store)
             learner = Learner(opened, seed)

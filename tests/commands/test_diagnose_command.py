@@ -162,11 +162,12 @@ def test_bench(cases, monkeypatch):
 
     monkeypatch.setattr(bench, "REPEATS", 1)
     monkeypatch.setattr(bench, "INNER", 1)
-    result = call("bench", "--rows", "32", "--json", "b.json")
+    result = call("bench", "--suite", "diagnose", "--rows", "32", "--json", "b.json")
     assert result.exit_code == 0, result.output
     record = json.loads((cases / "b.json").read_text())
     assert all(cost["plain"] > 0 for cost in record["overheads"]) and record["nano"]["verdict"] in ("noise", "clean")
-    for args, sentence in ((("--suite", "nothing"), "no suite"), (("--size", "huge"), "no size")):
+    of_step = ("--rows", "32"), "--rows 32 needs a --size in the suite step"  # the suite that runs without --suite
+    for args, sentence in ((("--suite", "nothing"), "no suite"), (("--size", "huge"), "no size"), of_step):
         result = call("bench", *args)
         assert result.exit_code == 2 and sentence in result.stderr
 
