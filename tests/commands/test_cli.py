@@ -150,7 +150,7 @@ def test_bad_case_is_one_sentence_and_exit_2(cases, case, sentence):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("--op", "lineer"), "there is no op 'lineer'"),
+        (("--op", "lineer"), "unknown op 'lineer'"),
         (("--model", "rnn"), "there is no model 'rnn'"),
         (("x.py:case", "--mutants"), "either a CASE or"),
         (("--json", "."), "is a directory"),
