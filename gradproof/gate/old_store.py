@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gradproof.gate.calls import Call
-from gradproof.gate.founding import FoundingRow, act_rows
+from gradproof.gate.founding_rows import FoundingCall, FoundingRow, act_rows
 from gradproof.gate.journal import library
 from gradproof.gate.signals import ECHO, KINDS, signal
 
@@ -31,7 +31,9 @@ def rows_of(folder: Path) -> list[FoundingRow]:
         call = call_of(text)
         if call is not None:
             allow = signal(record["kind"]).outcome == "allow"
-            rows += act_rows(call, allow, f"old {number}", -1 - number)  # apart from the numbers of other calls
+            rows += act_rows(
+                FoundingCall(call, allow, f"old {number}", -1 - number)
+            )  # apart from the numbers of other calls
     return rows
 
 
