@@ -67,10 +67,14 @@ class Model(ABC):
         """Without a seed the parameters stay as they are in `flat_P`, or are zeros: others are about to be put
         there."""
         self.config = config
-        self.params = ParamSpace(config.spec(), dtype=dtype, device=device, flat_P=flat_P)
+        self.params = ParamSpace(self._entries(config), dtype=dtype, device=device, flat_P=flat_P)
         if seed is not None:
             self.params.initialise(seed)
         self.buffers: dict[str, Tensor] = {}
+
+    def _entries(self, config: Any) -> list[Entry]:
+        """The parameters that this model holds."""
+        return config.spec()
 
     @abstractmethod
     def apply(

@@ -62,7 +62,7 @@ class Mesh:
         self.shape, self.device, self.timeout, self.always = shape, device, timeout, always
         self._mesh = init_device_mesh(device, (shape.data, shape.experts), mesh_dim_names=AXES)
         self._groups = {axis: self._mesh.get_group(axis) for axis in AXES}
-        self.store = dist.distributed_c10d._get_default_store()
+        self.store: Any = dist.distributed_c10d._get_default_store()
         self.pulse = Pulse(self.store.clone(), self.rank, self.size, timeout)
         self.wish = 0.0  # what this rank wants all others to hear with the next step's numbers
         self.heard: Tensor | None = None  # the sum of all wishes

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 
 class RankFailed(Exception):
@@ -75,7 +76,7 @@ class Pool:
 
     def _start(self) -> None:
         context = get_context("spawn")
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         for rank in range(self.ranks):
             own, other = context.Pipe()
             about = (rank, self.ranks, self._store.port, self.timeout, other)
@@ -103,7 +104,7 @@ def _work(rank: int, ranks: int, port: int, timeout: float, pipe: Connection) ->
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = TCPStore("127.0.0.1", port, is_master=False)
     seconds = datetime.timedelta(seconds=timeout)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=seconds)
     with suppress(EOFError, OSError, KeyboardInterrupt):

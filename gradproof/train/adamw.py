@@ -68,7 +68,8 @@ class AdamW:
         self.count = torch.zeros((), device=flat_P.device)
         self.rate = torch.full((), self.lr, device=flat_P.device)
         chosen = [entry.name for entry in params.spec if self.decay == "all" or entry.kind == "matrix"]
-        self._decayed = [[view for name in chosen if (view := self._within(at, name)) is not None] for at, _ in self.pieces]
+        parts = [[self._within(at, name) for name in chosen] for at, _ in self.pieces]
+        self._decayed = [[view for view in views if view is not None] for views in parts]
         decayed_B = torch.zeros(flat_P.numel() // ALIGNMENT, dtype=torch.bool)
         for name in chosen:
             start = params.offsets[name] // ALIGNMENT

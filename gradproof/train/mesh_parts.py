@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradproof.kernels.variants import Kernels
+from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.ops.route import Whole
 from gradproof.train.mesh_training import MeshTraining
 from gradproof.train.parts import Backed, Parts, added_up
@@ -31,6 +31,7 @@ class MeshParts(Parts):
         self.mesh = training.mesh
 
     def gradients(self, batches: Sequence[MicroBatch]) -> Backed:
+        batches = self._as_many(batches)
         total, whole = self._agreed(batches)
         sums, backed, last = self.training.sums, list[Backed](), len(batches) - 1
         for i, batch in enumerate(batches):
@@ -40,6 +41,32 @@ class MeshParts(Parts):
         together = self._together(added_up(backed))
         sums.finish()
         return together().per_row(whole.rows)
+
+    def _one(self, batch: MicroBatch, total: Mapping[str, Any], whole: Whole | None, accumulate: bool) -> Backed:
+        if batch[0].shape[0]:
+            return super()._one(batch, total, whole, accumulate)
+        return self._none(batch[0], whole, accumulate)
+
+    def _none(self, x_TI: Tensor, whole: Whole | None, accumulate: bool) -> Backed:
+        """No rows at all, for which no kernel is admitted. The experts of this rank may still get rows of others."""
+        training, chosen = self.training, self.kernels
+        kernels = replace(REFERENCE, experts=chosen.experts, chosen=chosen.chosen, workspace=chosen.workspace)
+        model, weights, grad_P = training.model, training.weights, training.model.params.grad_P
+        output, saved = model.apply(weights, x_TI, whole, kernels)
+        dy = torch.zeros_like(output.logits_TO), training.scale
+        model.pull_back(weights, grad_P, dy, x_TI, saved, accumulate=accumulate, want_dx=False, kernels=kernels)
+        zero = training.scale.new_zeros(())
+        energy = None if model.energy(saved) is None else zero
+        return Backed(zero, output.gates_TE, model.routed(saved)[1], zero, energy)
+
+    def _as_many(self, batches: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
+        """As many micro-batches as the rank that has most: where experts are spread, all ranks take part in each."""
+        if self.mesh.shape.experts == 1 or not self.training.splits:
+            return batches
+        missing = int(self.mesh.largest(len(batches))) - len(batches)
+        x_TI, target = batches[0]
+        none = tuple(own[:0] for own in target) if isinstance(target, tuple) else target[:0]
+        return [*batches, *[(x_TI[:0], none)] * missing]
 
     def _agreed(self, batches: Sequence[MicroBatch]) -> tuple[Mapping[str, Any], Whole]:
         """What the loss of the whole batch divides by, and its rows and load."""
@@ -56,7 +83,8 @@ class MeshParts(Parts):
         flat_P = model.params.flat_P
         device = torch.cat([value.double().flatten() for value in measured]) if measured else host[:0]
         if device.is_cuda:
-            self.mesh.sum_(host), self.mesh.sum_(device)
+            self.mesh.sum_(host)
+            self.mesh.sum_(device)
         else:
             host, device = self.mesh.sum_(torch.cat([host, device])).split([len(host), len(device)])
         agreed: dict[str, Any] = dict(zip(on_host, (int(n) for n in host.tolist()), strict=True))

@@ -26,7 +26,8 @@ from gradproof.train.training import Training
 
 
 class MeshTraining(Training):
-    """`sharded` shares the optimizer's state out along the axis `data`."""
+    """`sharded` spreads the optimizer's state along the axis `data`; `splits` where a batch may be several
+    micro-batches."""
 
     def __init__(
         self,
@@ -37,12 +38,13 @@ class MeshTraining(Training):
         clip: float | None,
         mesh: Mesh,
         sharded: bool = False,
+        splits: bool = False,
     ):
         front = model.held_alike if mesh.shape.experts > 1 else 0
         self.mesh, self.sums = mesh, GradientSum(mesh, model.params, sharded, front)
         self.sharded, self._alone = sharded, False
         super().__init__(model, loss, optimizer, dtype, clip, self.sums.own if sharded else None)
-        self._dtype = dtype
+        self._dtype, self.splits = dtype, splits
 
     @property
     def parted(self) -> bool:

@@ -25,9 +25,7 @@ class Backed(NamedTuple):
 
     def per_row(self, rows: int) -> Backed:
         """Sums over rows as means."""
-        return self._replace(
-            entropy=self.entropy / rows, energy=None if self.energy is None else self.energy / rows
-        )
+        return self._replace(entropy=self.entropy / rows, energy=None if self.energy is None else self.energy / rows)
 
 
 def added_up(parts: Sequence[Backed]) -> Backed:

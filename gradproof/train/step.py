@@ -77,7 +77,10 @@ class TrainStep:
         self.model, self.optimizer = model, optimizer
         self.mesh = mesh if mesh is not None and mesh.spread else None
         given = (model, criterion, optimizer, DTYPES[compute_dtype], clip)
-        self.training = Training(*given) if self.mesh is None else MeshTraining(*given, self.mesh, shard_optimizer)
+        if self.mesh is None:
+            self.training = Training(*given)
+        else:
+            self.training = MeshTraining(*given, self.mesh, shard_optimizer, micro_rows is not None)
         self.schedule, self.micro_rows, self.steps, self.peak = schedule, micro_rows, 0, optimizer.lr
         self.dtype, self.kernels, self.workspace, self._asked = DTYPES[compute_dtype], REFERENCE, Workspace(), kernels
         self._chosen: dict[int, Kernels] = {}  # by the number of rows
@@ -104,8 +107,9 @@ class TrainStep:
     def accumulate(self, batches: Sequence[MicroBatch]) -> StepResult:
         """One update by these micro-batches, of any sizes: the same as by their rows in one batch."""
         for x_TI, _ in batches:
-            self.model.check_input(x_TI)
-        self.choose(max(x_TI.shape[0] for x_TI, _ in batches))
+            if x_TI.shape[0] or self.mesh is None:  # a rank may have no rows of a batch
+                self.model.check_input(x_TI)
+        self.choose(max(1, *(x_TI.shape[0] for x_TI, _ in batches)))
         if self.schedule is not None:
             self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
         result = self.plan(batches).take(batches)
