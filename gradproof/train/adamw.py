@@ -36,6 +36,14 @@ def _pieces(own: Sequence[slice]) -> list[Piece]:
     return [Piece(at, slice(*kept)) for at, kept in zip(own, pairwise(ends), strict=True)]
 
 
+def copy_pieces(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None:
+    """Fills tensors, or pieces `NAME@START` of them, from stored ones, which are whole."""
+    for key, tensor in own.items():
+        name, _, start = key.partition("@")
+        whole, first = stored[name], int(start or 0)
+        tensor.copy_(whole.reshape(-1)[first : first + tensor.numel()].view_as(tensor))
+
+
 class AdamW:
     """Weight decay on `matrices` alone, or on `all` parameters. `bind` gives it the parameters to move."""
 
@@ -68,21 +76,14 @@ class AdamW:
         self.count = torch.zeros((), device=flat_P.device)
         self.rate = torch.full((), self.lr, device=flat_P.device)
         chosen = [entry.name for entry in params.spec if self.decay == "all" or entry.kind == "matrix"]
-        parts = [[self._within(at, name) for name in chosen] for at, _ in self.pieces]
-        self._decayed = [[view for view in views if view is not None] for views in parts]
+        spans = [self._overlaps(at) for at, _ in self.pieces]
+        self._decayed = [[flat_P[slice(*span)] for name, span in own if name in set(chosen)] for own in spans]
         decayed_B = torch.zeros(flat_P.numel() // ALIGNMENT, dtype=torch.bool)
         for name in chosen:
             start = params.offsets[name] // ALIGNMENT
             decayed_B[start : start + padded(params[name].numel()) // ALIGNMENT] = True
         self._decayed_B = decayed_B.to(flat_P.device)
         return self
-
-    def _within(self, at: slice, name: str) -> Tensor | None:
-        """The part of a parameter that lies in a part of the flat buffer."""
-        params = self._bound
-        start = params.offsets[name]
-        first, last = max(at.start, start), min(at.stop, start + math.prod(params.shapes[name]))
-        return params.flat_P[first:last] if first < last else None
 
     @property
     def _bound(self) -> ParamSpace:
@@ -188,16 +189,30 @@ class AdamW:
 
     def state(self) -> dict[str, Tensor]:
         """The moments by parameter name, without padding, and the count: what resuming needs. Of an optimizer that has
-        all of them."""
-        assert self.params is not None
-        state = {f"m.{name}": view for name, view in self.params.views(self.m_P).items()}
-        state |= {f"v.{name}": view for name, view in self.params.views(self.v_P).items()}
+        a part of them, `NAME@START` is a piece, from number START of the parameter on."""
+        params = self._bound
+        if self.pieces and self.pieces[0].at == slice(0, params.flat_P.numel()):
+            state = {f"m.{name}": view for name, view in params.views(self.m_P).items()}
+            state |= {f"v.{name}": view for name, view in params.views(self.v_P).items()}
+            return {**state, "count": self.count}
+        state = {}
+        for moment, own_P in (("m", self.m_P), ("v", self.v_P)):
+            for at, kept in self.pieces:
+                for name, (first, last) in self._overlaps(at):
+                    shift = kept.start - at.start
+                    state[f"{moment}.{name}@{first - params.offsets[name]}"] = own_P[first + shift : last + shift]
         return {**state, "count": self.count}
 
+    def _overlaps(self, at: slice) -> list[tuple[str, tuple[int, int]]]:
+        """The parameters that lie in a part of the flat buffer, and from where to where."""
+        params = self._bound
+        ends = {name: start + math.prod(params.shapes[name]) for name, start in params.offsets.items()}
+        spans = [(name, (max(at.start, start), min(at.stop, ends[name]))) for name, start in params.offsets.items()]
+        return [(name, (first, last)) for name, (first, last) in spans if first < last]
+
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave."""
-        for name, own in self.state().items():
-            own.copy_(state[name])
+        """Takes over what `state` gave, of whatever part."""
+        copy_pieces(self.state(), state)
 
     def memory_bytes(self) -> int:
         """Bytes of the two moments; 0 before `bind`."""

@@ -60,6 +60,29 @@ class MeshTraining(Training):
         finally:
             self._alone = False
 
+    def written(self) -> dict[str, Tensor]:
+        """Each number is written by one rank. Replicas along `data` are written by the first."""
+        if self.mesh.first:
+            return self.state()
+        moments = {name: own for name, own in self.state().items() if name.startswith(("optimizer.m.", "optimizer.v."))}
+        if not self.sharded and self.mesh.at("data"):
+            return {}
+        alike = tuple(f"optimizer.{m}.{name}" for m in "mv" for name in self.held_alike)
+        return {key: own for key, own in moments.items() if key.partition("@")[0] not in alike}
+
+    @property
+    def held_alike(self) -> list[str]:
+        """Parameters that ranks of all places along `experts` hold."""
+        return [name for name, start in self.model.params.offsets.items() if start < self.sums.front]
+
+    def written_model(self) -> dict[str, Tensor]:
+        """The parameters and buffers that this rank writes."""
+        if self.mesh.at("data"):
+            return {}
+        if self.mesh.first:
+            return {**self.model.params, **self.model.buffers}
+        return {name: own for name, own in self.model.params.items() if name not in self.held_alike}
+
     def end(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         if self.parted:
             kernels = replace(kernels, update=None, adamw=self._adamw(kernels) if self.sharded else kernels.adamw)

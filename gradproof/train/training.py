@@ -16,7 +16,7 @@ from gradproof.models.model import Model
 from gradproof.ops import NARROW
 from gradproof.ops.update import CLIP_EPS
 from gradproof.params import Weights
-from gradproof.train.adamw import AdamW
+from gradproof.train.adamw import AdamW, copy_pieces
 from gradproof.train.loss import Loss
 from gradproof.train.narrow import NarrowWeights
 
@@ -112,6 +112,9 @@ class Training:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave; the parameters are restored before."""
-        for name, own in self.state().items():
-            own.copy_(state[name])
+        copy_pieces(self.state(), state)
         self.refresh()
+
+    def written(self) -> dict[str, Tensor]:
+        """The part of `state` that this process writes to a checkpoint."""
+        return self.state()

@@ -2,13 +2,16 @@
 
 import torch
 import torch.distributed as dist
+from safetensors.numpy import save_file
 
 from gradproof.models.expert_ranks import ExpertRanks
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.ranks.mesh import Mesh
 from gradproof.ranks.mesh_shape import MeshShape
 from gradproof.streams import seeded
+from gradproof.train import checkpoint, mesh_checkpoint
 from gradproof.train.adamw import AdamW
+from gradproof.train.load import restore
 from gradproof.train.loss import Loss
 from gradproof.train.schedule import Schedule
 from gradproof.train.step import TrainStep
@@ -76,3 +79,53 @@ def trajectory(layout, options=None, **how):
 
 def rank():
     return dist.get_rank()
+
+
+def save_after(layout, folder, steps):
+    """A checkpoint of this layout after so many steps; returns the names of its files."""
+    model, step, mesh = build(layout)
+    train(step, mesh, 0, steps)
+    state = {"progress": {}}
+    if mesh is None:
+        checkpoint.save(folder, steps, {**model.params, **model.buffers}, step.state(), state)
+    else:
+        parts = step.training.written_model(), step.training.written()
+        mesh_checkpoint.save(mesh, folder, steps, *parts, state)
+        mesh.pulse.close()
+    return sorted(file.name for file in (folder / f"step-{steps}").iterdir())
+
+
+def resume_from(layout, folder, steps):
+    """The trajectory from a checkpoint on, on this layout."""
+    model, step, mesh = build(layout)
+    with torch.no_grad():
+        for own in model.params.values():
+            own.fill_(7.0)
+    saved = checkpoint.load(folder / f"step-{steps}")
+    restore(model, saved)
+    step.load_state(saved.tensors(checkpoint.STEP), steps)
+    figures = train(step, mesh, steps, STEPS)
+    if mesh is not None:
+        mesh.pulse.close()
+    return figures, {name: own.clone() for name, own in (*model.params.items(), *model.buffers.items())}
+
+
+def save_on_full_disk(layout, folder, steps):
+    """Rank 1 cannot write; what each rank says."""
+    model, step, mesh = build(layout)
+    train(step, mesh, 0, steps)
+    part = step.training.written_model(), step.training.written()
+    if mesh.rank == 1:
+        checkpoint.save_file = _full
+    try:
+        mesh_checkpoint.save(mesh, folder, steps, *part, {"progress": {}})
+    except OSError as error:
+        return str(error)
+    finally:
+        checkpoint.save_file = save_file
+        mesh.pulse.close()
+    return ""
+
+
+def _full(*args):
+    raise OSError(28, "No space left on device")
