@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
-import traceback
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gradproof.commands.options import (
-    INTERRUPTED,
-    STOPPED,
     ConfigFile,
     Data,
     Debug,
@@ -24,7 +20,8 @@ from gradproof.commands.options import (
     TargetColumn,
     said,
 )
-from gradproof.commands.terminal import check_device, check_folder, check_outputs, console_for, errors, sentence, write
+from gradproof.commands.terminal import check_device, check_folder, check_outputs, console_for, errors, write
+from gradproof.commands.training_run import several_ranks, train_alone, train_on_ranks
 
 Out = Annotated[
     Path | None, typer.Option("--out", metavar="DIR", help="The run's folder. Default: runs/MODEL-SIZE-DATA, numbered.")
@@ -109,6 +106,21 @@ def train(
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out; needs no other flag.")] = False,
     json: Json = None,
+    mesh: Annotated[
+        str | None,
+        typer.Option(
+            metavar="AXES",
+            help="Under torchrun: how the ranks are arranged, data=2,experts=2. Default: data parallel.",
+        ),
+    ] = None,
+    shard_optimizer: Annotated[
+        bool | None,
+        typer.Option("--shard-optimizer", help="Under torchrun: spread AdamW's moments over the data axis."),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(help="Under torchrun: seconds until a dead or hung rank ends the run. Default: 60."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seeds weights, split and order of the rows. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -132,6 +144,8 @@ def train(
         gradproof train --model transformer --data book.txt --out runs/book
 
         gradproof train --resume --out runs/loans
+
+        torchrun --nproc-per-node 4 -m gradproof train --mesh data=2,experts=2 --out runs/four
     """
     with errors(debug):
         from gradproof.data.source import check, synthetic_options
@@ -143,12 +157,13 @@ def train(
         check_outputs(json, None)
         check_folder(out)
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
-        flags |= dict(minutes=minutes, members=members)
+        flags |= dict(minutes=minutes, members=members, mesh=mesh, shard_optimizer=shard_optimizer, timeout=timeout)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)
         given = read_config(config) if config else {}
         given |= said(**flags, task=task, encoding=encoding, router=router, device=device, precision=precision)
         given |= {name: [column.strip() for column in value.split(",")] for name, value in said(**lists).items()}
         resolved = resolve(given)
+        among = several_ranks(resolved, debug)
         if out is None or not (out / "config.json").is_file():
             named = [*resolved.metrics, *resolved.categorical, *resolved.ignore]
             if resolved.model == "transformer":
@@ -158,68 +173,16 @@ def train(
             check_device(Device(resolved.device))
         if "data" in given and synthetic_options(resolved.data) is None:
             given["data"] = os.path.abspath(resolved.data)  # whatever folder it is resumed in
-        run = start(out, given, resume)
-        check_device(Device(run.config.device))
-        with lock(run):
-            record = _train(run, debug)
+        if among:
+            record, run = train_on_ranks(resolved, out, given, resume, debug)
+            if record is None:
+                return
+        else:
+            run = start(out, given, resume)
+            check_device(Device(run.config.device))
+            with lock(run):
+                record = train_alone(run, debug)
         show_scores(record, run.path, console_for(json))
         from json import dumps
 
         write(record, dumps(record, indent=1), json)
-
-
-def _train(run: Any, debug: bool) -> dict[str, Any]:
-    """Exit code 130 where the run was interrupted, by Ctrl-C or SIGTERM."""
-    import signal
-
-    from gradproof.train.terminal_watch import watching
-
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with watching() as watch:
-            return _train_watched(run, watch, debug)
-    except KeyboardInterrupt:
-        print(f"interrupted; go on with: gradproof train --resume --out {run.path}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _train_watched(run: Any, watch: Any, debug: bool) -> dict[str, Any]:
-    """A run that could not start is taken back; exit code 1 where one that had started must stop."""
-    from gradproof.data.columns import column_lines
-    from gradproof.data.source import task_lines
-    from gradproof.train.loop import Stopped, Trainer, prove
-    from gradproof.train.report import finished_report, report, write_report
-    from gradproof.train.text import TextTrainer
-    from gradproof.train.text_report import text_report
-
-    done = finished_report(run.path)
-    if done is not None:
-        watch.say(f"{run.path} is finished; nothing to do")
-        return done
-    try:
-        trainer = TextTrainer(run, watch) if run.config.model == "transformer" else Trainer(run, watch)
-    except Exception:
-        run.discard()
-        raise
-    if not isinstance(trainer, TextTrainer):
-        for line in (*column_lines(trainer.source.columns), *task_lines(trainer.source, run.config.task)):
-            watch.say(line)
-    try:
-        prove(run, trainer.model)
-        trainer.rehearse()
-        trainer.settle()
-        trainer.resume()
-        trainer.train()
-        record = text_report(trainer) if isinstance(trainer, TextTrainer) else report(trainer)
-        write_report(run.path, record)
-    except Stopped as stopped:
-        print(f"gradproof: {stopped}", file=sys.stderr)
-        raise typer.Exit(STOPPED) from None
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        print(f"gradproof: {sentence(error)}; then: gradproof train --resume --out {run.path}", file=sys.stderr)
-        raise typer.Exit(STOPPED) from None
-    return record

@@ -10,6 +10,8 @@ zeros. Inputs are encoded once where they fit into `ENCODED` bytes, otherwise ba
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,6 +36,7 @@ class Feed:
         orders = [seed if members == 1 else f"{seed}, member {m}" for m in range(members)]
         self.batches = [Batches(index_R, batch, order) for order in orders]
         self.rate = 0.0
+        self.own: Callable[[int], slice] | None = None  # of a batch of so many rows, those of this rank; None for all
         self._encoded: tuple[np.ndarray, Tensor, Targets] | None = None
 
     @property
@@ -54,8 +57,10 @@ class Feed:
         self._encoded = place_R, x_RI, encoder.target(self.rows.take(index_R))
 
     def __call__(self, s: int, m: int = 0) -> tuple[Tensor, Targets]:
-        x_TI, target = self.taken(self.batches[m][s])
-        return (self._dropped(x_TI, m, s) if self.rate else x_TI), target
+        index_T = self.batches[m][s]
+        own = slice(None) if self.own is None else self.own(len(index_T))
+        x_TI, target = self.taken(index_T[own])
+        return (self._dropped(x_TI, m, s, len(index_T), own) if self.rate else x_TI), target
 
     def taken(self, index_T: np.ndarray) -> tuple[Tensor, Targets]:
         """Inputs and target of these training rows, nothing dropped."""
@@ -67,8 +72,10 @@ class Feed:
         target = tuple(part[at_T] for part in target_R) if isinstance(target_R, tuple) else target_R[at_T]
         return x_RI.index_select(0, at_T), target
 
-    def _dropped(self, x_TI: Tensor, m: int, s: int) -> Tensor:
+    def _dropped(self, x_TI: Tensor, m: int, s: int, rows: int, own: slice) -> Tensor:
+        """Zeros are drawn for the whole batch, so that they do not depend on how it is shared."""
         limit = round(self.rate * UNITS)
-        bits = np.random.Generator(philox(self.seed, "dropout", m, s)).bytes(x_TI.numel())
-        keep_TI = torch.from_numpy(np.frombuffer(bits, np.uint8) >= limit).view(x_TI.shape).to(x_TI.device)
+        bits = np.random.Generator(philox(self.seed, "dropout", m, s)).bytes(rows * x_TI.shape[1])
+        keep_BI = np.frombuffer(bits, np.uint8).reshape(rows, x_TI.shape[1])[own] >= limit
+        keep_TI = torch.from_numpy(keep_BI).to(x_TI.device)
         return x_TI.mul_(UNITS / (UNITS - limit)).mul_(keep_TI)  # x is a copy: rows are taken by their index

@@ -10,12 +10,14 @@ import datetime
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 
 from gradproof.ranks.mesh_shape import AXES, MeshShape, share
@@ -52,6 +54,8 @@ class Pending:
 class Mesh:
     """`store` is the process group's; `always` sends even where an axis has one rank, for measurements and tests."""
 
+    _made = 0
+
     def __init__(self, shape: MeshShape, device: str = "cpu", timeout: float = TIMEOUT, *, always: bool = False):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         if shape.ranks != self.size:
@@ -62,7 +66,8 @@ class Mesh:
         self.shape, self.device, self.timeout, self.always = shape, device, timeout, always
         self._mesh = init_device_mesh(device, (shape.data, shape.experts), mesh_dim_names=AXES)
         self._groups = {axis: self._mesh.get_group(axis) for axis in AXES}
-        self.store: Any = dist.distributed_c10d._get_default_store()
+        Mesh._made += 1  # on every rank alike: what ranks of an earlier mesh said must not be heard by this one
+        self.store: Any = PrefixStore(f"mesh-{Mesh._made}", dist.distributed_c10d._get_default_store())
         self.pulse = Pulse(self.store.clone(), self.rank, self.size, timeout)
         self.wish = 0.0  # what this rank wants all others to hear with the next step's numbers
         self.heard: Tensor | None = None  # the sum of all wishes
@@ -174,6 +179,16 @@ class Mesh:
         pairs = zip(taken, lengths.tolist(), strict=True)
         return [bytes(said[:length].tolist()).decode() for said, length in pairs]
 
+    def arrays(self, own: np.ndarray) -> np.ndarray:
+        """What every rank has, one after the other; all have as much."""
+        if self.size == 1:
+            return own
+        tensor = torch.from_numpy(np.ascontiguousarray(own))
+        taken = [torch.empty_like(tensor) for _ in range(self.size)]
+        with self.talking():
+            dist.all_gather(taken, tensor)
+        return torch.cat(taken).numpy()
+
     def text(self, text: str = "") -> str:
         """What rank 0 says."""
         return self.texts(text if self.first else "")[0]
@@ -230,17 +245,20 @@ class Mesh:
             raise RankLost(blamed.sentence + detail, told) from error
 
     def close(self) -> None:
-        """Leaves the others in peace; all ranks have come this far."""
+        """Leaves the others in peace; all ranks have come this far. The process group stays."""
         self.pulse.end("it is done")
         self.pulse.close()
-        if dist.is_initialized():
-            dist.destroy_process_group()
 
 
-def join(device: str = "cpu", timeout: float = TIMEOUT) -> None:
-    """Becomes one of the ranks that torchrun started."""
+def watched(mesh: Mesh | None) -> AbstractContextManager[None]:
+    """Within, every rank makes progress at least every `timeout` seconds."""
+    return nullcontext() if mesh is None else mesh.pulse.watched()
+
+
+def join(device: str = "cpu", timeout: float = TIMEOUT) -> bool:
+    """Becomes one of the ranks that torchrun started; False where this process is one already."""
     if dist.is_initialized():
-        return
+        return False
     seconds = datetime.timedelta(seconds=timeout + MARGIN)
     if device == "cuda":
         local = int(os.environ.get("LOCAL_RANK", 0))
@@ -248,6 +266,13 @@ def join(device: str = "cpu", timeout: float = TIMEOUT) -> None:
         dist.init_process_group("cpu:gloo,cuda:nccl", timeout=seconds, device_id=torch.device("cuda", local))
     else:
         dist.init_process_group("gloo", timeout=seconds)
+    return True
+
+
+def leave() -> None:
+    """Undoes `join`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def open_mesh(shape: MeshShape | None, device: str = "cpu", timeout: float = TIMEOUT) -> Mesh:

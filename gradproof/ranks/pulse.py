@@ -156,7 +156,7 @@ class Pulse:
         os._exit(STOPPED)
 
     def _say(self, sentence: str) -> None:
-        print(f"gradproof: {sentence}{self.advice}", file=sys.stderr, flush=True)
+        print(f"gradproof: {sentence}{self.advice}", file=sys.__stderr__, flush=True)
 
     def _kill(self, ranks: list[int]) -> None:
         """Ranks on this machine that no longer answer: nothing else would end them before the launcher gives up."""

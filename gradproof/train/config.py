@@ -9,9 +9,11 @@ import json
 import tomllib
 import types
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gradproof.ranks.mesh_shape import MeshShape
 
 if TYPE_CHECKING:
     from gradproof.data.source import SourceOptions
@@ -35,6 +37,7 @@ OF_TABLE = {
     "minutes": 0.6,
     "model_options": {"experts": 1, "k": 1, "hidden": 128, "depth": 1},
 }
+LAYOUT = {"mesh", "shard_optimizer", "timeout", "compare_every"}  # may change when a run is resumed
 EXACTLY_ONE = ("model", "size", "steps", "router", "recipe")  # options that ask for a particular model
 
 
@@ -86,11 +89,15 @@ class TrainConfig:
         "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
     )
     minutes: float | None = None  # of training; becomes `steps` when the run has begun
+    mesh: str | None = None  # of the ranks that torchrun started: data=2,experts=2; null: data parallel
+    shard_optimizer: bool = False  # AdamW's moments spread along the axis data
+    timeout: float = 60.0  # seconds after which a rank that is dead or hung ends the run
+    compare_every: int = 100  # steps between two comparisons of the ranks' parameters
     settled: bool = False  # whether recipe and minutes have become other options
 
     def __post_init__(self):
         at_least = {"steps": 1, "batch": 1, "micro_rows": 1, "threads": 1, "log_every": 1, "validate_every": 1}
-        at_least |= {"members": 1, "names": 1, "pieces": 0, "levels": 0}
+        at_least |= {"members": 1, "names": 1, "compare_every": 1, "pieces": 0, "levels": 0}
         for name, least in {**at_least, "patience": 1, "patience_after": 0}.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -105,6 +112,10 @@ class TrainConfig:
             raise ValueError(f"router = {self.router!r}: a {self.model} model has no router; model = 'moe' has one")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout} is a share of the inputs, from 0 to below 1")
+        if self.mesh is not None:
+            MeshShape.parse(self.mesh)
+        if not 5 <= self.timeout < float("inf"):
+            raise ValueError(f"timeout = {self.timeout} must be at least 5 seconds")
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise ValueError(f"minutes = {self.minutes} must be a number above 0")
         if self.model == "transformer" and self.members > 1:
@@ -123,6 +134,10 @@ class TrainConfig:
                 f"validation = {self.validation} and test = {self.test} are shares of the rows above 0, "
                 "below 0.9 together"
             )
+
+    def with_layout(self, given: Mapping[str, Any]) -> TrainConfig:
+        """With the options of `given` that may change when a run is resumed."""
+        return replace(self, **{name: value for name, value in given.items() if name in LAYOUT})
 
     @property
     def interval(self) -> int:

@@ -28,7 +28,9 @@ class EnsembleStep:
     def __init__(self, model: Ensemble, member_step: Callable[[Model], TrainStep]):
         self.model = model
         self.steps = [member_step(member) for member in model.members]
-        beside = min(len(self.steps), os.cpu_count() or 1) if model.params.flat_P.is_cpu else 1
+        # Steps of a mesh talk to the other ranks, in the same order on each.
+        aside = not model.params.flat_P.is_cpu or self.first.mesh is not None
+        beside = 1 if aside else min(len(self.steps), os.cpu_count() or 1)
         self._pool = (
             ThreadPoolExecutor(beside, initializer=torch.set_num_threads, initargs=(1,)) if beside > 1 else None
         )
@@ -66,6 +68,10 @@ class EnsembleStep:
     def state(self) -> dict[str, Tensor]:
         """Everything but the parameters that the next step depends on, by member."""
         return {prefix(m) + name: own for m, step in enumerate(self.steps) for name, own in step.state().items()}
+
+    def written(self) -> dict[str, Tensor]:
+        """The part of `state` that this process writes to a checkpoint."""
+        return {prefix(m) + name: own for m, step in enumerate(self.steps) for name, own in step.written().items()}
 
     def load_state(self, state: Mapping[str, Tensor], steps: int) -> None:
         for m, step in enumerate(self.steps):

@@ -7,13 +7,30 @@ import math
 import numpy as np
 
 from gradproof.data.rows import Rows
+from gradproof.ranks.mesh import Mesh
 from gradproof.train.number_score import errors, negative_log_likelihood, true_values
 from gradproof.train.predictor import CHUNK, Predictions, Predictor
 from gradproof.train.score import log_loss, recalls
 
 
 def predictions(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predictions:
-    """Of the rows at `index_T`, of which only some thousand are in memory at a time."""
+    """Of the rows at `index_T`, of which only some thousand are in memory at a time. The ranks of a mesh share the
+    rows, and all of them return everything."""
+    if predictor.mesh is not None and len(index_T):
+        return _shared(predictor, predictor.mesh, rows, index_T)
+    return _own(predictor, rows, index_T)
+
+
+def _shared(predictor: Predictor, mesh: Mesh, rows: Rows, index_T: np.ndarray) -> Predictions:
+    """Every rank takes as many rows, the first one again where there are too few: experts on other ranks then meet as
+    many batches as these."""
+    each = -(-len(index_T) // mesh.size)
+    filled = np.concatenate([index_T, np.repeat(index_T[:1], each * mesh.size - len(index_T))])
+    own = _own(predictor, rows, filled[mesh.rank * each : (mesh.rank + 1) * each])
+    return Predictions(*(mesh.arrays(array)[: len(index_T)] if len(array) else array for array in own))
+
+
+def _own(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predictions:
     parts = [predictor(rows.take(index_T[start : start + CHUNK])) for start in range(0, len(index_T), CHUNK)]
     return Predictions(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 

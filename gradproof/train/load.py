@@ -11,8 +11,11 @@ from typing import Any, NamedTuple
 from gradproof.data.schema import Schema
 from gradproof.data.source import read_schema
 from gradproof.models.ensemble import Ensemble, EnsembleConfig
+from gradproof.models.expert_ranks import ExpertRanks
 from gradproof.models.families import family
 from gradproof.models.model import Model
+from gradproof.models.moe import MoE
+from gradproof.ranks.mesh import Mesh
 from gradproof.train import checkpoint
 from gradproof.train.config import TrainConfig
 from gradproof.train.interval import read_reach
@@ -60,9 +63,15 @@ def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.C
     return best
 
 
-def build_model(config: TrainConfig, schema: Schema, device: str) -> Model:
-    """The configured model for the width of the data, with its initial values."""
+def build_model(config: TrainConfig, schema: Schema, device: str, mesh: Mesh | None = None) -> Model:
+    """The configured model for the width of the data, with its initial values. On a mesh with an axis `experts`, this
+    rank's part of it."""
     shape = model_config(config, schema.inputs, schema.outputs, schema.patches)
+    if mesh is not None and mesh.shape.experts > 1:
+        if config.model != "moe" or config.members > 1:
+            what = "an ensemble" if config.members > 1 else f"a {config.model} model"
+            raise ValueError(f"mesh {mesh.shape}: {what} has no experts to spread; use --mesh data={mesh.size}")
+        return MoE(shape, seed=config.seed, device=device, ranks=ExpertRanks(mesh, shape.experts))
     if config.members == 1:
         return family(config.model)(shape, seed=config.seed, device=device)
     return Ensemble(EnsembleConfig(shape, config.members, len(schema.classes)), seed=config.seed, device=device)

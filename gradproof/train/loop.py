@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,8 @@ from gradproof.files import write_atomically
 from gradproof.models.ensemble import Ensemble
 from gradproof.models.model import Model
 from gradproof.models.subject import judge_config
-from gradproof.train import checkpoint
+from gradproof.ranks.mesh import Mesh, watched
+from gradproof.train import checkpoint, mesh_checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.config import TrainConfig
 from gradproof.train.ensemble_step import EnsembleStep
@@ -39,11 +40,13 @@ from gradproof.train.evaluate import evaluate, evaluate_number, predictions, spa
 from gradproof.train.interval import fit_reach, keep_reach, read_reach
 from gradproof.train.load import build_model, model_config, restore
 from gradproof.train.loss import Loss, Target
+from gradproof.train.mesh_training import MeshTraining
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.number_score import true_values
 from gradproof.train.predictor import Predictor
 from gradproof.train.recipe import TableSize, sized, steps_of
 from gradproof.train.rehearsal import rehearse
+from gradproof.train.replicas import Drifted
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
 from gradproof.train.score import balanced_accuracy, worst
@@ -53,6 +56,8 @@ from gradproof.train.temperature import fit_temperature, keep_temperature, read_
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
 SMALL = 2_000_000  # parameters
+ONCE = 3.0  # seconds within which two signals are one
+ONE_RANK = "one rank"
 SETTLING, TIMED = 3, 12  # steps before a time budget becomes a number of steps, and those that are timed for it
 
 
@@ -96,11 +101,21 @@ class Trainer:
     model: Model
     step: TrainStep | EnsembleStep
 
-    def __init__(self, run: Run, watch: Watch):
-        self.run, self.watch, self.config = run, watch, run.config
+    def __init__(self, run: Run, watch: Watch, mesh: Mesh | None = None):
+        """On a `mesh`, every rank makes one and calls the same methods; rank 0 writes."""
+        self.run, self.watch, self.config, self.mesh = run, watch, run.config, mesh
         self.at, self.board = Progress(), None
         self._open()
         self.metrics = MetricsFile(run.path / "metrics.jsonl")
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes the run's files."""
+        return self.mesh is None or self.mesh.first
+
+    def _own(self, rows: int) -> slice:
+        """Of a batch of so many rows, those of this rank."""
+        return slice(0, rows) if self.mesh is None else self.mesh.share(rows)
 
     def _open(self) -> None:
         """Data, model and step."""
@@ -125,15 +140,15 @@ class Trainer:
 
     def _build(self) -> None:
         """Model, step and what feeds it."""
-        self.model = build_model(self.config, self.source.schema, self.config.device)
+        self.model = build_model(self.config, self.source.schema, self.config.device, self.mesh)
         torch.set_num_threads(thread_count(self.config, self.model))
         self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
         self.predictor.temperature, self.predictor.reach = read_temperature(self.run.path), read_reach(self.run.path)
-        self.encoder = self.predictor.encoder
-        self.step = build_step(self.config, self.model, self.source)
+        self.predictor.mesh, self.encoder = self.mesh, self.predictor.encoder
+        self.step = build_step(self.config, self.model, self.source, self.mesh)
         rows, seed = (self.source.rows, self.source.index(TRAIN)), self.config.seed
         self.feed = Feed(*rows, self.encoder, self.config.batch, seed, self.config.members)
-        self.feed.rate = self.config.dropout
+        self.feed.rate, self.feed.own = self.config.dropout, None if self.mesh is None else self.mesh.share
         self.rows_each = self.feed.batch
 
     def settle(self) -> None:
@@ -142,15 +157,17 @@ class Trainer:
         self.feed.encode_all()
         if self.config.settled or (self.config.recipe == "none" and self.config.minutes is None):
             return
-        asked = dict(self.step.choose(self.feed.batch).chosen)
+        asked = dict(self.step.choose(self._most(self.feed.batch)).chosen)
         for s in range(SETTLING):
             self.take(s)
         begun = time.perf_counter()
         for s in range(SETTLING, SETTLING + TIMED):
             self.take(s)
         seconds = (time.perf_counter() - begun) / TIMED
+        if self.mesh is not None:
+            seconds = self.mesh.largest(seconds)
         steps = steps_of(self.config, self.size, seconds)
-        self.run.settle(**{**sized(self.run.config, self.size), "steps": steps})
+        self.run.settle(write=self.writes, **{**sized(self.run.config, self.size), "steps": steps})
         self.config = self.run.config
         encoded = self.feed
         self._build()
@@ -167,8 +184,12 @@ class Trainer:
 
     def kernels(self) -> dict[str, str]:
         """Which way each op of this run is run."""
-        rows = min(self.config.batch, self.config.micro_rows or self.config.batch)
-        return dict(self.step.choose(rows).chosen)
+        rows = self._most(self.config.batch)
+        return dict(self.step.choose(min(rows, self.config.micro_rows or rows)).chosen)
+
+    def _most(self, rows: int) -> int:
+        """Of so many rows, how many a rank has at most."""
+        return rows if self.mesh is None else -(-rows // self.mesh.size)
 
     def rehearse(self) -> None:
         """Proves the step at this run's size, before it has begun: full batches, and those of a run's last rows."""
@@ -179,9 +200,13 @@ class Trainer:
             index_T = torch.arange(rows, device=self.config.device) % self._count(whole)
             return tuple(own[index_T] for own in whole) if isinstance(whole, tuple) else whole[index_T]
 
-        most = self.config.micro_rows or self._count(whole)
-        sizes = [min(most, self._count(whole)), self._count(whole) % most or most]
-        refused = rehearse(self.first, sizes, target, self.watch.say)
+        sizes, count = list[int](), self._count(whole)
+        for rows in (self._most(count), count // (self.mesh.size if self.mesh else 1) or 1):
+            most = self.config.micro_rows or rows
+            sizes += [min(most, rows), rows % most or most]
+        training = self.first.training
+        with training.alone() if isinstance(training, MeshTraining) else nullcontext():
+            refused = rehearse(self.first, sizes, target, self.watch.say)
         if refused and isinstance(self.step, EnsembleStep):
             self.step.ask(dict(self.first.kernels.chosen))
 
@@ -206,12 +231,15 @@ class Trainer:
         newest = checkpoint.newest(self.run.checkpoints, self.watch.say)
         if newest is None and checkpoint.steps(self.run.checkpoints):
             self.watch.say("no checkpoint is whole: starting again at step 0")
-        checkpoint.set_aside(self.run.checkpoints, after=newest.step if newest else -1)
+        if self.writes:
+            checkpoint.set_aside(self.run.checkpoints, after=newest.step if newest else -1)
         if newest is not None:
             self._check_environment(newest.state["environment"])
             restore(self.model, newest)
             self.step.load_state(newest.tensors(checkpoint.STEP), newest.step)
             self.at = Progress(**newest.state["progress"])
+        if not self.writes:
+            return
         self.metrics.cut(self.at.step)
         if self.config.tensorboard:
             self.board = summary_writer()(str(self.run.path / "tensorboard"), purge_step=self.at.step)
@@ -221,16 +249,21 @@ class Trainer:
         started, window_start, window = time.perf_counter(), time.perf_counter(), self.at.step
         before = self.at.seconds
         pending: list[tuple[int, StepResult]] = []
-        with _interruptible() as interrupted:
+        with _interruptible(0.0 if self.mesh is None else ONCE) as interrupted, watched(self.mesh):
             while not self.at.finished:
                 s = self.at.step
+                self._tell(interrupted)
                 result = self.take(s)
                 pending.append((s, result))
                 self.at.step = s + 1
                 validating = self.at.step % self.config.interval == 0 or self.at.step == self.config.steps
                 logging = self.at.step % self.config.log_every == 0 or validating or s == 0
-                if self.config.device == "cpu" or logging or interrupted:
+                reading = self.config.device == "cpu" or logging
+                stopping = self._stopping(interrupted, reading)
+                if reading or stopping:
                     self._read(pending)
+                if self.mesh is not None and (validating or self.at.step % self.config.compare_every == 0):
+                    self._compare()
                 self.at.seconds = before + time.perf_counter() - started
                 if logging:
                     rate = (self.at.step - window) * self.rows_each / max(time.perf_counter() - window_start, 1e-9)
@@ -239,11 +272,34 @@ class Trainer:
                         record |= self._validate()
                     self._write(record)
                     window_start, window = time.perf_counter(), self.at.step
-                if validating or interrupted:
+                stopping = stopping or (self.mesh is None and bool(interrupted))  # while it was written, say
+                if validating or stopping:
                     self.save()
-                if interrupted and not self.at.finished:
+                if stopping and not self.at.finished:
                     raise KeyboardInterrupt
-        (self.run.path / "failed.json").unlink(missing_ok=True)
+        if self.writes:
+            (self.run.path / "failed.json").unlink(missing_ok=True)
+
+    def _tell(self, interrupted: list[bool]) -> None:
+        """The other ranks, with this step, that this one was interrupted; and that it lives."""
+        if self.mesh is not None:
+            self.mesh.wish = float(bool(interrupted))
+            self.mesh.pulse.progress(f"step {self.at.step}")
+
+    def _stopping(self, interrupted: list[bool], reading: bool) -> bool:
+        """Whether this step is the last, because somebody was interrupted: all ranks stop at the same one."""
+        if self.mesh is None:
+            return bool(interrupted)
+        return reading and self.mesh.heard is not None and bool(self.mesh.heard > 0)
+
+    def _compare(self) -> None:
+        """Stops where ranks that should hold the same parameters do not."""
+        try:
+            for step in self.step.steps if isinstance(self.step, EnsembleStep) else [self.step]:
+                if isinstance(step.training, MeshTraining):
+                    step.training.replicas.compare(self.at.step)
+        except Drifted as drifted:
+            raise Stopped(f"{drifted}; {self._last_good()}") from None
 
     def _read(self, pending: list[tuple[int, StepResult]]) -> None:
         """Takes the losses over and stops at the first that is not finite. Here the device is waited for."""
@@ -259,15 +315,19 @@ class Trainer:
 
     def _fail(self, s: int, result: StepResult) -> None:
         """Names the rows: those whose outputs are not finite, or else the whole batch."""
-        index, logits_TO = self._rows_of(s), self._logits(s)
-        bad = index[(~logits_TO.isfinite()).view(len(index), -1).any(1).cpu().numpy()]
+        index = self._rows_of(s)
+        own, logits_TO = index[self._own(len(index))], self._logits(s)
+        bad = own[(~logits_TO.isfinite()).view(len(own), -1).any(1).cpu().numpy()] if len(own) else own
+        if self.mesh is not None:
+            bad = np.array([row for text in self.mesh.texts(json.dumps(bad.tolist())) for row in json.loads(text)], int)
         named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
         kind = "gradient" if bool(result.loss.isfinite()) else "loss"
         record = {"step": s, "loss": str(float(result.loss)), "rows": index.tolist(), "not_finite": bad.tolist()}
         file = self.run.path / "failed.json"
-        with suppress(OSError):  # a full disk must not hide what happened
-            write_atomically(file, json.dumps(record) + "\n")
+        with suppress(OSError) if self.writes else nullcontext():  # a full disk must not hide what happened
+            if self.writes:
+                write_atomically(file, json.dumps(record) + "\n")
         raise Diverged(
             f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
             "a lower --lr, with another --out, is the usual cure"
@@ -287,6 +347,7 @@ class Trainer:
         return f"the last good checkpoint is {self.run.checkpoints / f'step-{saved[-1]}'}"
 
     def _record(self, result: StepResult, rate: float) -> dict[str, Any]:
+        memory = memory_bytes(self.config.device)
         share_E = result.load.double() / result.load.sum()
         energy = {"router_energy": float(result.energy)} if self.config.router == "sheaf" else {}
         return {
@@ -301,7 +362,7 @@ class Trainer:
             **energy,
             "per_expert_share": share_E.tolist(),
             "rows_per_s": rate,
-            "memory": memory_bytes(self.config.device),
+            "memory": memory if self.mesh is None else int(self.mesh.largest(memory)),
             "skipped": int(self.first.training.skipped),
         }
 
@@ -373,6 +434,8 @@ class Trainer:
         return np.asarray(self.source.rows.outcome_R[self.validated])
 
     def _write(self, record: dict[str, Any]) -> None:
+        if not self.writes:
+            return
         try:
             self.metrics.append(record)
         except OSError as error:
@@ -385,26 +448,69 @@ class Trainer:
 
     def save(self) -> None:
         """A checkpoint of this moment; the one before survives a disk that is full."""
-        state = {"progress": asdict(self.at), "environment": environment(self.config, self.kernels())}
-        tensors = {**self.model.params, **self.model.buffers}
+        here = environment(self.config, self.kernels())
+        if self.mesh is not None:
+            here["mesh"] = self._layout()
+        state = {"progress": asdict(self.at), "environment": here}
         try:
-            self.metrics.sync()
-            checkpoint.save(self.run.checkpoints, self.at.step, tensors, self.step.state(), state)
-            checkpoint.prune(self.run.checkpoints, self.at.best_step)
+            if self.writes:
+                self.metrics.sync()
+            self._save(state)
+            if self.writes:
+                checkpoint.prune(self.run.checkpoints, self.at.best_step)
         except (OSError, SafetensorError) as error:
             raise self._could_not_save(self.run.checkpoints / f"step-{self.at.step}", error) from None
 
+    def _save(self, state: dict[str, Any]) -> None:
+        checkpoints, step, tensors = self.run.checkpoints, self.at.step, {**self.model.params, **self.model.buffers}
+        if self.mesh is None:
+            checkpoint.save(checkpoints, step, tensors, self.step.state(), state)
+            return
+        training = self.first.training
+        if isinstance(self.step, TrainStep) and isinstance(training, MeshTraining):
+            tensors = training.written_model()
+        elif not self.writes:
+            tensors = {}
+        mesh_checkpoint.save(self.mesh, checkpoints, step, tensors, self.step.written(), state)
+        self.mesh.pulse.advice = f"; {self._last_good()}; {self.again()}"
+
+    def _layout(self) -> str:
+        """How this run is spread over ranks."""
+        if self.mesh is None:
+            return ONE_RANK
+        return f"{self.mesh.shape}{', sharded optimizer' if self.config.shard_optimizer else ''}"
+
+    def again(self) -> str:
+        """What to type to go on."""
+        if self.mesh is None:
+            return f"gradproof train --resume --out {self.run.path}"
+        return f"torchrun --nproc-per-node N -m gradproof train --resume --out {self.run.path}, with any N"
+
+    def alone(self) -> None:
+        """Leaves the mesh: what comes now is done by one process, which holds the whole model."""
+        if self.mesh is None:
+            return
+        self.mesh = self.predictor.mesh = None
+        if getattr(self.model, "ranks", None) is not None:
+            fitted = self.predictor.temperature, self.predictor.reach
+            self.model = build_model(self.config, self.source.schema, self.config.device)
+            self.predictor = Predictor(self.model, self.source.schema, device=self.config.device)
+            self.predictor.temperature, self.predictor.reach = fitted
+
     def _could_not_save(self, path: Path, error: Exception) -> Stopped:
-        again = f"make room, then: gradproof train --resume --out {self.run.path}"
+        again = f"make room, then: {self.again()}"
         return Stopped(f"{path} could not be written ({error}); {self._last_good()}; {again}")
 
     def _check_environment(self, then: dict[str, Any]) -> None:
+        layouts = then.pop("mesh", ONE_RANK), self._layout()
         before = then.pop("kernels", {})
         if isinstance(before, dict):
             self.step.ask(before)
         now = environment(self.config, self.kernels())
         then |= {f"kernel of {op}": kernel for op, kernel in before.items()} if isinstance(before, dict) else {}
         now |= {f"kernel of {op}": kernel for op, kernel in now.pop("kernels").items()}
+        if layouts[0] != layouts[1]:
+            then["mesh"], now["mesh"] = layouts
         changed = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
         if changed:
             self.watch.say(f"the environment changed ({', '.join(changed)}): the result will not be bit-exact")
@@ -427,7 +533,7 @@ def thread_count(config: TrainConfig, model: Model) -> int:
     return 1 if model.params.count < SMALL and config.batch <= 1024 else torch.get_num_threads()
 
 
-def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep | EnsembleStep:
+def build_step(config: TrainConfig, model: Model, source: Source, mesh: Mesh | None = None) -> TrainStep | EnsembleStep:
     """The loss follows from the schema: outcomes alone, outcomes and metrics, or a number."""
     options: dict[str, Any] = {}
     if config.class_weights == "balanced" and source.schema.quantity:
@@ -444,11 +550,11 @@ def build_step(config: TrainConfig, model: Model, source: Source) -> TrainStep |
     else:
         loss = Loss("cross_entropy", **options)
     if isinstance(model, Ensemble):
-        return EnsembleStep(model, lambda member: train_step(config, member, loss))
-    return train_step(config, model, loss)
+        return EnsembleStep(model, lambda member: train_step(config, member, loss, mesh))
+    return train_step(config, model, loss, mesh)
 
 
-def train_step(config: TrainConfig, model: Model, loss: Loss | str) -> TrainStep:
+def train_step(config: TrainConfig, model: Model, loss: Loss | str, mesh: Mesh | None = None) -> TrainStep:
     """The step of a run with this loss."""
     return TrainStep(
         model,
@@ -458,6 +564,8 @@ def train_step(config: TrainConfig, model: Model, loss: Loss | str) -> TrainStep
         clip=config.clip,
         schedule=Schedule(config.steps, config.schedule, config.warmup),
         micro_rows=config.micro_rows,
+        mesh=mesh,
+        shard_optimizer=config.shard_optimizer,
     )
 
 
@@ -496,17 +604,23 @@ def prove(run: Run, model: Model) -> None:
 
 
 @contextmanager
-def _interruptible() -> Iterator[list[bool]]:
-    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once. Only the main thread hears them."""
+def _interruptible(apart: float = 0.0) -> Iterator[list[bool]]:
+    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once, if it comes `apart` seconds later:
+    torchrun passes on what the terminal has already sent. Only the main thread hears them."""
     seen: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield seen
         return
 
+    first = 0.0
+
     def once(number: int, frame: Any) -> None:
-        if seen:
+        nonlocal first
+        if seen and time.monotonic() - first >= apart:
             raise KeyboardInterrupt
-        seen.append(True)
+        if not seen:
+            first = time.monotonic()
+            seen.append(True)
 
     previous = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

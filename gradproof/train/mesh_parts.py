@@ -31,6 +31,8 @@ class MeshParts(Parts):
         self.mesh = training.mesh
 
     def gradients(self, batches: Sequence[MicroBatch]) -> Backed:
+        self.training.replicas.before_step(self.training.taken)
+        self.training.taken += 1
         batches = self._as_many(batches)
         total, whole = self._agreed(batches)
         sums, backed, last = self.training.sums, list[Backed](), len(batches) - 1

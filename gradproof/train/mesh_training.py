@@ -7,7 +7,7 @@ flat buffer, moves those, and gathers the others'.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,6 +22,7 @@ from gradproof.ranks.mesh import Mesh, Pending
 from gradproof.train.adamw import AdamW
 from gradproof.train.gradient_sum import GradientSum
 from gradproof.train.loss import Loss
+from gradproof.train.replicas import Replicas
 from gradproof.train.training import Training
 
 
@@ -45,6 +46,8 @@ class MeshTraining(Training):
         self.sharded, self._alone = sharded, False
         super().__init__(model, loss, optimizer, dtype, clip, self.sums.own if sharded else None)
         self._dtype, self.splits = dtype, splits
+        self.taken = 0  # steps, by this process
+        self.replicas = Replicas(mesh, model.params)
 
     @property
     def parted(self) -> bool:
@@ -54,11 +57,21 @@ class MeshTraining(Training):
     @contextmanager
     def alone(self) -> Iterator[None]:
         """Within, nothing is said to other ranks: what is judged of a step is this rank's part of it."""
+        ranks = getattr(self.model, "ranks", None)
         self._alone = True
+        if ranks is not None:
+            ranks.alone = True
         try:
             yield
         finally:
             self._alone = False
+            self.replicas.after_step()
+            if ranks is not None:
+                ranks.alone = False
+
+    def load_state(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state(state)
+        self.replicas.after_step()
 
     def written(self) -> dict[str, Tensor]:
         """Each number is written by one rank. Replicas along `data` are written by the first."""
@@ -86,7 +99,9 @@ class MeshTraining(Training):
     def end(self, loss: Tensor, load_E: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         if self.parted:
             kernels = replace(kernels, update=None, adamw=self._adamw(kernels) if self.sharded else kernels.adamw)
-        return super().end(loss, load_E, kernels)
+        ended = super().end(loss, load_E, kernels)
+        self.replicas.after_step()
+        return ended
 
     def _adamw(self, kernels: Kernels):
         """The kernel that runs AdamW, if it is admitted for pieces of every length."""

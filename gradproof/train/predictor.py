@@ -18,6 +18,7 @@ from gradproof.data.schema import Schema
 from gradproof.kernels.variants import Kernels
 from gradproof.models.model import Model
 from gradproof.ops import gaussian
+from gradproof.ranks.mesh import Mesh
 from gradproof.train.checked_path import UNCHECKED, CheckedPath, checked_path
 
 NUMBERS = 1 << 23  # inputs encoded at a time
@@ -75,6 +76,7 @@ class Predictor:
             raise ValueError("the model's parameters are not all finite; take an earlier checkpoint")
         self.model, self.schema, self.fast = model, schema, fast and flat_P.is_cpu
         self.temperature, self.reach = temperature, reach
+        self.mesh: Mesh | None = None  # whose ranks share the rows of `evaluate.predictions`
         self._paths: dict[tuple[int, int], CheckedPath[Kernels]] = {}  # by rows and threads
         self.encoder = Encoder(schema, flat_P.device, flat_P.dtype)
         self.low_M = np.array([metric.low for metric in schema.metrics], np.float64)

@@ -39,6 +39,7 @@ from gradproof.streams import on_device, seeded
 from gradproof.train.fused import Fused
 from gradproof.train.graph import Graph
 from gradproof.train.loss import Target
+from gradproof.train.mesh_training import MeshTraining
 from gradproof.train.parts import Parts
 from gradproof.train.step import TrainStep
 from gradproof.train.training import Training
@@ -104,6 +105,8 @@ def _key(step: TrainStep, rows: int, kernels: Kernels) -> str:
         "clip": step.training.clip,
         "replays": step.replays,
     }
+    if isinstance(step.training, MeshTraining):  # takes no fused step, and may update the parameters in pieces
+        facts["mesh"] = f"{step.training.mesh.shape}, parted {step.training.parted}"
     return cache.key_text({**facts, **cache.fingerprint(shape.device, CODE)})
 
 
@@ -154,7 +157,7 @@ class Rehearsal:
     def _whole(self, x_TI: Tensor, target: Target) -> None:
         """The kernel for a whole step, on copies."""
         training, kernel = self.step.training, self.kernels.lesson
-        if kernel is None or not Fused.takes(training, [(x_TI, target)]):
+        if kernel is None or isinstance(training, MeshTraining) or not Fused.takes(training, [(x_TI, target)]):
             return
         assert isinstance(target, Tensor)
         optimizer = training.optimizer
@@ -185,7 +188,8 @@ class Rehearsal:
         training, kernels = self.step.training, self.kernels
         op = "update" if kernels.update is not None else "adamw"
         kernel = kernels.chosen.get(op, "reference")
-        if kernel == "reference":
+        # Of a gradient in pieces each is moved by itself, by a kernel that is admitted for that length.
+        if kernel == "reference" or (isinstance(training, MeshTraining) and training.parted):
             return
         flat_P = training.model.params.flat_P
         with Restored(training) as before:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gradproof.files import claim, take_back, write_atomically
-from gradproof.train.config import TrainConfig, resolve
+from gradproof.train.config import LAYOUT, TrainConfig, resolve
 
 # Options that older runs do not name, as they were trained: resumed, they must end with the same bits.
 BEFORE = {"patience_after": 0, "task": "classification"}
@@ -42,10 +42,12 @@ class Run:
             raise ValueError(f"{file} is no run's config: {error}") from None
         self.path, self.fresh, self.made = path, fresh, made
 
-    def settle(self, **options: Any) -> None:
+    def settle(self, *, write: bool = True, **options: Any) -> None:
         """Options that are known only now that the table is read. Kept in config.json before the first step, so that
         the run ends with the same bits whenever it is resumed."""
         self.config = replace(self.config, **options, settled=True)
+        if not write:  # another rank does
+            return
         write_atomically(self.path / "config.json", json.dumps(self.config.to_dict(), indent=1) + "\n")
 
     @property
@@ -110,7 +112,7 @@ def _create(path: Path, given: Mapping[str, Any]) -> Run:
 
 def _check_same(run: Run, given: Mapping[str, Any]) -> None:
     own, other = run.config.to_dict(), resolve(given).to_dict()
-    for name in given:
+    for name in set(given) - LAYOUT:
         if own[name] != other[name]:
             raise ValueError(
                 f"{run.path} belongs to another config: {name} is {own[name]!r} there and {other[name]!r} here; "

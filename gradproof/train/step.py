@@ -147,6 +147,10 @@ class TrainStep:
         """Everything but the parameters that the next step depends on."""
         return self.training.state()
 
+    def written(self) -> dict[str, Tensor]:
+        """The part of `state` that this process writes to a checkpoint."""
+        return self.training.written()
+
     def load_state(self, state: Mapping[str, Tensor], steps: int) -> None:
         """Goes on after `steps` steps, where `state` was taken; the parameters are restored before."""
         self.training.load_state(state)

@@ -42,7 +42,7 @@ class TextTrainer(Trainer):
         self.model = Transformer(shape, seed=config.seed, device=config.device)  # pyright: ignore[reportIncompatibleVariableOverride]
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        self.step = train_step(config, self.model, "cross_entropy")
+        self.step = train_step(config, self.model, "cross_entropy", self.mesh)
         length = len(self.text.part(TRAIN))
         self.batches = Windows(length, shape.context, config.batch, config.seed)
         self.rows_each = config.batch * shape.context
@@ -50,7 +50,10 @@ class TextTrainer(Trainer):
         self.watch.unit = "bytes"
 
     def batch(self, s: int) -> tuple[Tensor, Tensor]:
-        token_BS, target_BS = at_places(self.text.part(TRAIN), self.batches[s], self.model.config.context)
+        places = self.batches[s]
+        token_BS, target_BS = at_places(
+            self.text.part(TRAIN), places[self._own(len(places))], self.model.config.context
+        )
         device = self.config.device
         return torch.from_numpy(token_BS).to(device), torch.from_numpy(target_BS).to(device)
 
@@ -65,14 +68,19 @@ class TextTrainer(Trainer):
         return False
 
     def _first_target(self) -> Tensor:
-        return self.batch(0)[1]
+        places = self.batches[0]
+        _, target_BS = at_places(self.text.part(TRAIN), places, self.model.config.context)
+        return torch.from_numpy(target_BS).to(self.config.device)
 
     def _rows_of(self, s: int) -> np.ndarray:
         return self.batches[s]
 
     def _evaluate(self) -> tuple[float, float, dict[str, Any]]:
         """The checkpoint is chosen by the loss alone."""
-        loss, accuracy = score(self.model, *self.held, self.config.batch, self.step.choose(self.config.batch))
+        own = self._own(len(self.held[0]))
+        held = self.held[0][own], self.held[1][own]
+        sums = totals(self.model, *held, self.config.batch, self.step.choose(self.config.batch))
+        loss, accuracy = means(sums if self.mesh is None else self.mesh.sum_(sums))
         logged = {"validation_bits_per_byte": loss / math.log(2), "validation_accuracy": accuracy}
         return loss, 0.0, {"validation_loss": loss, **logged}
 
@@ -102,6 +110,20 @@ def score(
     model: Transformer, token_BS: np.ndarray, target_BS: np.ndarray, batch: int, kernels: Kernels = REFERENCE
 ) -> tuple[float, float]:
     """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is no number."""
+    return means(totals(model, token_BS, target_BS, batch, kernels))
+
+
+def means(totals: Tensor) -> tuple[float, float]:
+    """Of the sums of `totals`."""
+    total, right, count = totals.tolist()
+    return total / count if math.isfinite(total) else math.inf, right / count
+
+
+@torch.no_grad()
+def totals(
+    model: Transformer, token_BS: np.ndarray, target_BS: np.ndarray, batch: int, kernels: Kernels = REFERENCE
+) -> Tensor:
+    """The losses of all bytes added up, how many were the likeliest, and how many there are."""
     device, total, right, count = model.params.flat_P.device, 0.0, 0, 0
     for start in range(0, len(token_BS), batch):
         x_BS = torch.from_numpy(token_BS[start : start + batch]).to(device)
@@ -112,7 +134,7 @@ def score(
         total += float(nll_T)
         right += int((logits_TO[kept_T].argmax(1) == target_T[kept_T]).sum())
         count += int(kept_T.sum())
-    return total / count if math.isfinite(total) else math.inf, right / count
+    return torch.tensor([total, right, count], dtype=torch.float64)
 
 
 def load_text_model(path: Path, device: str = "cpu") -> tuple[Transformer, Checkpoint]:

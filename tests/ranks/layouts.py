@@ -13,6 +13,7 @@ from gradproof.train import checkpoint, mesh_checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.load import restore
 from gradproof.train.loss import Loss
+from gradproof.train.replicas import Drifted
 from gradproof.train.schedule import Schedule
 from gradproof.train.step import TrainStep
 
@@ -112,7 +113,7 @@ def resume_from(layout, folder, steps):
 
 def save_on_full_disk(layout, folder, steps):
     """Rank 1 cannot write; what each rank says."""
-    model, step, mesh = build(layout)
+    _, step, mesh = build(layout)
     train(step, mesh, 0, steps)
     part = step.training.written_model(), step.training.written()
     if mesh.rank == 1:
@@ -129,3 +130,24 @@ def save_on_full_disk(layout, folder, steps):
 
 def _full(*args):
     raise OSError(28, "No space left on device")
+
+
+def drift(layout, victim, counted=True):
+    """Somebody changes a number on one rank between two steps; what the comparison says on each rank."""
+    model, step, mesh = build(layout)
+    replicas = step.training.replicas
+    train(step, mesh, 0, 3)
+    replicas.compare(3)
+    if mesh.rank == victim:
+        name = next(name for name in model.params if name.endswith("linear.1.weight"))
+        model.params[name][1, 2] += 1e-9
+        if not counted:
+            replicas.after_step()
+    train(step, mesh, 3, 5)
+    try:
+        replicas.compare(5)
+    except Drifted as drifted:
+        return str(drifted)
+    finally:
+        mesh.pulse.close()
+    return ""

@@ -1,0 +1,114 @@
+"""`gradproof train` on several ranks leaves the same run as in one process, and goes on with any number of ranks."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from ranks.commands import train
+from typer.testing import CliRunner
+
+from gradproof.cli import app
+from gradproof.ranks.pool import RankFailed
+
+RUN = ["--data", "synthetic:rows=600,regimes=4", "--steps", "12", "--batch", "50"]
+LAYOUTS = {
+    "data": [],
+    "sharded": ["--shard-optimizer"],
+    "experts": ["--mesh", "experts=2"],
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    file = tmp_path_factory.mktemp("config") / "run.toml"
+    file.write_text("validate_every = 4\nlog_every = 1\ncompare_every = 3\nclip = 0.5\n")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory, config):
+    out = tmp_path_factory.mktemp("alone") / "run"
+    result = CliRunner().invoke(app, ["train", config, *RUN, "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    return out
+
+
+def losses(run):
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == list(range(1, 13))
+    names = ("loss", "grad_norm", "router_entropy", "validation_loss")
+    return {(record["step"], name): record[name] for record in records for name in names if name in record}
+
+
+def same_run(run, other):
+    """In float32 sums differ by their order: far less than a rank that trained by itself would."""
+    own, others = losses(run), losses(other)
+    assert own.keys() == others.keys()
+    for key, figure in own.items():
+        assert figure == pytest.approx(others[key], rel=2e-4), key
+    reports = [json.loads((path / "report.json").read_text()) for path in (run, other)]
+    assert reports[0].keys() == reports[1].keys()
+    assert reports[0]["status"] == reports[1]["status"]
+    assert {path.name for path in run.iterdir()} == {path.name for path in other.iterdir()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_run_of_one_process(two_ranks, tmp_path, config, alone, layout):
+    """Each rank training on all rows, or reporting its own half, would break this."""
+    answers = two_ranks.run(train, [config, *RUN, *LAYOUTS[layout], "--out", str(tmp_path / "run")])
+    assert [code for code, _ in answers] == [0, 0]
+    assert "report:" in answers[0][1] and not answers[1][1], "rank 0 alone speaks"
+    same_run(tmp_path / "run", alone)
+
+
+def test_interrupted_and_resumed_with_other_layouts(two_ranks, tmp_path, config, alone):
+    """Ctrl-C on one rank stops all at the same step, with a checkpoint; then experts are spread, then one process."""
+    out = tmp_path / "run"
+    with pytest.raises(RankFailed, match="exit code 130"):
+        two_ranks.run(train, [config, *RUN, "--shard-optimizer", "--out", str(out)], (1, 5))
+    assert (out / "checkpoints/step-7").is_dir()  # the others hear of it with the step after
+    with pytest.raises(RankFailed, match="exit code 130"):
+        two_ranks.run(train, ["--resume", "--mesh", "experts=2", "--out", str(out)], (0, 8))
+    assert (out / "checkpoints/step-10").is_dir()
+    result = CliRunner().invoke(app, ["train", "--resume", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "mesh data=1,experts=2, sharded optimizer → one rank" in " ".join(result.output.split())
+    same_run(out, alone)
+
+
+def test_a_mesh_without_its_ranks(tmp_path):
+    """One process must not train a quarter of a mesh."""
+    result = CliRunner().invoke(app, ["train", *RUN, "--mesh", "data=2,experts=2", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2 and "torchrun --nproc-per-node 4" in result.output
+    result = CliRunner().invoke(app, ["train", *RUN, "--shard-optimizer", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2 and "torchrun" in result.output
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_mesh_that_does_not_fit(two_ranks, tmp_path):
+    """Nothing is written, and every rank ends with the exit code of a bad argument."""
+    given = [*RUN, "--mesh", "data=3", "--out", str(tmp_path / "run")]
+    answers = two_ranks.run(train, given)
+    assert answers[0][0] == 2 and "needs 3 ranks" in answers[0][1]
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_dense_model_has_no_experts_to_spread(two_ranks, tmp_path):
+    given = [*RUN, "--model", "dense", "--mesh", "experts=2", "--out", str(tmp_path / "run")]
+    with pytest.raises(RankFailed, match="exit code"):
+        two_ranks.run(train, given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_torchrun(tmp_path, config, alone):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    command += ["-m", "gradproof", "train", config, *RUN, "--out", str(out), "--json", str(tmp_path / "record.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("report:") == 1
+    assert json.loads((tmp_path / "record.json").read_text()) == json.loads((out / "report.json").read_text())
+    same_run(out, alone)
