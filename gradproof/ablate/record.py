@@ -120,8 +120,8 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
 
 
 def _interval(scores: Sequence[float], share: float, highest: float | None) -> Result:
-    """The mean of a contestant's scores, with `margin`, half of the 95% interval. Two seeds give none: with one degree
-    of freedom it would be 18 times as wide as the distance between them. No limit lies outside the score's own range."""
+    """The mean of a contestant's scores, with `margin`, half of the 95% interval. Two seeds give none:
+    with one degree of freedom it would often be wider than the score's whole range, which no limit leaves."""
     mean, low, high, deviation = estimate(scores, share)
     if low is None or high is None or len(scores) < FEWEST:
         return {"mean": mean, "low": None, "high": None, "deviation": deviation, "margin": None}
