@@ -112,7 +112,7 @@ def resume_from(layout, folder, steps):
 
 def save_on_full_disk(layout, folder, steps):
     """Rank 1 cannot write; what each rank says."""
-    model, step, mesh = build(layout)
+    _model, step, mesh = build(layout)
     train(step, mesh, 0, steps)
     part = step.training.written_model(), step.training.written()
     if mesh.rank == 1:
