@@ -72,7 +72,7 @@ def test_a_learner_in_the_background_ends_on_sigint(store):
             if learner.poll() is not None:
                 break
             time.sleep(0.1)
-        assert learner.poll() == 130
+        assert learner.poll() in (130, -signal.SIGINT)  # the second where another signal met it on its way out
     finally:
         learner.kill()
         learner.communicate()
