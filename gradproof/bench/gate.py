@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from gradproof.gate.calls import Call, text
+from gradproof.gate.database import new_id
 from gradproof.gate.decider import Decider, load_serving
 from gradproof.gate.founding import found, split, starter_rows
-from gradproof.gate.journal import new_id
 from gradproof.gate.learner import Learner
 from gradproof.gate.made import made
 from gradproof.gate.network import GateModel

@@ -24,7 +24,7 @@ from gradproof.gate import calls
 from gradproof.gate.acts.act import Act
 from gradproof.gate.calls import Call
 from gradproof.gate.corrections import Correction, Corrections, digest, restored, safe, safely_stored
-from gradproof.gate.journal import new_id
+from gradproof.gate.database import new_id
 from gradproof.gate.network import GateModel
 from gradproof.gate.packing import gate_of
 from gradproof.gate.policy import Policy

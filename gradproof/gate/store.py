@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.journal import PRIVATE, SCHEMA, Journal, library
+from gradproof.gate.database import PRIVATE, library
+from gradproof.gate.journal import SCHEMA, Journal
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
