@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gradproof.gate.asks import Asks
 from gradproof.gate.corrections import Correction, check_widened, restored
 from gradproof.gate.database import Database, new_id, time_of
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
@@ -25,9 +26,11 @@ FULL, ROOM = 0.8, 0.7  # of the map: beyond the first, the oldest go until the s
 MOST_DECISIONS, MOST_SIGNALS, MOST_JUDGED = 100_000, 50_000, 100_000
 MOST_EXAMPLES = {"replay": 20_000, "held": 1000}  # of each class
 HELD_SHARE = 4  # one in so many overrides is held back
+ASK_SECONDS = 900.0  # that a question waits, and that a call which is allowed once may take to come
 COMMITS = 1.0  # seconds that a decision just answered may take until it can be remarked
 EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned")
-DATABASES = ("meta", "decisions", "signals", "pending", "judged", "corrections", *EXAMPLES)
+DATABASES = ("meta", "decisions", "signals", "pending", "judged", "corrections", *EXAMPLES, "asks", "grants", "trend")
+UNCOUNTED = ("meta", "grants", "trend")
 NUMBERS = re.compile(r"\d+")
 
 
@@ -83,19 +86,30 @@ class Journal(Database):
 
     def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float], key: bytes = b""):
         super().__init__(folder, mebibytes, DATABASES, key)
-        self.clock = clock
+        self.clock, self.asks = clock, Asks(self)
 
     # decisions
 
-    def record(self, decisions: Sequence[dict[str, Any]]) -> None:
-        """Writes decisions: id, text, decision, acts, model (its own probability), lean, by (who decided), version,
-        …"""
+    def record(self, decisions: Sequence[dict[str, Any]], ask_seconds: float = ASK_SECONDS) -> None:
+        """Writes decisions: id, text, decision, acts, model (its own probability), lean, by (who decided), version, …
+        One that asks becomes a waiting question. A record of `ran` alone says that a decision's call has run."""
 
         def write(txn: Any) -> None:
             for decision in decisions:
+                if "ran" in decision:
+                    self._ran(txn, decision["ran"].encode())
+                    continue
                 self.put(txn, "decisions", decision["id"].encode(), decision)
+                if decision["decision"] == "ask" and "shadow" not in decision:
+                    self.asks.note(txn, decision, ask_seconds)
 
         self.write(write)
+
+    def _ran(self, txn: Any, key: bytes) -> None:
+        """An event, no label: it changes nothing that is learned or decided."""
+        decision = self.get(txn, "decisions", key)
+        if decision is not None:
+            self.put(txn, "decisions", key, {**decision, "ran": True})
 
     def decision(self, id: str) -> dict[str, Any]:
         """A decision; one that was answered a moment ago may still be on its way to the disk."""
@@ -135,13 +149,25 @@ class Journal(Database):
     # signals
 
     def remark(
-        self, id: str, kind: str, *, act: int | None = None, widened: str = "", giver: Giver | None = None
+        self,
+        id: str,
+        kind: str,
+        *,
+        act: int | None = None,
+        widened: str = "",
+        once: bool = False,
+        answers: bool = False,
+        ask_seconds: float = ASK_SECONDS,
+        giver: Giver | None = None,
     ) -> Signal:
-        """A person's word on a decision; a block may name the act it speaks of, an allow how far it reaches. When this
-        returns, it is on the disk."""
+        """A person's word on a decision; a block may name the act it speaks of, an allow how far it reaches. `once`: it
+        is no correction, and an allow lets one call pass. `answers`: it answers a waiting question. When this returns,
+        it is on the disk."""
         signal(kind)
         check_widened(widened)
         decision = self.decision(id)
+        if once and (widened or kind in ECHO):
+            raise ValueError("once is said of an override or a mistake, and reaches no further than the same call")
         if kind in ECHO and decision["decision"] != kind:
             raise ValueError(
                 f"{kind!r} is the gate's own decision, but {id} was {decision['decision']!r}; to change it say"
@@ -153,12 +179,22 @@ class Journal(Database):
         given: list[Signal] = []
 
         def write(txn: Any) -> None:
-            given[:] = [self._remark(txn, decision, kind, named, widened, giver or Giver())]
+            who, now = giver or Giver(), self.clock()
+            allow = signal(kind).outcome == "allow"
+            if answers:
+                self.asks.answer(txn, id, allow, once, who.actor, now)
+            given[:] = [self._remark(txn, decision, kind, named, None if once else widened, who)]
+            if once and allow:
+                number = int(txn.get(b"sequence", db=self.db["meta"]))
+                self.asks.grant(txn, decision, number, who.actor, now + ask_seconds)
 
         self.write(write)
         return given[0]
 
-    def _remark(self, txn: Any, decision: dict[str, Any], kind: str, named: int, widened: str, giver: Giver) -> Signal:
+    def _remark(
+        self, txn: Any, decision: dict[str, Any], kind: str, named: int, widened: str | None, giver: Giver
+    ) -> Signal:
+        """`widened` is None where this is to be no correction."""
         text, key, number = decision["text"], new_id(self.clock()).encode(), self.next_number(txn)
         again = b"said:" + _hash(f"{kind}\n{text}")
         said_before = int(txn.get(again, b"0", db=self.db["meta"]))
@@ -176,7 +212,8 @@ class Journal(Database):
         if kind in MISTAKES:
             for one in texts:
                 self.put(txn, "pinned", _hash(NUMBERS.sub("0", one)), {**own, "text": one})
-        self._correct(txn, decision, own, allow, named, widened)
+        if widened is not None:
+            self._correct(txn, decision, own, allow, named, widened)
         return given
 
     def _correct(
@@ -233,23 +270,16 @@ class Journal(Database):
         with self.env.begin() as txn:
             return txn.get(b"corrections", b"", db=self.db["meta"])
 
-    def corrections(self) -> list[Correction]:
-        """Those that hold."""
-        return [
-            Correction(
-                f"c{record['sequence']}",
-                record["decision"],
-                record["sequence"],
-                record["allow"],
-                record["digest"],
-                tuple(restored(act) for act in record["acts"]),
-                record["named"],
-                record["widened"],
-                record["kind"],
-                record["actor"],
-            )
-            for record in self.correction_records()
-        ]
+    def corrections(self, but: Container[str] = ()) -> list[Correction]:
+        """Those that hold, `but` not these."""
+        with self.env.begin() as txn:
+            stored = [(int(key), value) for key, value in txn.cursor(self.db["corrections"])]
+        return [_correction(json.loads(value)) for number, value in stored if f"c{number}" not in but]
+
+    def correction_ids(self) -> set[str]:
+        """Of those that hold."""
+        with self.env.begin() as txn:
+            return {f"c{int(key)}" for key in txn.cursor(self.db["corrections"]).iternext(values=False)}
 
     def correction_records(self) -> list[dict[str, Any]]:
         """Those that hold, as they were given, oldest first."""
@@ -361,7 +391,7 @@ class Journal(Database):
 
     def counts(self) -> dict[str, int]:
         with self.env.begin() as txn:
-            return {name: txn.stat(self.db[name])["entries"] for name in DATABASES if name != "meta"}
+            return {name: txn.stat(self.db[name])["entries"] for name in DATABASES if name not in UNCOUNTED}
 
     def make_room(self, txn: Any) -> None:
         self._evict(txn, "decisions", MOST_DECISIONS, self._unremarked)
@@ -398,6 +428,21 @@ class Journal(Database):
     @staticmethod
     def _unremarked(key: bytes, value: bytes) -> bool:
         return b'"remarked"' not in value
+
+
+def _correction(record: dict[str, Any]) -> Correction:
+    return Correction(
+        f"c{record['sequence']}",
+        record["decision"],
+        record["sequence"],
+        record["allow"],
+        record["digest"],
+        tuple(restored(act) for act in record["acts"]),
+        record["named"],
+        record["widened"],
+        record["kind"],
+        record["actor"],
+    )
 
 
 def is_held(text: str) -> bool:
