@@ -1,8 +1,8 @@
-"""What an operation promises, what is judged, and the record of having judged it.
+"""Contracts, subjects and evidence: what an operation promises, what is judged, and the record of each check.
 
-A `Contract` stands beside each op and model and says which inputs are valid and what holds for them. A `Subject` is
-anything with named values that can be run forward and backward: an op on one example, a model, a user's module.
-`Evidence` is one check of one claim. Nothing here computes: `gradproof.proof` does.
+A `Contract` belongs to an op or a model. It says which inputs are valid and which claims hold for them. A `Subject` is
+anything with named values that runs forward and backward: an op on one example, a model, a user's module. `Evidence` is
+one check of one claim. This file only holds data; `gradproof.proof` computes.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Gradients = dict[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Example:
-    """One valid call: the arguments by name, and keyword options. `smooth` is false on a tie or a kink, where
-    differences of the forward say nothing about its derivative."""
+    """One valid call: arguments by name, and keyword options. `smooth` is false on a tie or a kink, where differences
+    of the forward do not approximate its derivative.
+    """
 
     label: str
     arguments: Mapping[str, Any]
@@ -31,9 +32,10 @@ class Example:
 
 @dataclass(frozen=True)
 class Claim:
-    """A property by name. `check` is given for what only the op itself can state: (example, outputs, gradients) to
-    (measured, bound), where holding means measured ≤ bound. `axis` names the axis of `equivariant`, `dtype` the
-    precision that the claim is about."""
+    """A named property. Ops give their own `check` for properties that only they can state. It maps (example, outputs,
+    gradients) to (measured, bound); the claim holds if measured ≤ bound. `axis` is the axis of `equivariant`, `dtype`
+    the precision that the claim is about.
+    """
 
     name: str
     axis: str = ""
@@ -41,40 +43,40 @@ class Claim:
     check: Callable[[Example, Outputs, Gradients], tuple[float, float]] | None = None
 
 
-ADJOINT = Claim("adjoint")  # ⟨dy, J v⟩ = ⟨Jᵀdy, v⟩, J v by forward-mode differentiation of the forward
-MATCHES_AUTOGRAD = Claim("matches_autograd")  # reverse mode through the forward, float64
-MATCHES_DIFFERENCES = Claim("matches_differences")  # extrapolated differences of the forward, float64
-DETERMINISTIC = Claim("deterministic")  # the same bits twice
-WRITES_ALL = Claim("writes_all")  # fresh memory poisoned with NaN: nothing unwritten is returned
-NO_ALIAS = Claim("no_alias")  # the inputs are unchanged
+ADJOINT = Claim("adjoint")  # ⟨dy, J v⟩ = ⟨Jᵀdy, v⟩, with J v by forward-mode differentiation
+MATCHES_AUTOGRAD = Claim("matches_autograd")  # reverse mode through the forward, in float64
+MATCHES_DIFFERENCES = Claim("matches_differences")  # extrapolated differences of the forward, in float64
+DETERMINISTIC = Claim("deterministic")  # two runs give the same bits
+WRITES_ALL = Claim("writes_all")  # new memory is filled with NaN: every returned entry was written
+NO_ALIAS = Claim("no_alias")  # inputs are unchanged
 EVERY_OP = (ADJOINT, MATCHES_AUTOGRAD, MATCHES_DIFFERENCES, DETERMINISTIC, WRITES_ALL, NO_ALIAS)
 
 
 def equivariant(axis: str) -> Claim:
-    """Permuting `axis` of the inputs permutes it in outputs and gradients and changes nothing else."""
+    """Permuting `axis` of the inputs permutes `axis` of outputs and gradients, and changes nothing else."""
     return Claim("equivariant", axis=axis)
 
 
 @dataclass(frozen=True)
 class Contract:
-    """Valid calls and what holds for them.
+    """Valid calls, and the claims that hold for them.
 
     shapes   "x[T,I] w[O,I] b[O] -> y[T,O]": arguments in forward's order, then the outputs
     sizes    the values that each axis takes; every value occurs, combinations change with the seed
     grads    the arguments that backward returns gradients for, in its order
-    parameters  those of them that are learned; the others are inputs
+    parameters  the learned arguments among `grads`; the others are inputs
     options  keyword options of forward (and backward); all are tried
     draw     (sizes, generator, options) to the arguments that are not N(0,1), such as indices
     edges    examples at the edge of the domain: ties, saturation, constant rows
-    parts    how a gradient that holds many parameters is taken apart, (tensor, options) to parts by name
-    same     (module, example) to integers, in which a kernel may not differ from the op at all
-    out      the gradients that `backward` writes to its argument `out` where that is given, or adds to it
-    functions  what a module has beside forward and backward, with the arguments of each: judged like outputs
-    edges_at (options, sizes) to edges at these options and, where sizes are given, at these: for kernels that are
-             made for some of them only
-    settled  (arguments, options) to arguments whose decisions are no near-ties
-    fused    (arguments and options, cotangents) to σ of gradients by name, beside that of the op: where fused kernels
-             round what the op does not
+    parts    splits a gradient that holds many parameters: (tensor, options) to parts by name
+    same     (module, example) to integers in which a kernel must match the op exactly
+    out      the gradients that `backward` writes or adds to its argument `out`, if given
+    functions  the module's functions besides forward and backward, with their arguments; judged like outputs
+    edges_at (options, sizes) to edges at these options and, if given, these sizes: for kernels that support only some
+    of them
+    settled  (arguments, options) to arguments whose decisions are not near-ties
+    fused    (arguments and options, cotangents) to extra σ of gradients by name, for values that fused kernels round
+    and the op does not
     """
 
     shapes: str
@@ -99,9 +101,9 @@ class Subject:
     """Something that can be judged.
 
     values   the differentiated tensors by name; those named in `inputs` are inputs, the rest parameters
-    run      (values, cotangents) to (outputs, gradients by name). Without cotangents only the forward runs, and for
-             an op or a model of ours that forward is differentiable by autograd.
-    fixed    entries, as boolean masks by name, that have no gradient by definition and are not judged
+    run      (values, cotangents) to (outputs, gradients by name). Without cotangents only the forward runs; for our own
+    ops and models autograd can differentiate that forward.
+    fixed    boolean masks by name: entries that have no gradient by definition and are not judged
     """
 
     name: str
@@ -114,8 +116,9 @@ class Subject:
 
 @dataclass(frozen=True)
 class Evidence:
-    """One check. `value` names the judged tensor where the claim is about one; `resolution` is the smallest relative
-    error of it that this check would have refuted."""
+    """One check. `value` names the judged tensor, if the claim is about one. `resolution` is the smallest relative
+    error that this check would have refuted.
+    """
 
     claim: str
     subject: str

@@ -1,4 +1,4 @@
-"""Files that are either there whole or not at all: written aside, synced, renamed."""
+"""Atomic writes: a file is written under a temporary name, synced, then renamed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str, *, new: bool = False, mode: int | None = None) -> None:
-    """Replaces `path` by `text`, or leaves it as it was; with `new`, FileExistsError where it is already there. Without
-    a `mode`, the file gets the usual one."""
+    """Replaces the contents of `path`, or leaves it as it was. With `new`, raises FileExistsError if it exists. Without
+    `mode`, the file gets the default permissions.
+    """
     aside = path.with_name(f".partial-{path.name}")
     try:
         with open(aside, "w", encoding="utf-8") as file:
@@ -31,7 +32,7 @@ def write_atomically(path: Path, text: str, *, new: bool = False, mode: int | No
 
 
 def claim(path: Path) -> Path | None:
-    """Makes a folder, and says which is the outermost that had to be made for it; None where it was there."""
+    """Makes a folder and its parents. Returns the outermost folder that it created, or None if `path` existed."""
     made = None if path.exists() else path
     while made is not None and not made.parent.exists():
         made = made.parent
@@ -40,7 +41,7 @@ def claim(path: Path) -> Path | None:
 
 
 def take_back(path: Path, made: Path | None) -> None:
-    """Removes what is in `path`, then it and the folders above it down from `made`, unless others use them."""
+    """Deletes the contents of `path`, then `path` and its parents up to `made`, as far as they are empty."""
     for entry in path.iterdir():
         shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
     with suppress(OSError):
@@ -51,7 +52,7 @@ def take_back(path: Path, made: Path | None) -> None:
 
 
 def publish(aside: Path, folder: Path) -> None:
-    """Renames a finished folder to its name, its files and itself synced."""
+    """Syncs a finished folder and its files, and renames it to `folder`."""
     for file in aside.iterdir():
         sync(file)
     sync(aside)
@@ -62,7 +63,7 @@ def publish(aside: Path, folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """fsync of a file or folder."""
+    """Calls fsync on a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Memory that is free goes back to the system. The C library keeps it, in pieces that no large tensor fits into."""
+"""Returns free heap memory to the system. The C library keeps it, in fragments too small for large tensors."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def _library() -> Any:
 
 
 def give_back() -> None:
-    """Trims the heap; nothing where the C library is another one."""
+    """Trims the heap. Does nothing unless the C library is glibc."""
     if _library() is not None:
         _library().malloc_trim(0)

@@ -1,7 +1,7 @@
-"""ParamSpace: all parameters of a model in one flat tensor, with named views; the gradients in a second one.
+"""ParamSpace: all parameters of a model in one flat tensor with named views, and the gradients in a second one.
 
-Every entry starts at a multiple of 64 elements. Padding is zero and is not counted. Blocks with the same entries take
-the same length, so the copies of one entry in E experts are a strided [E, ...] view (`stack`), and an expert is one
+Every entry starts at a multiple of 64 elements. Padding is zero and is not counted. Blocks with the same entries have
+the same length. So the copies of one entry in E experts form a strided [E, ...] view (`stack`), and each expert is one
 contiguous shard.
 """
 
@@ -23,8 +23,9 @@ ParamKind = Literal["matrix", "bias", "gamma", "beta"]
 
 
 class Entry(NamedTuple):
-    """A parameter: `matrix` is [out, in]; `bias` belongs to the matrix declared before it; `gamma` and `beta` are a
-    norm's scale and shift."""
+    """A parameter. `matrix` is [out, in]; `bias` belongs to the matrix declared before it; `gamma` and `beta` are the
+    scale and shift of a norm.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -32,22 +33,25 @@ class Entry(NamedTuple):
 
 
 class Weights(Protocol):
-    """Parameters as a forward reads them."""
+    """Parameters as a forward pass reads them."""
 
     def __getitem__(self, name: str) -> Tensor: ...
 
     def operand(self, name: str) -> Tensor:
-        """What a product reads of a parameter: a narrow copy, if there is one."""
+        """The parameter as matrix products read it: its low-precision copy, if there is one."""
         ...
 
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, Tensor | None]:
-        """theta_EP: what stands under the prefix, one copy a row; and a narrow copy of it for products, if any."""
+        """theta_EP: the parameters under the prefix, one copy per row, and their low-precision copy for products, if
+        any.
+        """
         ...
 
 
 class ParamSpace(Mapping[str, Tensor]):
-    """Maps each name to its view of `flat_P`, in declaration order. `grad_P` has the same layout; `grads` are its
-    views. `generation` rises with every update: call `touch()` after writing through a raw kernel."""
+    """Maps each name to its view of `flat_P`, in declaration order. `grad_P` has the same layout, and `grads` are its
+    views. `generation` rises with every update: call `touch()` after a raw kernel has written.
+    """
 
     def __init__(
         self,
@@ -57,7 +61,7 @@ class ParamSpace(Mapping[str, Tensor]):
         device: torch.device | str = "cpu",
         flat_P: Tensor | None = None,
     ):
-        """In a buffer of its own, or in `flat_P`: a part of somebody else's, which then gives dtype and device."""
+        """Allocates a buffer, or uses `flat_P`, a slice of an existing one, with its dtype and device."""
         names = [entry.name for entry in spec]
         if len(set(names)) != len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -66,7 +70,7 @@ class ParamSpace(Mapping[str, Tensor]):
         self.shapes = {entry.name: entry.shape for entry in self.spec}
         self.offsets, end = offsets(self.spec)
         if flat_P is not None and flat_P.shape != (end,):
-            raise ValueError(f"these parameters take {end} numbers, the buffer given has {list(flat_P.shape)}")
+            raise ValueError(f"these parameters need a buffer of {end} elements, got shape {list(flat_P.shape)}")
         self.flat_P = torch.zeros(end, dtype=dtype, device=device) if flat_P is None else flat_P
         self._views = self.views(self.flat_P)
         self._grad_P: Tensor | None = None
@@ -78,7 +82,7 @@ class ParamSpace(Mapping[str, Tensor]):
         return self._views[name]
 
     def operand(self, name: str) -> Tensor:
-        """The parameter itself."""
+        """The parameter itself: there is no low-precision copy."""
         return self._views[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -89,12 +93,12 @@ class ParamSpace(Mapping[str, Tensor]):
 
     @property
     def count(self) -> int:
-        """The number of parameters, padding not counted."""
+        """The number of parameters, without padding."""
         return sum(math.prod(entry.shape) for entry in self.spec)
 
     @property
     def grad_P(self) -> Tensor:
-        """The gradients, allocated when first asked for."""
+        """The gradients, allocated on first use."""
         if self._grad_P is None:
             self._grad_P = torch.zeros_like(self.flat_P)
             self._grads = self.views(self._grad_P)
@@ -112,11 +116,11 @@ class ParamSpace(Mapping[str, Tensor]):
         return self._touched + version(self.flat_P)
 
     def touch(self) -> None:
-        """Says that the values changed; raw kernels do not bump torch's version counter."""
+        """Records that the values changed; raw kernels do not bump torch's version counter."""
         self._touched += 1
 
     def stack(self, pattern: str, *, grads: bool = False) -> Tensor:
-        """The copies of one entry as a strided view [E, *shape]: `stack("experts.*.linear.0.weight")`."""
+        """The copies of one entry as a strided view [E, *shape], for example `stack("experts.*.linear.0.weight")`."""
         head, _, tail = pattern.partition("*")
         names = [name for name in self.offsets if name.startswith(head) and name.endswith(tail)]
         names = [name for name in names if name[len(head) : len(name) - len(tail)].isdigit()]
@@ -126,7 +130,7 @@ class ParamSpace(Mapping[str, Tensor]):
         steps = {b - a for a, b in pairwise(starts)} or {0}
         first = (self.grads if grads else self)[names[0]]
         if len(steps) > 1 or any(self[name].shape != first.shape for name in names):
-            raise ValueError(f"the parameters {pattern!r} are not copies at equal distances")
+            raise ValueError(f"the parameters {pattern!r} are not equally spaced copies")
         flat_P = self.grad_P if grads else self.flat_P
         return flat_P.as_strided((len(names), *first.shape), (steps.pop(), *first.stride()), starts[0])
 
@@ -144,12 +148,12 @@ class ParamSpace(Mapping[str, Tensor]):
         return self
 
     def shards(self, prefix: str, copies: int) -> tuple[Tensor, None]:
-        """theta_EP: what stands under the prefix, one copy a row, with its padding."""
+        """theta_EP: the parameters under the prefix, one copy per row, padding included."""
         return self.shards_of(self.flat_P, prefix, copies), None
 
     def shards_of(self, flat_P: Tensor, prefix: str, copies: int) -> Tensor:
-        """The same of any buffer with this layout."""
-        own = flat_P is self.flat_P or flat_P is self._grad_P  # those two are never replaced
+        """The same for any buffer with this layout."""
+        own = flat_P is self.flat_P or flat_P is self._grad_P  # these two are never replaced
         if own and (held := self._shards.get((prefix, flat_P is self.flat_P))) is not None:
             return held
         inside = [entry for entry in self.spec if entry.name.startswith(prefix)]
@@ -160,7 +164,7 @@ class ParamSpace(Mapping[str, Tensor]):
         return theta_EP
 
     def pack(self, values: Mapping[str, Tensor]) -> Packed:
-        """Other values of the same parameters, differentiable with respect to them."""
+        """Other values for the same parameters. Autograd can differentiate with respect to them."""
         pieces = []
         for name, shape, _ in self.spec:
             length = math.prod(shape)
@@ -172,17 +176,17 @@ class ParamSpace(Mapping[str, Tensor]):
         return {name: self.view_of(flat_P, name) for name in self.offsets}
 
     def views_of(self, grad_P: Tensor) -> Mapping[str, Tensor]:
-        """The views of gradients: those at hand, where they are this space's own."""
+        """The views of a gradient buffer; cached if it is this space's own."""
         return self.grads if grad_P is self._grad_P else self.views(grad_P)
 
     def view_of(self, flat_P: Tensor, name: str) -> Tensor:
-        """One of them."""
+        """One named view of any buffer with this layout."""
         shape, start = self.shapes[name], self.offsets[name]
         return flat_P[start : start + math.prod(shape)].view(shape)
 
 
 class Packed(NamedTuple):
-    """Values that belong to nobody, in the layout of a ParamSpace."""
+    """Values in the layout of a ParamSpace that are not stored in it."""
 
     space: ParamSpace
     values: Mapping[str, Tensor]
@@ -199,12 +203,12 @@ class Packed(NamedTuple):
 
 
 def version(tensor: Tensor) -> int:
-    """torch's count of in-place writes; tensors made in inference mode have none."""
+    """torch's count of in-place writes; 0 for inference tensors, which have none."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def offsets(spec: Sequence[Entry]) -> tuple[dict[str, int], int]:
-    """Where each entry starts, and where the last ends, with its padding."""
+    """The start of each entry, and the end of the last one with its padding."""
     starts, end = {}, 0
     for name, shape, _ in spec:
         starts[name] = end

@@ -1,5 +1,8 @@
-"""The pytest plugin: a fixture `prove` that fails a test unless its module is proven, and the reports of a session in
-one JSON file. Loading it imports neither torch nor anything else of Gradproof; using the fixture does."""
+"""The pytest plugin: a fixture `prove` that fails a test unless its module is proven, and one JSON file with the
+reports of a session.
+
+Loading the plugin imports neither torch nor the rest of Gradproof; using the fixture does.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ if TYPE_CHECKING:
     from gradproof.proof.differences import Judgement
     from gradproof.proof.verdict import Report
 
-NAMES = ("gradproof", __name__)  # the entry point's, and that of `-p gradproof.pytest_plugin`
+NAMES = ("gradproof", __name__)  # the entry point, and `-p gradproof.pytest_plugin`
 OPTION = "--gradproof-json"
-REPORTS = pytest.StashKey[list[dict[str, Any]]]()  # of one test, until one of its phases hands them on
+REPORTS = pytest.StashKey[list[dict[str, Any]]]()  # of one test, until a phase report collects them
 
 
 @pytest.fixture
 def prove(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """prove(module, inputs, **options): `gradproof.verify`, and the test fails unless the module is proven.
+    """prove(module, inputs, **options): runs `gradproof.verify` and fails the test unless the module is proven.
 
     The options are those of `gradproof.verify` (quick, seed, device, name). With `allow_inconclusive=True` only a
-    refuted gradient fails the test. Returns the Report."""
+    refuted gradient fails the test. Returns the Report.
+    """
 
     def prove(module: Any, inputs: Any, *, allow_inconclusive: bool = False, **options: Any) -> Report:
         __tracebackhide__ = True
@@ -47,7 +51,7 @@ def prove(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
 
 def failure(report: Report) -> str:
-    """The summary, a line for each tensor that is not proven, and the notes of the judgement."""
+    """The summary, one line per tensor that is not proven, and the notes."""
     lines = [report.summary]
     for subject in report.subjects:
         judged = [("parameter", j) for j in subject.parameters] + [("input", j) for j in subject.inputs]
@@ -64,25 +68,27 @@ def _line(judgement: Judgement) -> str:
     return line + (f" ({judgement.note})" if judgement.note else "")
 
 
-# The reports of a session. They travel on pytest's own test reports, which xdist carries from its workers.
+# Reports of a session. They travel on pytest's test reports, which xdist sends from its workers.
 
 
 def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
-    # One module, two names: whichever comes second is skipped instead of being an error.
+    # The module can be registered under two names: block the second one instead of failing.
     for name in NAMES:
         if not pluginmanager.has_plugin(name):
             pluginmanager.set_blocked(name)
     group = parser.getgroup("gradproof")
-    group.addoption(OPTION, metavar="FILE", help="Write the report of every `prove` of this session to FILE as JSON.")
+    group.addoption(
+        OPTION, metavar="FILE", help="Write the reports of all `prove` calls of this session to FILE as JSON."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption(OPTION)
-    if path is None or hasattr(config, "workerinput"):  # a worker of xdist hands its reports on
+    if path is None or hasattr(config, "workerinput"):  # an xdist worker only passes its reports on
         return
     folder = Path(path).absolute().parent
     if not folder.is_dir():
-        raise pytest.UsageError(f"{OPTION} {path}: there is no folder {folder}")
+        raise pytest.UsageError(f"{OPTION} {path}: the folder {folder} does not exist")
     config.pluginmanager.register(SessionReports(Path(path).absolute()), "gradproof-session-reports")
 
 
@@ -97,7 +103,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
 
 
 class SessionReports:
-    """Collects the reports of all tests, in the order in which they ended, and writes them with the session's end."""
+    """Collects the reports of all tests in the order in which they finish, and writes them when the session ends."""
 
     def __init__(self, path: Path):
         self.path = path

@@ -1,4 +1,4 @@
-"""Random streams keyed by what they are for: every draw can be made again, from nothing but its key."""
+"""Random streams keyed by purpose: every draw can be reproduced from its key alone."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 
 
 def seeded(*key: Any) -> torch.Generator:
-    """A torch generator on the CPU, keyed by everything given: each draw has a stream of its own."""
+    """A CPU generator keyed by all arguments: each key has its own stream."""
     return torch.Generator().manual_seed(int.from_bytes(_digest(key)[:8], "little", signed=True))
 
 
 def philox(*key: Any) -> np.random.Philox:
-    """numpy's counter-based bits, keyed the same way: the same bits on every machine."""
+    """numpy's counter-based generator with the same keys: the same bits on every machine."""
     return np.random.Philox(key=int.from_bytes(_digest(key)[:16], "little"))
 
 
@@ -24,7 +24,7 @@ def _digest(key: tuple[Any, ...]) -> bytes:
 
 
 def on_device(generator: torch.Generator, device: torch.device | str) -> torch.Generator:
-    """One of the same seed whose numbers are drawn on a device: what is large is not carried there."""
+    """A generator with the same seed on `device`, so that large draws need no transfer."""
     if torch.device(device).type == "cpu":
         return generator
     return torch.Generator(device).manual_seed(generator.initial_seed())

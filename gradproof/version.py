@@ -1,3 +1,3 @@
-"""The version, written once: pyproject.toml reads it here."""
+"""The version. pyproject.toml reads it from here."""
 
 __version__ = "0.1.0"

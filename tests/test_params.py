@@ -87,7 +87,7 @@ def test_stack_refuses_what_is_not_a_stack():
     with pytest.raises(KeyError, match=r"nothing\.\*"):
         experts(2).stack("nothing.*.weight")
     uneven = [Entry(f"experts.{e}.weight", (4, 20 + 64 * e), "matrix") for e in range(3)]
-    with pytest.raises(ValueError, match=r"experts\.\*\.weight.*not copies"):
+    with pytest.raises(ValueError, match=r"experts\.\*\.weight.*not equally spaced"):
         ParamSpace(uneven).stack("experts.*.weight")
 
 

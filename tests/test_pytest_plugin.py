@@ -112,7 +112,7 @@ def test_reports_come_from_the_workers_too(pytester, tmp_path):
 
 def test_folder_that_is_not_there_is_said_before_anything_runs(pytester):
     result = run(pytester, "--gradproof-json", "nowhere/reports.json")
-    result.stderr.fnmatch_lines(["*--gradproof-json nowhere/reports.json: there is no folder *nowhere"])
+    result.stderr.fnmatch_lines(["*--gradproof-json nowhere/reports.json: the folder *nowhere does not exist"])
 
 
 @pytest.mark.parametrize("options", [(), ("-p", "gradproof.pytest_plugin"), ("-p", "gradproof")])

@@ -23,7 +23,15 @@ from gradproof.commands.options import (
     TargetColumn,
     said,
 )
-from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, progress_of, write
+from gradproof.commands.terminal import (
+    check_device,
+    check_folder,
+    check_outputs,
+    console_for,
+    errors,
+    progress_of,
+    write,
+)
 
 
 class MatchOption(StrEnum):
@@ -37,30 +45,39 @@ def ablate(
     data: Data = None,
     target: TargetColumn = None,
     ignore: Ignore = None,
-    budget: Annotated[int | None, typer.Option(metavar="N", help="Parameters of the dense model.")] = None,
+    budget: Annotated[
+        int | None, typer.Option(metavar="N", help="Parameters of the dense model. Default: 200000.")
+    ] = None,
     match: Annotated[
-        MatchOption | None, typer.Option(help="What the others have as much of as the dense model.")
+        MatchOption | None, typer.Option(help="What the others have as much of as the dense model. Default: total.")
     ] = None,
     families: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c.")
+        str | None,
+        typer.Option(
+            metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c. Default: moe,moe-sheaf-padic,dense."
+        ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run.")] = None,
-    tests: Annotated[bool | None, typer.Option("--test/--no-test", help="Whether to test for significance.")] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time; left out, one a core.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on. Default: 5.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run. Default: 3000.")] = None,
+    tests: Annotated[
+        bool | None, typer.Option("--test/--no-test", help="Whether to test for significance. Default: test.")
+    ] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. Default: one a core.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster instead of this machine.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the configurations that match the budget, and run nothing.")
     ] = False,
-    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to train. Default: cpu.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="The study's folder; left out, one under runs/ that follows from the options."
+            "--out", metavar="DIR", help="The study's folder. Default: one under runs/ that follows from the options."
         ),
     ] = None,
     json: Json = None,
-    seed: Annotated[int | None, typer.Option(help="The first of the seeds.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The first of the seeds. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
     """Does MoE beat dense on this data, at the same budget?
@@ -72,7 +89,7 @@ def ablate(
 
     Examples:
 
-        gradproof ablate --data loans.csv --target approved --budget 200000 --seeds 5
+        gradproof ablate --data loans.csv --target approved --budget 200000
 
         gradproof ablate --data synthetic:regimes=1 --families moe,dense
 
@@ -85,6 +102,7 @@ def ablate(
         from gradproof.train.run import lock
 
         check_outputs(json, None)
+        check_folder(out)
         flags = dict(data=data, target=target, budget=budget, match=match, seeds=seeds, steps=steps, tests=tests)
         lists = dict(families=families, ignore=ignore)
         given = read_config(config) if config else {}

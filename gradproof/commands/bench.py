@@ -14,7 +14,7 @@ from gradproof.commands.terminal import check_device, check_outputs, console_for
 
 
 def bench(
-    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose|gate", help="What to measure.")] = "diagnose",
+    suite: Annotated[str, typer.Option(metavar="step|ops|diagnose|gate", help="What to measure.")] = "step",
     device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
     size: Annotated[
         str | None,
@@ -72,9 +72,9 @@ def bench(
 
         gradproof bench --suite step --json step.json --resume
 
-        gradproof bench --suite step --device cuda --json step_gpu.json --resume --minutes 8
+        gradproof bench --suite step --device cuda --json gpu.json --minutes 8
 
-        gradproof bench --suite step --size nano --rows 256 --peers loop,loop-compiled --quick
+        gradproof bench --suite step --size nano --rows 256 --peers loop --quick
 
         gradproof bench --suite ops --device cuda --precision bf16
 
@@ -183,6 +183,12 @@ def _bench_step(
             Path(json).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(Path(json), dumps(made, indent=1) + "\n")  # may be cut off at any time
 
+    if size is None:
+        print(
+            f"measuring {len(listed)} sizes beside all their peers takes a while; for a first look: "
+            "gradproof bench --size nano --rows 256 --quick",
+            file=sys.stderr,
+        )
     with stages() as say:
         setting = step.Setting(device.value, _precision(device, precision), quick, retry, deadline, say)
         try:

@@ -68,7 +68,7 @@ def diagnose(
 
         gradproof diagnose my_model.py:case --html report.html
 
-        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,overflow,routing
+        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,routing
     """
     with errors(debug):
         check_outputs(json, html)
@@ -99,7 +99,7 @@ def _diagnose(subject: str, precisions: list[str], policy: CastOption | None, de
         from gradproof.proof.case import KernelCase, load_case
 
         progress(f"importing {subject}")
-        case = load_case(subject)
+        case = load_case(subject, seed)
         if isinstance(case, KernelCase):
             raise ValueError(f"{subject} returns a KernelCase; `gradproof verify {subject}` judges it")
         target = "cuda" if device is Device.cuda else None
@@ -132,9 +132,11 @@ def _judged_table(worst: FormatVerdict, most: int) -> Any:
     from rich.markup import escape
     from rich.table import Table
 
+    from gradproof.diagnosis.verdict import severity
+
     table = Table("tensor", "verdict", "norm ratio", "cosine", "error", "noise", "z", box=None, pad_edge=False)
     table.columns[0].overflow = "fold"
-    judged = sorted((*worst.parameters, *worst.inputs), key=lambda j: -j.z if j.z == j.z else 0.0)
+    judged = sorted((*worst.parameters, *worst.inputs), key=severity)
     for j in judged[:most]:
         ratio, cosine = ("" if x != x else f"{x:.4g}" for x in (j.norm_ratio, j.cosine))
         figures = (ratio, cosine, figure(j.rel_error), figure(j.noise), f"{j.z:.1f}")

@@ -48,7 +48,7 @@ def export(
         from gradproof.export.checked_file import Differs
         from gradproof.export.checked_file import export as export_run
 
-        check_outputs(json, None)
+        check_outputs(json, None, out)
         try:
             checked = export_run(run, format.value, out)
         except Differs as differs:

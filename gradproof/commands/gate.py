@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradproof.commands.options import INTERRUPTED, Debug, Json, NoSeed, Seed
-from gradproof.commands.terminal import COULD_NOT_START, check_outputs, console_for, errors, sentence, stages, write
+from gradproof.commands.terminal import (
+    COULD_NOT_START,
+    check_folder,
+    check_outputs,
+    console_for,
+    errors,
+    sentence,
+    stages,
+    write,
+)
 from gradproof.gate.place import default_folder, warning
 
 if TYPE_CHECKING:
@@ -86,6 +95,7 @@ def init(
     """
     with errors(debug):
         check_outputs(json, None)
+        check_folder(store)
         given = dict(journal_mebibytes=size, false_allow=false_allow, false_block=false_block)
         given |= dict(review_hours=review_hours, shadow=shadow)
         settings = {name: value for name, value in given.items() if value is not None}
@@ -113,7 +123,7 @@ def decide(
 
     Examples:
 
-        gradproof gate decide '{"tool": "Bash", "arguments": {"command": "rm -rf build"}}'
+        gradproof gate decide '{"command": "rm -rf ../shared"}'
 
         my-agent | gradproof gate decide --store my-gate
     """
@@ -168,13 +178,18 @@ def feedback(
         from json import dumps
 
         from gradproof.gate.journal import Giver
+        from gradproof.gate.signals import signal
         from gradproof.gate.store import Store
 
         giver = Giver(actor or getuser(), "person", "")
         with _opened(Store, store) as opened:
+            signal(kind)
+            before = opened.journal.decision(id).get("remarked")
             given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
         _warn(store)
-        print(dumps({"id": id, **given._asdict(), "target": given.target}))
+        if before is not None and signal(before).outcome != given.outcome:
+            print(f"gradproof: warning: {before} was said of {id} before; {kind} now holds instead", file=sys.stderr)
+        print(dumps({"id": id, **given._asdict(), "target": given.target, "before": before}))
 
 
 @app.command()
@@ -239,7 +254,9 @@ def learn(
         from gradproof.gate.learner import follow as learn_on
         from gradproof.gate.store import Store
 
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # A shell starts a job in the background with SIGINT ignored; `kill -INT` must end it all the same.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
         with _opened(Store, store) as opened, opened.learning():
             _warn(store)
             learner = Learner(opened, seed)
@@ -383,7 +400,7 @@ def evaluate(
 
     Examples:
 
-        gradproof gate evaluate --data labelled.jsonl --folds 5 --seeds 3 --html report.html
+        gradproof gate evaluate --data labelled.jsonl --seeds 3 --html report.html
 
         gradproof gate evaluate --stream --train old.jsonl --data new.jsonl
     """
@@ -480,7 +497,7 @@ def _init(
     """Nothing is written before the model is trained."""
     from dataclasses import asdict
 
-    from gradproof.gate import founding
+    from gradproof.gate import founding, founding_rows
     from gradproof.gate.old_store import rows_of
     from gradproof.gate.starter import MadeUp
     from gradproof.gate.status import status as status_of
@@ -499,7 +516,7 @@ def _init(
     trained = None
     if before is None:
         say("reading the calls to learn from")
-        rows = founding.read_rows(data) if data is not None else founding.starter_rows(seed)
+        rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)
         rows += rows_of(old) if old is not None else []
         learned, held = founding.split(rows, seed)
         say(f"training on {len({row.call for row in learned}):,} calls")

@@ -24,7 +24,7 @@ class Precision(StrEnum):
 
 
 Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
-NoSeed = Annotated[int, typer.Option("--seed", help="Taken by every command; nothing is random here.")]
+NoSeed = Annotated[int, typer.Option("--seed", hidden=True)]  # accepted everywhere, shown where something is random
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
 Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
@@ -34,13 +34,14 @@ ConfigFile = Annotated[
 Data = Annotated[
     str | None,
     typer.Option(
-        metavar="synthetic[:regimes=N,rows=N]|FILE",
-        help="The synthetic set, a CSV or a Parquet; for a transformer a text.",
+        metavar="synthetic|FILE",
+        help="A CSV or Parquet file, for a transformer a text file, or the synthetic set: "
+        "synthetic:regimes=N,rows=N. Default: synthetic.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
 TargetColumn = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
-Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out.")]
+Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out: a,b,c. Default: none.")]
 
 
 def said(**flags: Any) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def predict(
 
         gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
 
-        gradproof predict runs/loans --data new.csv --costs default=5 --out decided.csv
+        gradproof predict runs/loans --data new.csv --costs bad=5 --out out.csv
 
         gradproof predict runs/loans --data new.csv --explain --out decided.csv
     """
@@ -66,7 +66,7 @@ def predict(
         from gradproof.train.explanation import load_explainer
         from gradproof.train.load import load_predictor
 
-        check_outputs(json, None)
+        check_outputs(json, None, out)
         kept = None if keep == "all" else [name.strip() for name in (keep or "").split(",") if name.strip()]
         if json == "-" and out is None:
             raise ValueError("--json - and the predictions would share standard output; give --out a file")

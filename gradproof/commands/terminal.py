@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import typer
@@ -36,22 +38,52 @@ def errors(debug: bool) -> Iterator[None]:
 
 def sentence(error: Exception) -> str:
     """An error in one sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        # A file is written aside first; the name that the user gave is the one to tell.
+        written = re.sub(r"\.partial-([^/]+?)(-[a-z0-9_]{8})?(/[^/]*)?$", r"\1", os.fsdecode(error.filename or ""))
+        reason = error.strerror[0].lower() + error.strerror[1:]
+        return f"{written}: {reason}" if written else reason
     said = " ".join(str(error).split())
     return said if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {said} (--debug shows where)"
 
 
-def check_outputs(json: str | None, html: Path | None) -> None:
-    """Refuses a place that cannot be written before any work is done."""
+def check_outputs(json: str | None, html: Path | None, *others: Path | None) -> None:
+    """Refuses a file that cannot be written before any work is done."""
     files = [Path(json)] if json is not None and json != "-" else []
-    files += [html] if html is not None else []
+    files += [file for file in (html, *others) if file is not None]
     for file in files:
         if file.is_dir():
             raise ValueError(f"{file} is a directory; name a file in it")
-        existing = next(parent for parent in file.absolute().parents if parent.exists())
-        if not (existing.is_dir() and os.access(existing, os.W_OK)) or existing.is_relative_to("/proc"):
-            raise ValueError(f"{file} cannot be written: {existing} is no folder that may be written to")
-    if len({file.absolute() for file in files}) < len(files):
-        raise ValueError(f"--json and --html both name {html}; give each its own file")
+        if file.exists() and not os.access(file, os.W_OK):
+            raise ValueError(f"cannot write {file}: permission denied")
+        if not file.exists() or file.is_file():
+            _check_place(file, file.absolute().parent)
+    for file in files:
+        if [other.absolute() for other in files].count(file.absolute()) > 1:
+            raise ValueError(f"two options both name {file}; give each its own file")
+
+
+def check_folder(folder: Path | None) -> None:
+    """Refuses a folder that is not there and cannot be made, or that cannot be written to."""
+    if folder is not None and not folder.is_file():  # each command says what else it expects than a file
+        _check_place(folder, folder.absolute())
+
+
+def _check_place(given: Path, folder: Path) -> None:
+    """Tries to write where `given` will be made: as root, on a read-only disk and in /proc permissions tell nothing."""
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir():
+        raise ValueError(f"cannot write {given}: {existing} is a file, not a folder")
+    if existing != folder and existing == existing.parent:
+        first = folder.relative_to(existing).parts[0]
+        raise ValueError(f"cannot write {given}: {existing / first} does not exist; create it first")
+    try:
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        # The file systems of the kernel answer "no such file" to an attempt to make one.
+        reason = "permission denied" if error.strerror in (None, os.strerror(errno.ENOENT)) else error.strerror.lower()
+        raise ValueError(f"cannot write {given}: {existing}: {reason}") from None
 
 
 def check_device(device: str) -> None:

@@ -24,10 +24,10 @@ from gradproof.commands.options import (
     TargetColumn,
     said,
 )
-from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, sentence, write
+from gradproof.commands.terminal import check_device, check_folder, check_outputs, console_for, errors, sentence, write
 
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The run's folder; numbered under runs/ if left out.")
+    Path | None, typer.Option("--out", metavar="DIR", help="The run's folder. Default: runs/MODEL-SIZE-DATA, numbered.")
 ]
 
 
@@ -55,41 +55,61 @@ class RouterOption(StrEnum):
 def train(
     config: ConfigFile = None,
     model: Annotated[
-        FamilyOption | None, typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text.")
+        FamilyOption | None,
+        typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text. Default: moe."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b.")
+        str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b. Default: nano.")
     ] = None,
     data: Data = None,
     target: TargetColumn = None,
-    metrics: Annotated[str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c.")] = None,
-    categorical: Annotated[str | None, typer.Option(metavar="COLS", help="Number-like columns that are names.")] = None,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c. Default: none.")
+    ] = None,
+    categorical: Annotated[
+        str | None, typer.Option(metavar="COLS", help="Number-like columns that are names: a,b,c. Default: none.")
+    ] = None,
     ignore: Ignore = None,
     task: Annotated[
-        TaskOption | None, typer.Option(help="Classes or a number; a float of more than 50 values is a number.")
+        TaskOption | None,
+        typer.Option(help="Default: regression for floats of more than 50 values, else classification."),
     ] = None,
     encoding: Annotated[
-        EncodingOption | None, typer.Option(help="padic: numbers also by their lowest digits, for what repeats.")
+        EncodingOption | None,
+        typer.Option(help="padic: numbers also by their lowest digits, for what repeats. Default: onehot."),
     ] = None,
     router: Annotated[
-        RouterOption | None, typer.Option(help="moe: one linear map, or patches of the inputs that must agree.")
+        RouterOption | None,
+        typer.Option(help="moe: one linear map, or patches of the inputs that must agree. Default: softmax."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Updates at most; early stopping may end sooner.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Rows in an update.")] = None,
-    lr: Annotated[float | None, typer.Option(help="The peak learning rate.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Updates at most; early stopping may end sooner. Default: 3000; for a table, what fits --minutes."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Rows in an update. Default: 256; 16 for a text; at most 256 for a table.")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="The peak learning rate. Default: 0.003; 0.002 for a table or a text.")
+    ] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="Training time; a short calibration turns it into a number of steps.")
+        float | None,
+        typer.Option(
+            help="Training time; a short calibration turns it into a number of steps. Default: 0.6 for a table."
+        ),
     ] = None,
     members: Annotated[
         int | None,
-        typer.Option(help="Models trained at once, whose probabilities are averaged; a table's default is 8."),
+        typer.Option(help="Models trained at once, whose probabilities are averaged. Default: 1; 8 for a table."),
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to train.")] = None,
-    precision: Annotated[Precision | None, typer.Option(help="Of products and activations.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Where to train. Default: cpu.")] = None,
+    precision: Annotated[Precision | None, typer.Option(help="Of products and activations. Default: fp32.")] = None,
     out: Out = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out; needs no other flag.")] = False,
     json: Json = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds weights, split and order of the rows.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seeds weights, split and order of the rows. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
     """Train a decision model, and survive a crash.
@@ -121,6 +141,7 @@ def train(
         from gradproof.train.terminal_watch import show_scores
 
         check_outputs(json, None)
+        check_folder(out)
         flags = dict(model=model, size=size, data=data, target=target, steps=steps, batch=batch, lr=lr, seed=seed)
         flags |= dict(minutes=minutes, members=members)
         lists = dict(metrics=metrics, categorical=categorical, ignore=ignore)

@@ -87,12 +87,14 @@ def verify(
 
         gradproof verify my_model.py:case --autocast bf16
 
-        gradproof verify my_model.py:case --record before.json     (then, after an upgrade: --against before.json)
+        gradproof verify my_model.py:case --record before.json
+
+        gradproof verify my_model.py:case --against before.json   (after an upgrade)
 
         gradproof verify --op layernorm --mutants
     """
     with errors(debug):
-        check_outputs(json, html)
+        check_outputs(json, html, record)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
         if case is None and (dtype or autocast or skip or allow_unjudged or record or against):
@@ -128,7 +130,7 @@ def _verify_case(
     before = None if against is None else load_record(against)
     # What the user's code prints must not get into the record on standard output.
     with redirect_stdout(sys.stderr), progress_of("judging each tensor") as progress:
-        loaded = load_case(case)
+        loaded = load_case(case, seed)
         if isinstance(loaded, KernelCase):
             if quick or to or against or any(how.values()):
                 raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")

@@ -27,6 +27,7 @@ from gradproof.diagnosis.verdict import (
     TensorVerdict,
     judge_format,
     overall,
+    severity,
     together,
     with_rest,
 )
@@ -80,7 +81,8 @@ class Diagnosis:
         worst = self.worst
         if self.wrong:
             more = f" ({len(self.wrong) - 1} more like it)" if len(self.wrong) > 1 else ""
-            return f"{self.name} has a bug, in every precision: {self.wrong[0].name}: {self.wrong[0].note}{more}."
+            first = min(self.wrong, key=severity)
+            return f"{self.name} has a bug, in every precision: {first.name}: {first.note}{more}."
         if self.verdict == "inconclusive":
             reason = self.unclear or f"whether the gradient is right in float64 is not clear: {why(self.verification)}"
             return f"{self.name} is inconclusive: {reason}."

@@ -353,9 +353,16 @@ def together(run: Taken) -> float:
     return ratio(error, size)
 
 
+def severity(j: TensorVerdict) -> tuple[int, float, float]:
+    """Sorts tensors worst first: by verdict, then by how far beyond the noise, then by the error itself, for what is
+    wrong in float64 or overflows has the largest z there is."""
+    z, error = (0.0 if figure != figure else figure for figure in (j.z, j.rel_error))
+    return WORST_FIRST.index(j.verdict), -z, -error
+
+
 def _sentence(verdict: Finding, judged: Sequence[TensorVerdict], divergence: dict[str, Any] | None) -> str:
     """The worst tensor in words, how many are like it, and where it began."""
-    like = sorted((j for j in judged if j.verdict == verdict), key=lambda j: -j.z if j.z == j.z else 0.0)
+    like = sorted((j for j in judged if j.verdict == verdict), key=severity)
     if verdict == "clean":
         return "every gradient is right to one unit of the format"
     if verdict == "noise":

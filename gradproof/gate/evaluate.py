@@ -19,7 +19,8 @@ from gradproof.gate import calls, folds, reading, roc
 from gradproof.gate.calls import Call
 from gradproof.gate.equal_form import trivial
 from gradproof.gate.fit import Recipe, logits
-from gradproof.gate.founding import FoundingRow, fit_rows
+from gradproof.gate.founding import fit_rows
+from gradproof.gate.founding_rows import FoundingRow
 from gradproof.gate.network import GateConfig, GateModel
 from gradproof.gate.roc import Scored
 from gradproof.gate.starter import MadeUp, made_up

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
-from gradproof.gate import calls, folds
-from gradproof.gate.calls import Call
+from gradproof.gate import folds
 from gradproof.gate.features import MARK
 from gradproof.gate.fit import fit
+from gradproof.gate.founding_rows import FoundingCall, FoundingRow, rows_of
 from gradproof.gate.journal import MOST_EXAMPLES
 from gradproof.gate.learner import Known, logits, score, settle, version_record
 from gradproof.gate.network import Calibration, GateModel
 from gradproof.gate.packing import weights_of
 from gradproof.gate.policy import ASK, calibrate, choose
-from gradproof.gate.reading import act_texts, read
 from gradproof.gate.signals import signal
 from gradproof.gate.starter import starter
 from gradproof.gate.store import Settings, Store
@@ -26,37 +24,9 @@ from gradproof.gate.store import Settings, Store
 FOLDS = 5  # one is held back
 
 
-class FoundingRow(NamedTuple):
-    """An act of a labelled call; `group` names what must stay together, `call` the call that it belongs to."""
-
-    text: str
-    allow: bool
-    group: str
-    call: int
-
-
-def read_rows(path: Path) -> list[FoundingRow]:
-    """JSON lines with a call, `label` (allow or block) and, if there is one, `group`."""
-    rows = [
-        row
-        for number, labelled in enumerate(calls.read_labelled(path))
-        for row in act_rows(labelled.call, labelled.label == "allow", labelled.group or str(number), number)
-    ]
-    if len({row.allow for row in rows}) < 2:
-        raise ValueError(f"{path} needs calls of both labels, allow and block; it has {len(rows)} rows")
-    return rows
-
-
 def starter_rows(seed: int = 0) -> list[FoundingRow]:
-    """The project's own."""
-    return [row for i, (call, allow) in enumerate(starter(seed)) for row in act_rows(call, allow, str(i), i)]
-
-
-def act_rows(call: Call, allow: bool, group: str, number: int) -> list[FoundingRow]:
-    """The acts of a labelled call; of one to block the act that the policy is strictest with comes first."""
-    done = read(call)
-    texts = act_texts(call, done.acts)
-    return [FoundingRow(text, allow, group, number) for text in dict.fromkeys([texts[done.worst], *texts])]
+    """Those of the calls that Gradproof makes up."""
+    return rows_of(FoundingCall(call, allow, str(i), i) for i, (call, allow) in enumerate(starter(seed)))
 
 
 def riskiest(gate: GateModel, rows: Sequence[FoundingRow]) -> list[FoundingRow]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from gradproof.gate.calls import Call
 from gradproof.gate.database import library
-from gradproof.gate.founding import FoundingRow, act_rows
+from gradproof.gate.founding_rows import FoundingCall, FoundingRow, act_rows
 from gradproof.gate.signals import ECHO, KINDS, signal
 
 FORMATS = (1, 2)
@@ -31,7 +31,9 @@ def rows_of(folder: Path) -> list[FoundingRow]:
         call = call_of(text)
         if call is not None:
             allow = signal(record["kind"]).outcome == "allow"
-            rows += act_rows(call, allow, f"old {number}", -1 - number)  # apart from the numbers of other calls
+            rows += act_rows(
+                FoundingCall(call, allow, f"old {number}", -1 - number)
+            )  # apart from the numbers of other calls
     return rows
 
 

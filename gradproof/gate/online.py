@@ -15,7 +15,8 @@ import numpy as np
 
 from gradproof.gate.calls import Call
 from gradproof.gate.decider import Answer, Decider
-from gradproof.gate.founding import FoundingRow, found
+from gradproof.gate.founding import found
+from gradproof.gate.founding_rows import FoundingRow
 from gradproof.gate.learner import Learner, Round
 from gradproof.gate.network import GateModel
 from gradproof.gate.store import Settings, Store

@@ -73,9 +73,9 @@ def act_texts(call: Call, acts: Sequence[Act], key: bytes | Redactor = b"") -> l
     return texts
 
 
-def learned_texts(call: Call, allow: bool) -> list[str]:
-    """What a made-up call teaches: all of its acts are to be allowed, or the one to be blocked that the policy is
-    strictest with."""
+def learned_texts(labelled: tuple[Call, bool]) -> list[str]:
+    """What a made-up call and its label teach: allow every act, or block the one that the policy is strictest with."""
+    call, allow = labelled
     done = read(call)
     texts = act_texts(call, done.acts)
     return list(dict.fromkeys(texts)) if allow else texts[done.worst : done.worst + 1]

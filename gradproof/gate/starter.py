@@ -19,6 +19,7 @@ from gradproof.gate import folds
 from gradproof.gate.calls import Call, leaves
 from gradproof.gate.corpus import ENDINGS, HOSTS, WORDS, listed
 from gradproof.gate.made import made
+from gradproof.gate.parallel_reading import mapped
 from gradproof.gate.reading import learned_texts
 from gradproof.streams import philox
 
@@ -78,7 +79,8 @@ def made_up(unlike: tuple[str, ...] = (), form: Callable[[Call], Call] = lambda 
     if unlike:
         kept = set(folds.unlike(list(dict.fromkeys(_values(call) for call, _ in calls)), unlike))
         calls = [(call, allow) for call, allow in calls if _values(call) in kept]
-    rows = [(text, allow) for call, allow in calls for text in learned_texts(call, allow)]
+    taught = mapped(learned_texts, calls)
+    rows = [(text, allow) for texts, (_, allow) in zip(taught, calls, strict=True) for text in texts]
     return MadeUp([text for text, _ in rows], [allow for _, allow in rows])
 
 

@@ -1,6 +1,6 @@
-"""One file an operation: `forward(...) -> (y, saved)`, `backward(dy, saved, ...) -> gradients`, `CONTRACT`.
+"""One file per operation: `forward(...) -> (y, saved)`, `backward(dy, saved, ...) -> gradients`, `CONTRACT`.
 
-`backward` names the forward's arguments that it needs; `dy` has the structure of `y`.
+`backward` takes the forward arguments that it needs, under the same names. `dy` has the structure of `y`.
 """
 
 from importlib import import_module
@@ -45,13 +45,14 @@ ENCODERS = ("padic",)  # nothing to differentiate
 
 
 def wide(x: Tensor) -> Tensor:
-    """bf16 and fp16 as fp32, in which statistics, sums and elementwise mathematics are done; others as they are."""
+    """Converts bf16 and fp16 to fp32, the precision of statistics, sums and elementwise math; other dtypes pass
+    through.
+    """
     return x.float() if x.dtype in NARROW else x
 
 
 def load(name: str) -> ModuleType:
-    """The op's or encoder's module; a sentence for a name that is none. Those without a backward to prove are not
-    listed."""
+    """The module of an op or encoder. The error for an unknown name lists only those that have a backward to prove."""
     if name not in (*NAMES, *ENCODERS, *UPDATES, *READINGS):
-        raise ValueError(f"there is no op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
+        raise ValueError(f"unknown op {name!r}; the ops are {', '.join((*NAMES, *ENCODERS))}")
     return import_module(f"gradproof.ops.{name}")

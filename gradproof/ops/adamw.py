@@ -1,9 +1,9 @@
-"""AdamW on flat buffers, as a function: what the fused kernels are held against.
+"""AdamW on flat buffers, as a function: the reference for the fused kernels.
 
     g ← g/divisor;  p ← p(1 − lr·wd) where decayed;  m ← β₁m + (1 − β₁)g;  v ← β₂v + (1 − β₂)g²
-    p ← p − lr·m̂/(√v̂ + eps),  m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ);   nothing at all where skip is 1
+    p ← p − lr·m̂/(√v̂ + eps),  m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ);   nothing changes if skip is 1
 
-Decay is a property of blocks of 64 elements, since every parameter starts at such a multiple.
+Decay is set per block of 64 elements, since every parameter starts at a multiple of 64.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,8 @@ def forward(
     p_P = torch.where(decayed_P, p_P * (1 - rate * weight_decay), p_P)
     m_P = m_P + (1 - betas[0]) * (g_P - m_P)
     v_P = betas[1] * v_P + (1 - betas[1]) * g_P * g_P
-    # In float64: at the first steps little is left of 1, and all parameters would move by 3e-5 too much or too little.
+    # In float64: in the first steps 1 − βᵗ is small, and float32 would move all parameters by 3e-5 too much or too
+    # little.
     correction1, correction2 = ((1 - beta ** count.double()).to(p_P.dtype) for beta in betas)
     p_P = p_P - rate / correction1 * m_P / ((v_P / correction2).sqrt() + eps)
     after = Updated(p_P, m_P, v_P)
@@ -56,7 +57,7 @@ def forward(
 
 
 def out_of_place(step: Callable[..., None]) -> Callable[..., tuple[Updated, None]]:
-    """A kernel's step, which moves its buffers in place, as a function like `forward`."""
+    """Turns a kernel's in-place step into a function like `forward`."""
 
     @wraps(forward)
     def called(p_P: Tensor, g_P: Tensor, m_P: Tensor, v_P: Tensor, *rest: Any, **given: Any) -> tuple[Updated, None]:
@@ -68,7 +69,7 @@ def out_of_place(step: Callable[..., None]) -> Callable[..., tuple[Updated, None
 
 
 def norm(g_P: Tensor) -> Tensor:
-    """‖g‖. Added up in float64: in float32 torch's sum over 200,000 entries is 7e-6 too small on a CPU, every time."""
+    """‖g‖, summed in float64: torch's float32 sum of 200,000 entries on a CPU is always 7e-6 too small."""
     return torch.linalg.vector_norm(g_P, dtype=torch.float64).to(g_P.dtype)
 
 
@@ -90,7 +91,7 @@ def _first(generator: torch.Generator) -> Example:
 
 
 def _skipped(generator: torch.Generator) -> Example:
-    """A gradient that is not finite leaves no trace."""
+    """A gradient that is not finite changes nothing."""
     g_P = torch.full((4 * ALIGNMENT,), torch.nan).double()
     return _varied("skipped", generator, g=g_P, skip=torch.ones(()).double(), divisor=torch.tensor(torch.nan).double())
 

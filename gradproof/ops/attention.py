@@ -1,10 +1,10 @@
-"""Multi-head attention on projected queries, keys and values; the heads lie side by side in the last axis.
+"""Multi-head attention on projected queries, keys and values; the heads are concatenated along the last axis.
 
-    s = scale·q kᵀ in each head, scale = 1/√W;  p = softmax(s) over the keys that a query may see;  y = p v
+    s = scale·q kᵀ in each head, scale = 1/√W;  p = softmax(s) over the visible keys of a query;  y = p v
     dv = pᵀdy;  dp = dy vᵀ;  ds = p∘(dp − rowsum(p∘dp))·scale;  dq = ds k;  dk = dsᵀq
 
-Letters: A heads of width W = D/A; S queries and L keys. A key counts where `mask_BL` is true (padding is false) and,
-with `causal`, where it stands no later than the query. A query that sees no key gets zeros, not NaN.
+Letters: A heads of width W = D/A; S queries and L keys. A key is visible if `mask_BL` is true (padding is false) and,
+with `causal`, if it is not after the query. A query without visible keys gets zeros, not NaN.
 """
 
 import math
@@ -21,7 +21,7 @@ from gradproof.ops import wide
 def forward(
     q_BSD: Tensor, k_BLD: Tensor, v_BLD: Tensor, mask_BL: Tensor | None = None, heads: int = 1, causal: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """y_BSD in the format of q_BSD; `saved` is p_BASL."""
+    """y_BSD in the dtype of q_BSD; `saved` is p_BASL."""
     q_BASW, k_BALW, v_BALW = (split(operand, heads) for operand in (q_BSD, k_BLD, v_BLD))
     s_BASL = scores(q_BASW, k_BALW)
     seen_BASL = visible(mask_BL, q_BSD.shape[1], k_BLD.shape[1], causal, q_BSD.device)
@@ -42,21 +42,21 @@ def backward(
 
 
 def scores(q_BASW: Tensor, k_BALW: Tensor) -> Tensor:
-    """s_BASL, in fp32 at least."""
+    """s_BASL, in at least fp32."""
     return wide(q_BASW) @ wide(k_BALW).transpose(2, 3) / math.sqrt(q_BASW.shape[3])
 
 
 def probabilities(s_BASL: Tensor, seen_BASL: Tensor | None) -> Tensor:
-    """p_BASL: softmax over what is seen, exactly 0 elsewhere."""
+    """p_BASL: softmax over the visible keys, exactly 0 elsewhere."""
     if seen_BASL is None:
         return torch.softmax(s_BASL, -1)
-    # The lowest number rather than −∞: a row that sees nothing then has no NaN on the way to its zeros.
+    # The lowest finite number instead of −∞: a row without visible keys then has no NaN before it becomes zero.
     lowest = torch.finfo(s_BASL.dtype).min
     return torch.softmax(s_BASL.masked_fill(~seen_BASL, lowest), -1).masked_fill(~seen_BASL, 0.0)
 
 
 def visible(mask_BL: Tensor | None, queries: int, keys: int, causal: bool, device: torch.device) -> Tensor | None:
-    """seen_BASL, broadcast: which keys a query sees; None where it sees them all."""
+    """seen_BASL, broadcastable: the keys that each query sees; None if it sees all."""
     seen_BASL = None if mask_BL is None else mask_BL[:, None, None, :]
     if causal:
         earlier_SL = torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
@@ -65,7 +65,7 @@ def visible(mask_BL: Tensor | None, queries: int, keys: int, causal: bool, devic
 
 
 def score_gradient(dp_BASL: Tensor, p_BASL: Tensor, scale: float) -> Tensor:
-    """ds_BASL, before the scale of the scores: that is in it. What is masked has p = 0, and so no gradient."""
+    """ds_BASL, including the scale. Masked keys have p = 0, so their gradient is 0."""
     return p_BASL * (dp_BASL - (p_BASL * dp_BASL).sum(-1, keepdim=True)) * scale
 
 
@@ -75,17 +75,17 @@ def split(x_BSD: Tensor, heads: int) -> Tensor:
 
 
 def joined(x_BASW: Tensor) -> Tensor:
-    """x_BSD: the heads side by side."""
+    """x_BSD: the heads concatenated."""
     return x_BASW.transpose(1, 2).flatten(2)
 
 
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A call in bf16 or fp16: queries, keys and values are narrow; the softmax inside is not."""
+    """A call in bf16 or fp16: queries, keys and values are low-precision; the softmax is not."""
     return {**arguments, **{name: arguments[name].to(dtype) for name in "qkv"}}
 
 
 def _fused(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
-    """A fused backward takes ⟨p, dp⟩ from ⟨y, dy⟩, and y is stored: one error δ for all keys of a query."""
+    """A fused backward computes ⟨p, dp⟩ as ⟨y, dy⟩ with the stored y: one error δ for all keys of a query."""
     q_BSD, heads = given["q"], given.get("heads", 1)
     y_BSD, p_BASL = forward(q_BSD, given["k"], given["v"], given["mask"], heads, given.get("causal", False))
     y_BASW, dy_BASW, q_BASW, k_BALW = (split(wide(x), heads) for x in (y_BSD, cotangents[0], q_BSD, given["k"]))
@@ -97,12 +97,12 @@ def _fused(given: Mapping[str, Any], cotangents: Outputs) -> dict[str, Tensor]:
 
 
 def _mask(lengths_B: Tensor, keys: int) -> Tensor:
-    """mask_BL of sequences that end in padding."""
+    """mask_BL for sequences padded at the end."""
     return torch.arange(keys) < lengths_B[:, None]
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
-    """Every sequence has a length of its own; it sees nothing where that is 0."""
+    """Each sequence has its own length; a length of 0 hides all keys."""
     lengths_B = torch.randint(0, sizes["L"] + 1, (sizes["B"],), generator=generator)
     lengths_B[0] = sizes["L"]
     return dict(mask=_mask(lengths_B, sizes["L"]))
@@ -131,13 +131,13 @@ def _narrow_heads(generator: torch.Generator) -> Example:
 
 
 def _nothing_seen(generator: torch.Generator) -> Example:
-    """One sequence is all padding; another begins with some, so that with `causal` its first queries see nothing."""
+    """One sequence is all padding. Another starts with padding, so with `causal` its first queries see nothing."""
     mask_BL = torch.tensor([[True] * 5, [False] * 5, [False, False, True, True, False]])
     return _self("queries that see nothing", mask_BL, 5, 8, generator, heads=2, causal=True)
 
 
 def _sharp(generator: torch.Generator) -> Example:
-    """Scores in the hundreds, and equal keys: exp would overflow, and a tie must share."""
+    """Scores in the hundreds, where exp would overflow, and equal keys, which must share their weight."""
     example = _self("large scores", None, 4, 6, generator, heads=2)
     k_BLD = example.arguments["k"].clone()
     k_BLD[:, 1] = k_BLD[:, 0]
@@ -153,7 +153,7 @@ def _seen(example: Example) -> Tensor:
 
 
 def _average(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """p sums to 1: what a query gets lies between the smallest and the largest of the values that it sees."""
+    """p sums to 1: each output lies between the smallest and the largest visible value."""
     seen_BSL, v_BLD = _seen(example), example.arguments["v"].to(outputs[0].dtype)
     v_BSLD = v_BLD[:, None].expand(-1, seen_BSL.shape[1], -1, -1)
     low_BSD = v_BSLD.masked_fill(~seen_BSL[..., None], math.inf).amin(2)
@@ -164,7 +164,7 @@ def _average(example: Example, outputs: Outputs, grads: Gradients) -> tuple[floa
 
 
 def _blind(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """A query that sees nothing gets exactly zero and has no gradient; so has a key that nobody sees."""
+    """A query that sees nothing gives exactly zero and has no gradient; neither does a key that no query sees."""
     seen_BSL = _seen(example)
     wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
     for tensor, used in ((outputs[0], 2), (grads["q"], 2), (grads["k"], 1), (grads["v"], 1)):

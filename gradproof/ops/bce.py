@@ -2,9 +2,8 @@
 
     L = Σ_t w_t·(softplus(z_t) − y_t·z_t)/B,  y clamped to [0, 1];   dz = dL·w·(σ(z) − y)/B
 
-The loss is computed as (1 − y)·softplus(z) + y·softplus(−z), which keeps its digits in both tails.
-
-The weight is given, never inferred from the label. `total` is B of the whole accumulated batch.
+The loss is computed as (1 − y)·softplus(z) + y·softplus(−z), which is accurate in both tails.
+The weight is an argument, never inferred from the label. `total` is B of the whole accumulated batch.
 """
 
 from typing import Any
@@ -19,16 +18,16 @@ def forward(z_T: Tensor, label_T: Tensor, weight_T: Tensor, total: float | None 
     """The loss; `saved` is w_t/B as scale_T."""
     if not z_T.shape == label_T.shape == weight_T.shape:
         shapes = f"{list(z_T.shape)}, {list(label_T.shape)} and {list(weight_T.shape)}"
-        raise ValueError(f"logits, labels and weights must have one shape, not {shapes}")
+        raise ValueError(f"logits, labels and weights must have the same shape, got {shapes}")
     scale_T = weight_T / (z_T.numel() if total is None else total)
-    # logaddexp is exact far out, where torch's softplus turns linear.
+    # logaddexp is accurate for large |z|, where torch's softplus switches to a linear function.
     zero_T, y_T = torch.zeros_like(z_T), label_T.clamp(0, 1)
     loss_T = (1 - y_T) * torch.logaddexp(z_T, zero_T) + y_T * torch.logaddexp(-z_T, zero_T)
     return (scale_T * loss_T).sum(), scale_T
 
 
 def count(label_T: Tensor, weight_T: Tensor) -> dict[str, Any]:
-    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    """The divisor of the loss, as a keyword argument of forward; pass each micro-batch the sum over all of them."""
     return dict(total=label_T.numel())
 
 

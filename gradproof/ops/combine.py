@@ -1,8 +1,8 @@
-"""Combine: the experts' rows, weighed by their gates, back into one row a token.
+"""Combine: sums the expert outputs of each token, weighted by their gates.
 
     y_t = Σ_k w_tk·rows[t, k];   drows[t, k] = w_tk·dy_t;   dw_tk = ⟨dy_t, rows[t, k]⟩ on S, 0 off S
 
-This is the only place where the gate meets the experts' gradient: what an expert's backward returns is added as it is.
+Only here does the gate multiply the expert gradient; the gradient that an expert's backward returns is added unchanged.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from gradproof.ops.dispatch import DispatchPlan
 
 
 def forward(rows_NO: Tensor, gates_TE: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:
-    """y_TO, summed over the K choices in their order."""
+    """y_TO, summed over the K choices in order."""
     gate_TK = gates_TE.gather(1, plan.index_TK)
     return (gate_TK[..., None] * rows_NO[plan.row_TK]).sum(1), None
 
@@ -33,7 +33,7 @@ def backward(
 
 
 def _identity(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """combine(dispatch(x), 1/K) = x to 2u."""
+    """combine(dispatch(x), 1/K) = x up to 2u."""
     plan, gates_TE = example.arguments["plan"], example.arguments["gates"]
     K = plan.index_TK.shape[1]
     x_TO = torch.linspace(1, 2, outputs[0].numel(), dtype=gates_TE.dtype, device=gates_TE.device).view_as(outputs[0])

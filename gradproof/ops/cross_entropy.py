@@ -3,11 +3,11 @@
     L = −Σ_t w_t·log_softmax(z_t)[y_t]/W,  w_t = class weight of y_t or 1,  W = Σ w_t or the given total
     dz = dL·w_t·(softmax(z_t) − onehot(y_t))/W
 
-A row whose target is `ignore` (padding of a sequence) has w_t = 0. Where no row has any weight, W counts as 1: the loss
-is 0 and so is its gradient, and training goes on.
+A row whose target is `ignore` (sequence padding) has w_t = 0. If no row has any weight, W is 1: loss and gradient are
+0, and training continues.
 
-`total` is the count (or weight) of the whole accumulated batch: micro-batches divide by it once, so that their
-losses add up; a mean of means would weigh short ones too much.
+`total` is the count (or weight) of the whole accumulated batch. Micro-batches divide by it once, so their losses add
+up; a mean of means would give short ones too much weight.
 """
 
 from dataclasses import replace
@@ -26,7 +26,7 @@ def forward(
     total: Tensor | float | None = None,
     ignore: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss; `saved` is w_t/W as scale_T. Refuses a target outside 0..C−1 that is not `ignore`."""
+    """The loss; `saved` is w_t/W as scale_T. Raises ValueError for a target outside 0..C−1 that is not `ignore`."""
     check_target(z_TC, target_T, ignore)
     weight_T = _weights(target_T, class_weight_C, ignore)
     if weight_T is None:
@@ -38,13 +38,13 @@ def forward(
 
 
 def count(target_T: Tensor, class_weight_C: Tensor | None = None, ignore: int | None = None) -> dict[str, Any]:
-    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    """The divisor of the loss, as a keyword argument of forward; pass each micro-batch the sum over all of them."""
     weight_T = _weights(target_T, class_weight_C, ignore)
     return dict(total=target_T.shape[0] if weight_T is None else weight_T.sum())
 
 
 def _weights(target_T: Tensor, class_weight_C: Tensor | None, ignore: int | None) -> Tensor | None:
-    """w_t; None where all are 1."""
+    """w_t; None if all are 1."""
     kept_T = None if ignore is None else target_T != ignore
     if class_weight_C is None:
         return kept_T
@@ -53,7 +53,7 @@ def _weights(target_T: Tensor, class_weight_C: Tensor | None, ignore: int | None
 
 
 def _legal(target_T: Tensor, classes: int) -> Tensor:
-    """Targets that can index; those that are ignored point anywhere."""
+    """Targets clamped to valid indices; ignored targets can have any value."""
     return target_T.clamp(0, classes - 1)
 
 
@@ -65,16 +65,16 @@ def backward(dloss: Tensor, saved: Tensor, z_TC: Tensor, target_T: Tensor) -> Te
 
 
 def check_target(z_TC: Tensor, target_T: Tensor, ignore: int | None = None) -> None:
-    """One sentence for a target that does not fit the logits."""
+    """Raises ValueError if the target does not fit the logits."""
     T, C = z_TC.shape
     if T == 0:
-        raise ValueError("the loss of no rows is not defined; give at least one")
+        raise ValueError("the loss needs at least one row")
     if target_T.shape != (T,) or target_T.dtype != torch.int64:
-        raise ValueError(f"target must be int64 [{T}], one class a row, not {target_T.dtype} {list(target_T.shape)}")
+        raise ValueError(f"target must be int64 [{T}], one class per row, got {target_T.dtype} {list(target_T.shape)}")
     bad_T = (target_T < 0) | (target_T >= C)
     if ignore is not None:
         bad_T &= target_T != ignore
-    if bad_T.is_cuda:  # without waiting for the device: it stops by itself
+    if bad_T.is_cuda:  # an assertion on the device avoids a synchronisation
         torch._assert_async(  # pyright: ignore[reportPrivateImportUsage]
             ~bad_T.any(), f"a target is out of range: the classes are 0..{C - 1}"
         )
@@ -105,33 +105,33 @@ def _padded_and_weighted(generator: torch.Generator) -> Example:
 
 
 def _nothing_counts(generator: torch.Generator) -> Example:
-    """A batch of nothing but padding, alone."""
+    """A batch that is all padding."""
     z_TC = torch.randn(3, 4, generator=generator).double()
     return Example("nothing but padding", dict(z=z_TC, target=torch.full((3,), -1)), dict(ignore=-1))
 
 
 def _nothing_counted(generator: torch.Generator) -> Example:
-    """The same as a step asks for it: the total, 0, was counted before."""
+    """The same batch as a step passes it: with the precomputed total, 0."""
     example = _nothing_counts(generator)
     return replace(example, label="nothing but padding, counted", options=dict(ignore=-1, total=torch.tensor(0)))
 
 
 def _weightless(generator: torch.Generator) -> Example:
-    """Padding, and a class without weight."""
+    """Padding, and a class with weight 0."""
     z_TC = torch.randn(4, 3, generator=generator).double()
     options = dict(ignore=-1, class_weight=torch.tensor([2.0, 0.0, 1.0]).double())
     return Example("no weight at all", dict(z=z_TC, target=torch.tensor([1, -1, 1, -1])), options)
 
 
 def _confident(generator: torch.Generator) -> Example:
-    """Wrong with certainty: the loss is 900, not the logarithm of a clamped probability."""
+    """Confidently wrong: the loss is 900, not the logarithm of a clamped probability."""
     z_TC = torch.randn(3, 4, generator=generator).double()
     z_TC[1] = torch.tensor([900.0, 0.0, 1.0, -3.0])
     return Example("confidently wrong", dict(z=z_TC, target=torch.tensor([0, 1, 2])))
 
 
 def _silent(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """Rows without weight have a gradient of exactly zero; where no row has any, the loss is 0. Nothing is NaN."""
+    """Rows with weight 0 have exactly zero gradient. If no row has any weight, the loss is 0. Nothing is NaN."""
     target_T, options, dz_TC = example.arguments["target"], example.options, grads["z"]
     assert dz_TC is not None
     weight_T = _weights(target_T, options.get("class_weight"), options.get("ignore"))

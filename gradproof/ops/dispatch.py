@@ -1,8 +1,8 @@
-"""Dispatch: the rows of each expert side by side.
+"""Dispatch: gathers the rows of each expert into a contiguous slice.
 
     rows_n = x[token_n],  n over the T·K choices sorted by expert (stable);   dx = Σ over the K rows of each token
 
-Only routed rows exist, so an expert without rows has an empty slice.
+There are only routed rows, so an expert without rows has an empty slice.
 """
 
 from typing import Any, NamedTuple
@@ -17,13 +17,13 @@ from gradproof.ops import route
 class DispatchPlan(NamedTuple):
     """Where each routed row goes. Slot t·K + k is the k-th choice of token t."""
 
-    slot_N: Tensor  # the slot that stands at row n
-    row_TK: Tensor  # the row where slot (t, k) stands: the inverse of slot_N
+    slot_N: Tensor  # the slot at row n
+    row_TK: Tensor  # the row of slot (t, k): the inverse of slot_N
     index_TK: Tensor  # the expert of slot (t, k)
-    offset_F: Tensor  # F = E + 1: expert e has rows offset[e] : offset[e + 1]
+    offset_F: Tensor  # F = E + 1: the rows of expert e are offset[e] : offset[e + 1]
 
     def bounds(self) -> list[int]:
-        """The offsets on the host: the one wait for the device, unless there is but one expert."""
+        """The offsets on the host. This waits for the device, unless there is only one expert."""
         return self.offset_F.tolist() if self.offset_F.numel() > 2 else [0, self.slot_N.numel()]
 
 
@@ -36,7 +36,7 @@ def plan(index_TK: Tensor, experts: int) -> DispatchPlan:
 
 
 def all_rows(rows: int, device: torch.device | str = "cpu") -> DispatchPlan:
-    """One expert that has every row, in its own place."""
+    """A plan for one expert with all rows, in order."""
     slot_N = torch.arange(rows, device=device)
     return DispatchPlan(
         slot_N, slot_N[:, None], torch.zeros_like(slot_N)[:, None], torch.arange(2, device=device) * rows
@@ -49,7 +49,7 @@ def forward(x_TI: Tensor, plan: DispatchPlan) -> tuple[Tensor, None]:
 
 
 def backward(drows_NI: Tensor, saved: None, plan: DispatchPlan) -> Tensor:
-    """Returns dx_TI, summed over the K choices in their order: no atomics, so the same bits every time."""
+    """Returns dx_TI, summed over the K choices in order: no atomics, so the bits are always the same."""
     return drows_NI[plan.row_TK].sum(1)
 
 

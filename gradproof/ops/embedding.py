@@ -1,8 +1,8 @@
-"""Token embedding: the rows of a table.
+"""Token embedding: looks up rows of a table.
 
     y_t = w[token_t], zeros for padding;   dw[v] = Σ_{t: token_t = v} dy_t
 
-A token of −1 is padding: it has no row, and no gradient.
+Token −1 is padding: its output is zero and it has no gradient.
 """
 
 from typing import Any
@@ -16,23 +16,23 @@ PADDING = -1
 
 
 def forward(token_BS: Tensor, w_VD: Tensor) -> tuple[Tensor, None]:
-    """y_BSD; backward needs nothing but the arguments."""
+    """y_BSD; backward needs only the arguments."""
     return w_VD[token_BS.clamp(min=0)] * (token_BS >= 0)[..., None], None
 
 
 def backward(dy_BSD: Tensor, saved: None, token_BS: Tensor, w_VD: Tensor) -> Tensor:
-    """Returns dw_VD. index_put_ adds what falls on one row in a fixed order, on every device."""
+    """Returns dw_VD. index_put_ sums duplicates in a fixed order on every device."""
     dy_BSD = dy_BSD * (token_BS >= 0)[..., None]
     return torch.zeros_like(w_VD).index_put_((token_BS.clamp(min=0),), dy_BSD.to(w_VD.dtype), accumulate=True)
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
-    """Few tokens, so that most occur several times, and some padding."""
+    """A small vocabulary, so that most tokens repeat, and some padding."""
     return dict(token=torch.randint(-1, sizes["V"], (sizes["B"], sizes["S"]), generator=generator))
 
 
 def _all_one(generator: torch.Generator) -> Example:
-    """Every position is the same token."""
+    """All positions hold the same token."""
     w_VD = torch.randn(5, 3, generator=generator, dtype=torch.float64)
     return Example("one token everywhere", dict(token=torch.full((2, 9), 3), w=w_VD))
 
@@ -43,7 +43,7 @@ def _all_padding(generator: torch.Generator) -> Example:
 
 
 def _absent(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """A token that does not occur has a gradient of exactly zero."""
+    """A token that does not occur has exactly zero gradient."""
     dw_VD = grads["w"]
     assert dw_VD is not None
     occurs_V = torch.isin(torch.arange(dw_VD.shape[0], device=dw_VD.device), example.arguments["token"])

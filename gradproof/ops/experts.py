@@ -1,10 +1,9 @@
-"""Experts: each one's chain on its own rows.
+"""Experts: applies the layers of each expert to its own rows.
 
-    rows of expert e:  (Linear → LayerNorm → GELU where active) × layers, then Linear
+    rows of expert e:  (Linear → LayerNorm → GELU if active) × layers, then Linear
 
-`theta_EP` holds one expert a row: the parameters of its layers in order, each starting at a multiple of the alignment.
-A dense model is one expert that has all rows. Only h, the products of the layers, is kept for the backward: the
-layers' inputs are recomputed from it.
+`theta_EP` holds one expert per row: the parameters of its layers in order, each aligned. A dense model is one expert
+with all rows. The backward keeps only h, the products of the layers, and recomputes the layers' inputs from it.
 """
 
 from __future__ import annotations
@@ -27,35 +26,35 @@ from gradproof.params import Entry, offsets
 
 @dataclass(frozen=True)
 class Chain:
-    """The shape of one expert: its widths from input to output, and which layers have a GELU."""
+    """The layers of one expert: the widths from input to output, and which layers have a GELU."""
 
     widths: tuple[int, ...]
     active: tuple[bool, ...]
 
     @property
     def layers(self) -> int:
-        """Those with a norm; the last linear is not counted."""
+        """The number of layers with a norm; the last linear layer does not count."""
         return len(self.active)
 
     @property
     def products(self) -> int:
-        """The weights of its matrices: multiplications that one row takes."""
+        """The number of matrix weights: multiplications per row."""
         return sum(i * o for i, o in pairwise(self.widths))
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each parameter starts in an expert's row of theta."""
+        """The start of each parameter in an expert's row of theta."""
         starts, end = offsets(entries("", self.widths))
         return {**starts, "": end}
 
     @property
     def length(self) -> int:
-        """P: an expert's parameters with their padding."""
+        """P: the length of an expert's parameters with padding."""
         return self.offsets[""]
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of each parameter."""
+        """The shape of each parameter."""
         return {name: shape for name, shape, _ in entries("", self.widths)}
 
     def views(self, theta_P: Tensor) -> dict[str, Tensor]:
@@ -87,12 +86,12 @@ class Chain:
 
 
 def linear_entries(name: str, inputs: int, outputs: int) -> list[Entry]:
-    """A linear layer's parameters, weight first."""
+    """The parameters of a linear layer, weight first."""
     return [Entry(f"{name}.weight", (outputs, inputs), "matrix"), Entry(f"{name}.bias", (outputs,), "bias")]
 
 
 def entries(prefix: str, widths: tuple[int, ...]) -> list[Entry]:
-    """The parameters of a chain through `widths`: input, each layer's output, output."""
+    """The parameters of a chain with these `widths`: input, output of each layer, output."""
     spec: list[Entry] = []
     for i, (inputs, outputs) in enumerate(pairwise(widths[:-1])):
         spec += linear_entries(f"{prefix}linear.{i}", inputs, outputs)
@@ -114,8 +113,9 @@ def forward(
     narrow_EP: Tensor | None = None,
     workspace: object | None = None,
 ) -> tuple[Tensor, Saved]:
-    """y_NO. Where `narrow_EP` holds a bf16 or fp16 copy of theta, products read it and h is stored in its format.
-    A kernel may keep its buffers in `workspace`; this reference makes its own."""
+    """y_NO. If `narrow_EP` holds a bf16 or fp16 copy of theta, products read it and h is stored in its dtype. Kernels
+    may keep buffers in `workspace`; this reference allocates.
+    """
     bounds = plan.bounds()
     outputs, kept = [], []
     for e, (start, end) in enumerate(pairwise(bounds)):
@@ -138,8 +138,9 @@ def backward(
     want_dx: bool = True,
     workspace: object | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Returns dx_NI, dtheta_EP. The latter is written to `out_EP` where given, or added to it; `want_dx` false leaves
-    the former out."""
+    """Returns dx_NI, dtheta_EP. If `out_EP` is given, dtheta is written or added to it. dx is None if `want_dx` is
+    false.
+    """
     dtheta_EP = torch.zeros_like(theta_EP) if out_EP is None else out_EP
     if not accumulate:
         dtheta_EP.zero_()
@@ -154,7 +155,7 @@ def backward(
 def _parameters(
     theta_EP: Tensor, narrow_EP: Tensor | None, chain: Chain, e: int
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Expert e's biases and norms, and the matrices that its products read."""
+    """The biases and norms of expert e, and the matrices that its products read."""
     vectors = chain.views(theta_EP[e])
     return vectors, vectors if narrow_EP is None else chain.views(narrow_EP[e])
 
@@ -162,7 +163,7 @@ def _parameters(
 def _forward(
     x_nI: Tensor, vectors: dict[str, Tensor], matrices: dict[str, Tensor], chain: Chain
 ) -> tuple[Tensor, list[Tensor]]:
-    """One expert's chain."""
+    """The forward of one expert."""
     x_nI = x_nI.to(matrices["linear.0.weight"].dtype)
     kept = []
     for i in range(chain.layers):
@@ -192,7 +193,7 @@ def _backward(
     chain: Chain,
     want_dx: bool,
 ) -> Tensor | None:
-    """One expert's chain, last layer first; gradients are added to `grads`."""
+    """The backward of one expert, last layer first; adds to `grads`."""
     grads[f"linear.{chain.layers}.bias"].add_(dy_nO.sum(0))
     dh_nO = dy_nO.to(matrices["linear.0.weight"].dtype)
     for i in reversed(range(1 + chain.layers)):
@@ -210,19 +211,19 @@ def _backward(
 _NORMED = ("linear.{}.bias", "norm.{}.weight", "norm.{}.bias")
 
 
-# Arrays of all rows and as wide as a layer that the kernels' backward holds beside the tape: on the CPU they work in
-# chunks of rows. The reference holds about 12, of the busiest expert's rows.
+# Layer-wide arrays of all rows that the kernels' backward holds besides the tape. The CPU kernels work in chunks of
+# rows and hold none. The reference holds about 12, for the rows of the busiest expert.
 WORKING = {"cpu": 0, "cuda": 2}
 
 
 def saved_per_row(chain: Chain) -> int:
-    """How many numbers a forward keeps for each row, its input not counted."""
+    """How many numbers a forward keeps per row, without its input."""
     return sum(chain.widths[1:-1])
 
 
 def draw_theta(chain: Chain, experts: int, generator: torch.Generator) -> Tensor:
-    """Parameters of the usual size, γ near 1, the padding zero."""
-    on_cpu = generator.device.type == "cpu"  # what is large is drawn on the device
+    """Parameters of typical size, γ near 1, zero padding."""
+    on_cpu = generator.device.type == "cpu"  # large tensors are drawn on the device
     theta_EP = torch.zeros(experts, chain.length, dtype=torch.float64 if on_cpu else torch.float32)
     for theta_P in theta_EP:
         views = chain.views(theta_P)
@@ -243,18 +244,18 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def by_name(theta_EP: Tensor, chain: Chain) -> dict[str, Tensor]:
-    """The copies of each parameter in all experts; a vector is one row an expert."""
+    """The copies of each parameter in all experts; a vector has one row per expert."""
     by_expert = [chain.views(theta_P) for theta_P in theta_EP]
     return {name: torch.stack([views[name] for views in by_expert]) for name in by_expert[0]}
 
 
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A call in bf16 or fp16: the products read a narrow copy of theta."""
+    """A call in bf16 or fp16: the products read a low-precision copy of theta."""
     return {**arguments, "narrow": arguments["theta"].to(dtype)}
 
 
 def _one_expert(chain: Chain) -> Callable[[torch.Generator], Example]:
-    """A dense model: every row, in its own place."""
+    """A dense model: one expert with all rows in order."""
 
     def example(generator: torch.Generator) -> Example:
         return Example("one expert", _arguments(dispatch.all_rows(9), chain, generator), dict(chain=chain))
@@ -275,7 +276,7 @@ def _starved(chain: Chain, T: int = 3, E: int = 4, K: int = 2) -> Callable[[torc
 
 
 def _no_gradient(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """An expert without rows has a gradient of exactly zero, and so has the padding; nothing is NaN."""
+    """An expert without rows has exactly zero gradient, and so does the padding. Nothing is NaN."""
     wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
     dtheta_EP, bounds = grads["theta"], example.arguments["plan"].bounds()
     assert dtheta_EP is not None

@@ -3,7 +3,7 @@
     h = x W₁ᵀ + b₁,  a = GELU(h),  y = a W₂ᵀ + b₂
     da = dy W₂,  dh = GELU′(h)·da,  dx = dh W₁;  dW₂ = dyᵀa,  dW₁ = dhᵀx,  db = Σ_T of dy and of dh
 
-Only h is kept for the backward: the activation is recomputed from it.
+The backward keeps only h and recomputes the activation from it.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ class Grads(NamedTuple):
 
 
 def forward(x_TD: Tensor, w1_FD: Tensor, b1_F: Tensor, w2_DF: Tensor, b2_D: Tensor) -> tuple[Tensor, Tensor]:
-    """y_TD; `saved` is h_TF, in the format of x_TD."""
+    """y_TD; `saved` is h_TF, in the dtype of x_TD."""
     h_TF, _ = linear.forward(x_TD, w1_FD, b1_F)
     return linear.forward(gelu.forward(h_TF)[0], w2_DF, b2_D)[0], h_TF
 
@@ -38,7 +38,7 @@ def backward(
     out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
     accumulate: bool = False,
 ) -> Grads:
-    """The parameters' gradients are written to `out` where given, or added to it."""
+    """If `out` is given, the parameter gradients are written or added to it."""
     first, second = (None, None) if out is None else (out[:2], out[2:])
     a_TF, _ = gelu.forward(saved)
     dw2_DF, db2_D = linear.parameter_gradients(dy_TD, a_TF, second, accumulate)
@@ -48,7 +48,7 @@ def backward(
 
 
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A call in bf16 or fp16: all operands of the products are narrow."""
+    """A call in bf16 or fp16: all operands of the products are low-precision."""
     return {name: value.to(dtype) if isinstance(value, Tensor) else value for name, value in arguments.items()}
 
 

@@ -1,4 +1,4 @@
-"""GELU, tanh form. The exact form is another op (`gelu_erf`): they differ by up to 5e-4 and are never mixed.
+"""GELU, tanh form. The exact form is a separate op (`gelu_erf`); the two differ by up to 5e-4 and are never mixed.
 
 y = ½x(1 + tanh v),  v = √(2/π)(x + a·x³),  a = 0.044715
 dx = dy·(½(1 + tanh v) + ½x(1 − tanh² v)·√(2/π)(1 + 3a·x²))
@@ -24,7 +24,7 @@ def forward(x_TD: Tensor) -> tuple[Tensor, None]:
 
 def backward(dy_TD: Tensor, saved: None, x_TD: Tensor) -> Tensor:
     """Returns dx_TD."""
-    # Beyond |x| = 10 tanh v is ±1 in every precision, but x² may overflow, and 0·∞ is no gradient.
+    # For |x| > 10, tanh v is ±1 in every precision, but x² may overflow, and 0·∞ would be NaN.
     x_TD = wide(x_TD).clamp(-10, 10)
     tanh_TD = torch.tanh(SCALE * (x_TD + CUBIC * x_TD**3))
     dv_TD = SCALE * (1 + 3 * CUBIC * x_TD**2)
@@ -32,7 +32,7 @@ def backward(dy_TD: Tensor, saved: None, x_TD: Tensor) -> Tensor:
 
 
 def _wide(generator: torch.Generator) -> Example:
-    """From the saturated tails through zero."""
+    """From one saturated tail to the other."""
     return Example("tails", dict(x=torch.linspace(-6, 6, 49, dtype=torch.float64).reshape(7, 7)))
 
 

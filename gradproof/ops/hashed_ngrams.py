@@ -2,8 +2,9 @@
 
     y_b = Σ_g a_bg·w[gram_bg],  a_bg = s[gram_bg]/√(Σ_g s[gram_bg]²);   dw[n] = Σ_{bg: gram_bg = n} a_bg·dy_b
 
-`gram` holds the numbers of a row's distinct n-grams, −1 where there is none; `s` is the given scale of each n-gram,
-such as how rare it is. G n-grams a row, N numbers that an n-gram may have."""
+`gram` holds the ids of a row's distinct n-grams, padded with −1. `s` is the given scale of each n-gram, such as its
+inverse document frequency. G is the number of n-grams per row, N the number of ids.
+"""
 
 from typing import Any
 
@@ -14,7 +15,7 @@ from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Ou
 
 
 def forward(gram_BG: Tensor, scale_N: Tensor, w_N: Tensor) -> tuple[Tensor, Tensor]:
-    """y_B; `saved` is share_BG, a of the equation. A row without n-grams gives zero."""
+    """y_B; `saved` is share_BG, the a of the equation. A row without n-grams gives zero."""
     scale_BG = scale_N[gram_BG.clamp(min=0)] * (gram_BG >= 0)
     norm_B1 = scale_BG.square().sum(1, keepdim=True).sqrt()
     share_BG = scale_BG / norm_B1.clamp(min=torch.finfo(scale_N.dtype).tiny)
@@ -22,18 +23,20 @@ def forward(gram_BG: Tensor, scale_N: Tensor, w_N: Tensor) -> tuple[Tensor, Tens
 
 
 def backward(dy_B: Tensor, saved: Tensor, gram_BG: Tensor, w_N: Tensor) -> Tensor:
-    """Returns dw_N. index_put_ adds what falls on one number in a fixed order."""
+    """Returns dw_N. index_put_ sums duplicates in a fixed order."""
     return torch.zeros_like(w_N).index_put_((gram_BG.clamp(min=0),), saved * dy_B[:, None], accumulate=True)
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
-    """Few numbers, so that most occur in several rows, and some padding; scales like those of rare and common words."""
+    """Few ids, so that most occur in several rows, and some padding. The scales resemble those of rare and common
+    words.
+    """
     gram_BG = torch.randint(-1, sizes["N"], (sizes["B"], sizes["G"]), generator=generator)
     return dict(gram=gram_BG, scale=1 + 4 * torch.rand(sizes["N"], generator=generator, dtype=torch.float64))
 
 
 def _nothing(generator: torch.Generator) -> Example:
-    """A row without any n-gram, and one with a single one."""
+    """A row without n-grams, and one with a single n-gram."""
     gram_BG = torch.tensor([[-1, -1, -1], [-1, 2, -1], [0, 1, 3]])
     arguments = dict(gram=gram_BG, scale=torch.tensor([1.0, 2.0, 0.5, 3.0]).double())
     return Example("a row of nothing", dict(**arguments, w=torch.randn(4, generator=generator, dtype=torch.float64)))

@@ -21,7 +21,7 @@ class Saved(NamedTuple):
 
 
 def forward(x_TD: Tensor, gamma_D: Tensor, beta_D: Tensor) -> tuple[Tensor, Saved]:
-    """y_TD in the format of x_TD, and the row statistics."""
+    """y_TD in the dtype of x_TD, and the row statistics."""
     dtype, x_TD = x_TD.dtype, wide(x_TD)
     mean_T1 = x_TD.mean(-1, keepdim=True)
     centred_TD = x_TD - mean_T1
@@ -34,13 +34,13 @@ def backward(dy_TD: Tensor, saved: Saved, x_TD: Tensor, gamma_D: Tensor) -> tupl
     dtype, dy_TD = dy_TD.dtype, wide(dy_TD)
     xhat_TD = (wide(x_TD) - saved.mean_T1) * saved.rstd_T1
     dxhat_TD = dy_TD * gamma_D
-    # Both corrections are means, so the 1/D of the formula is in them.
+    # Both corrections are means, so they include the 1/D of the formula.
     dx_TD = dxhat_TD - dxhat_TD.mean(-1, keepdim=True) - xhat_TD * (dxhat_TD * xhat_TD).mean(-1, keepdim=True)
     return (dx_TD * saved.rstd_T1).to(dtype), (dy_TD * xhat_TD).sum(0), dy_TD.sum(0)
 
 
 def _small_variance(generator: torch.Generator) -> Example:
-    """Rows whose variance is of the order of eps, where a wrong eps shows."""
+    """Rows whose variance is close to eps, where a wrong eps shows."""
     x_TD = 3e-3 * torch.randn(6, 8, generator=generator, dtype=torch.float64)
     gamma_D, beta_D = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     return Example("variance near eps", dict(x=x_TD, gamma=gamma_D, beta=beta_D))

@@ -1,9 +1,9 @@
-"""A step of training on one batch as one function: a mixture, cross-entropy, their backward, and the end of a step.
+"""One training step on one batch as a function: mixture, cross-entropy, their backward, and the optimizer update.
 
     y, gates, aux = mixture(x);   L = cross_entropy(y, target) + aux;   g = scale·∂L/∂p
     p, m, v, count, skips by ops/update.py;   entropy = −Σ q log q/T, of the router's distribution q
 
-Each part is an op with a backward that is proven by itself; this one says what they give together.
+Each part is an op with its own proven backward; this one defines their composition.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ from gradproof.ops.mixture import Mixed, Mixture
 class Learnt(NamedTuple):
     """What a step reports."""
 
-    loss: Tensor  # with the auxiliary terms
+    loss: Tensor  # including the auxiliary terms
     gates_TE: Tensor
     norm: Tensor  # before clipping
     load_E: Tensor
@@ -33,7 +33,7 @@ class Learnt(NamedTuple):
 
 
 class Lesson(NamedTuple):
-    """What a step leaves changed, and what it reports."""
+    """What a step changes, and what it reports."""
 
     p_P: Tensor
     g_P: Tensor  # times `scale`
@@ -67,7 +67,7 @@ def forward(
     eps: float = EPS,
     weight_decay: float = DECAY,
 ) -> tuple[Lesson, None]:
-    """The parts, one after the other."""
+    """Runs the parts in order."""
     (y_TO, gates_TE, aux), saved = mixtures.forward(x_TI, p_P, c_E, mixture)
     loss, kept = cross_entropy.forward(y_TO, target_T)
     dy = Mixed(cross_entropy.backward(scale, kept, y_TO, target_T), None, scale)  # pyright: ignore[reportArgumentType]
@@ -80,8 +80,9 @@ def forward(
 
 
 def out_of_place(step: Callable[..., Learnt]) -> Callable[..., tuple[Lesson, None]]:
-    """A kernel's step, which also takes a buffer `g_P` to write to and moves the others in place, as a function like
-    `forward`."""
+    """Turns a kernel's step into a function like `forward`. The kernel also takes a buffer `g_P` to write to, and
+    updates the others in place.
+    """
 
     @wraps(forward)
     def called(*args: Any, workspace: Any = None, **given: Any) -> tuple[Lesson, None]:
@@ -97,7 +98,7 @@ def out_of_place(step: Callable[..., Learnt]) -> Callable[..., tuple[Lesson, Non
 
 
 def _state(mixture: Mixture, rows: int, generator: torch.Generator) -> dict[str, Any]:
-    """Moments and counters of a training that has begun, and targets."""
+    """Moments and counters of a training run in progress, and targets."""
     sizes, classes = dict(P=mixture.offsets[-1]), mixture.chain.widths[-1]
     drawn = adamw.CONTRACT.draw(sizes, generator, {})  # pyright: ignore[reportOptionalCall]
     kept = {name: drawn[name] for name in ("m", "v", "decayed", "count", "rate")}
@@ -112,7 +113,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _at(edge: Callable[[torch.Generator], Example], **more: Any) -> Callable[[torch.Generator], Example]:
-    """An edge of the mixture, stepped over."""
+    """A training step on an edge case of the mixture."""
 
     def example(generator: torch.Generator) -> Example:
         given = edge(generator)
@@ -124,7 +125,7 @@ def _at(edge: Callable[[torch.Generator], Example], **more: Any) -> Callable[[to
 
 
 def _scaled(generator: torch.Generator) -> Example:
-    """A loss scale, taken back before the gradient is clipped."""
+    """A loss scale, removed before the gradient is clipped."""
     example = _at(mixtures.EDGES[1], clip=0.05)(generator)
     scale = torch.tensor(1024.0, dtype=torch.float64)
     return Example("scaled", {**example.arguments, "scale": scale}, example.options)

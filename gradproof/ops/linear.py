@@ -15,16 +15,16 @@ from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Ou
 from gradproof.ops import NARROW, wide
 
 FORMATS = ("bf16", "fp16")
-NARROWEST = 512  # rows or columns of a product below which cuBLAS cuts its sums, whatever it is told
+NARROWEST = 512  # products with fewer rows or columns: cuBLAS splits their sums regardless of the settings
 
 
 def forward(x_TI: Tensor, w_OI: Tensor, b_O: Tensor) -> tuple[Tensor, None]:
-    """y_TO; backward needs nothing but the arguments."""
+    """y_TO; backward needs only the arguments."""
     return torch.nn.functional.linear(x_TI, w_OI, b_O), None
 
 
 def backward(dy_TO: Tensor, saved: None, x_TI: Tensor, w_OI: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dx_TI, dw_OI, db_O; those of the parameters in fp32 where the operands are narrower."""
+    """Returns dx_TI, dw_OI, db_O. Parameter gradients are fp32 if the operands are low-precision."""
     return input_gradient(dy_TO, w_OI), *parameter_gradients(dy_TO, x_TI)
 
 
@@ -36,7 +36,7 @@ def input_gradient(dy_TO: Tensor, w_OI: Tensor) -> Tensor:
 def parameter_gradients(
     dy_TO: Tensor, x_TI: Tensor, out: tuple[Tensor, ...] | None = None, accumulate: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """dw_OI, db_O: written to `out` where given, or added to it."""
+    """dw_OI, db_O, written or added to `out` if given."""
     if out is None:
         return weight_gradient(dy_TO, x_TI), wide(dy_TO).sum(0)
     dw_OI, db_O = out
@@ -48,7 +48,7 @@ def parameter_gradients(
 
 
 def weight_gradient(dy_TO: Tensor, x_TI: Tensor, out_OI: Tensor | None = None, accumulate: bool = False) -> Tensor:
-    """dw_OI, with the product's last step where it belongs, if it is as wide as that."""
+    """dw_OI, accumulated directly into `out_OI` if the dtypes match."""
     if out_OI is None:
         return wide_product(dy_TO.T, x_TI)
     if dy_TO.dtype == out_OI.dtype:
@@ -62,7 +62,7 @@ def weight_gradient(dy_TO: Tensor, x_TI: Tensor, out_OI: Tensor | None = None, a
 
 
 def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
-    """a b, never rounded to a narrow format."""
+    """a b, never rounded to a low-precision dtype."""
     if a_OT.dtype in NARROW and a_OT.is_cuda and min(a_OT.shape[0], b_TI.shape[1]) >= NARROWEST:
         with _summed_wide():
             return torch.mm(a_OT, b_TI, out_dtype=torch.float32)
@@ -71,7 +71,7 @@ def wide_product(a_OT: Tensor, b_TI: Tensor) -> Tensor:
 
 @contextmanager
 def _summed_wide() -> Iterator[None]:
-    """cuBLAS may cut a long sum into parts, and torch lets it add those up in the narrow format, unless told not to."""
+    """Makes cuBLAS add the parts of a split sum in fp32; by default torch allows low precision for that."""
     switches, names = torch.backends.cuda.matmul, [f"allow_{format}_reduced_precision_reduction" for format in FORMATS]
     before = [getattr(switches, name) for name in names]
     try:
@@ -85,7 +85,8 @@ def _summed_wide() -> Iterator[None]:
 
 def _rounding(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
     """float32 against float64: |ŷ−y| ≤ c√n·u·(|x||W|ᵀ+|b|) + u|y|, n the length of the sum, c = 4. Reported as the
-    largest ratio of the two sides."""
+    largest ratio of the two sides.
+    """
     x_TI, w_OI, b_O = (example.arguments[name].to(torch.float32) for name in ("x", "w", "b"))
     exact_TO, _ = forward(x_TI.double(), w_OI.double(), b_O.double())
     terms_TO = x_TI.double().abs() @ w_OI.double().abs().T + b_O.double().abs()

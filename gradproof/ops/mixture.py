@@ -1,11 +1,11 @@
-"""Mixture: router and experts as one op, its parameters in one flat buffer.
+"""Mixture: router and experts as one op, with the parameters in one flat buffer.
 
     z = x Wᵣᵀ + bᵣ;   gates, aux = route(z);   y_t = Σ_{e∈S_t} gates_te·f_e(x_t)
     dz by route's backward from dgates_te = ⟨dy_t, f_e(x_t)⟩ + the gates' own cotangent
-    dWᵣ = dzᵀ x,  dbᵣ = Σ_T dz,  dx = dz Wᵣ + what the experts return
+    dWᵣ = dzᵀ x,  dbᵣ = Σ_T dz,  dx = dz Wᵣ + the experts' dx
 
-Only routed rows are computed: sorted by expert, worked on in contiguous slices, combined in a fixed order. `theta_P`
-holds the router's weight and bias and then one expert after the other, each starting at a multiple of the alignment.
+Only routed rows are computed: sorted by expert, processed in contiguous slices, combined in a fixed order. `theta_P`
+holds the router's weight and bias, then the experts in order. Each entry is aligned.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gradproof.params import padded
 
 
 class Experts(NamedTuple):
-    """Parameters of the experts or their gradients; `narrow_EP` is a bf16 or fp16 copy for products, if any."""
+    """Parameters of the experts, or their gradients; `narrow_EP` is a bf16 or fp16 copy for products, if any."""
 
     theta_EP: Tensor
     narrow_EP: Tensor | None = None
 
 
 class Parameters(NamedTuple):
-    """The same, with the router's."""
+    """Parameters of router and experts, or their gradients."""
 
     w_EI: Tensor
     b_E: Tensor
@@ -43,7 +43,7 @@ class Parameters(NamedTuple):
 
 @dataclass(frozen=True)
 class Mixture:
-    """The shape of a mixture: how many experts, what each one is, how rows find theirs."""
+    """The structure of a mixture: number of experts, layers of an expert, routing."""
 
     experts: int
     chain: Chain
@@ -51,7 +51,7 @@ class Mixture:
 
     @property
     def offsets(self) -> tuple[int, int, int]:
-        """Where the router's bias and the first expert start in theta, and where it ends."""
+        """The start of the router's bias and of the first expert in theta, and the end of theta."""
         bias = padded(self.experts * self.chain.widths[0])
         first = bias + padded(self.experts)
         return bias, first, first + self.experts * self.chain.length
@@ -64,13 +64,13 @@ class Mixture:
         )
 
     def by_name(self, theta_P: Tensor) -> dict[str, Tensor]:
-        """Each parameter, those of the experts one copy after the other."""
+        """Each parameter by name, with the experts' copies stacked."""
         of = self.views(theta_P)
         return {"router.weight": of.w_EI, "router.bias": of.b_E, **experts.by_name(of.theta_EP, self.chain)}
 
 
 class MixtureOps(NamedTuple):
-    """The modules that the parts are run by."""
+    """The modules that run the parts."""
 
     route: ModuleType = route
     dispatch: ModuleType = dispatch
@@ -98,7 +98,7 @@ class Saved(NamedTuple):
 
     @property
     def load_E(self) -> Tensor:
-        """How many rows each expert has."""
+        """How many rows each expert received."""
         return self.plan.offset_F[1:] - self.plan.offset_F[:-1]
 
 
@@ -111,7 +111,7 @@ def compose(
     workspace: object | None = None,
     parts: MixtureOps | None = None,
 ) -> tuple[Mixed, Saved]:
-    """The forward, part by part."""
+    """The forward, composed of its parts."""
     z_TE, _ = linear.forward(x_TI, of.w_EI, of.b_E)
     return of_logits(x_TI, z_TE, of, c_E, mixture, whole, workspace, parts)
 
@@ -126,14 +126,14 @@ def of_logits(
     workspace: object | None = None,
     parts: MixtureOps | None = None,
 ) -> tuple[Mixed, Saved]:
-    """What follows the logits, which may be those of any router."""
+    """The part of the forward after the logits, for any router."""
     parts = parts or MixtureOps()
     routed, saved = parts.route.forward(z_TE, c_E, mixture.routing, whole)
     plan = parts.dispatch.plan(saved.index_TK, mixture.experts)
     rows_NI, _ = parts.dispatch.forward(x_TI, plan)
     rows_NO, kept = parts.experts.forward(rows_NI, of.theta_EP, plan, mixture.chain, of.narrow_EP, workspace=workspace)
     y_TO, _ = parts.combine.forward(rows_NO, routed.gates_TE, plan)
-    # The caller owns the output, the tape keeps its own gates.
+    # The caller owns the output; the tape keeps its own gates.
     return Mixed(y_TO, routed.gates_TE.clone(), routed.aux), Saved(saved, plan, rows_NI, kept, rows_NO)
 
 
@@ -151,7 +151,7 @@ def pull_back(
     workspace: object | None = None,
     parts: MixtureOps | None = None,
 ) -> Tensor | None:
-    """The backward, part by part: writes the gradients to `out` or adds them, and returns dx_TI where it is wanted."""
+    """The backward, composed of its parts. Writes or adds the gradients to `out`, and returns dx_TI if `want_dx`."""
     how = (mixture, accumulate, want_dx, workspace, parts)
     dz_TE, dx_TI = to_logits(dy_TO, dgates_TE, daux, saved, of, out, *how)
     for own, grad in zip((out.w_EI, out.b_E), linear.parameter_gradients(dz_TE, x_TI), strict=True):
@@ -172,8 +172,9 @@ def to_logits(
     workspace: object | None = None,
     parts: MixtureOps | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The backward of `of_logits`: dz_TE and, where it is wanted, what the experts send to x; their own gradients are
-    written to `out`, or added."""
+    """The backward of `of_logits`. Returns dz_TE and, if `want_dx`, the experts' dx. Writes or adds the experts'
+    gradients to `out`.
+    """
     parts, plan = parts or MixtureOps(), saved.plan
     drows_NO, dcombined_TE = parts.combine.backward(dy_TO, None, saved.rows_NO, saved.routed.gates_TE, plan)
     drows_NI, _ = parts.experts.backward(
@@ -203,7 +204,7 @@ def forward(
     whole: Whole | None = None,
     workspace: object | None = None,
 ) -> tuple[Mixed, Saved]:
-    """y_TO, the gates and the auxiliary loss. A kernel may keep its buffers in `workspace`."""
+    """y_TO, the gates and the auxiliary loss. Kernels may keep buffers in `workspace`."""
     return compose(x_TI, mixture.views(theta_P), c_E, mixture, whole)
 
 
@@ -218,15 +219,14 @@ def backward(
     want_dx: bool = True,
     workspace: object | None = None,
 ) -> tuple[Tensor | None, Tensor]:
-    """Returns dx_TI, dtheta_P. The latter is written to `out_P` where given, or added to it; `want_dx` false leaves
-    the former out."""
+    """Returns dx_TI, dtheta_P. `out_P`, if given, receives or accumulates dtheta. dx is None if `want_dx` is false."""
     dtheta_P = torch.zeros_like(theta_P) if out_P is None else out_P
     of, out = mixture.views(theta_P), mixture.views(dtheta_P)
     return pull_back(*dy, saved, x_TI, of, out, mixture, accumulate, want_dx), dtheta_P
 
 
 def _arguments(rows: int, mixture: Mixture, generator: torch.Generator) -> dict[str, Any]:
-    """Parameters of the usual size; the padding is zero."""
+    """Parameters of typical size; the padding is zero."""
     theta_P = torch.zeros(mixture.offsets[-1], dtype=torch.float64)
     of, width = mixture.views(theta_P), mixture.chain.widths[0]
     of.w_EI.copy_(torch.randn(of.w_EI.shape, generator=generator) / width**0.5)
@@ -248,7 +248,7 @@ def _example(label: str, rows: int, generator: torch.Generator, smooth: bool = T
 
 
 def _ties(generator: torch.Generator) -> Example:
-    """Every row sees four equal scores and takes experts 0 and 1."""
+    """Every row has four equal scores and takes experts 0 and 1."""
     example = _example("ties", 5, generator, smooth=False)
     of = example.options["mixture"].views(example.arguments["theta"])
     of.w_EI.zero_()
@@ -260,7 +260,7 @@ STARVED = "expert without rows"
 
 
 def _starved(generator: torch.Generator) -> Example:
-    """Nobody chooses expert 3."""
+    """No row chooses expert 3."""
     example = _example(STARVED, 6, generator, balance=0.1)
     example.options["mixture"].views(example.arguments["theta"]).b_E[3] = -60.0
     return example
@@ -280,7 +280,7 @@ def _part(generator: torch.Generator) -> Example:
 
 
 def _starved_gradients(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """An expert without rows has a gradient of exactly zero, and nothing is NaN."""
+    """An expert without rows has exactly zero gradient. Nothing is NaN."""
     wrong = sum(int((~grad.isfinite()).sum()) for grad in grads.values() if grad is not None)
     if example.label == STARVED and (dtheta_P := grads.get("theta")) is not None:
         wrong += int((example.options["mixture"].views(dtheta_P).theta_EP[3] != 0).sum())
@@ -293,7 +293,7 @@ def _load(module: Any, example: Example) -> Tensor:
 
 
 def settled(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Rows whose choice hangs on less than a thousandth of the scores are replaced by rows whose choice does not."""
+    """Replaces rows whose decision margin is below 0.001 by rows with a larger one."""
     x_TI, mixture = arguments["x"], options["mixture"]
     of = mixture.views(arguments["theta"])
     z_TE, _ = linear.forward(x_TI, of.w_EI, of.b_E)

@@ -13,14 +13,14 @@ from gradproof.contract import Contract
 def forward(y_TM: Tensor, target_TM: Tensor, total: float | None = None) -> tuple[Tensor, Tensor]:
     """The loss; `saved` is (y − t)/n."""
     if y_TM.shape != target_TM.shape:
-        raise ValueError(f"target must be {list(y_TM.shape)} like the output, not {list(target_TM.shape)}")
+        raise ValueError(f"target must be {list(y_TM.shape)} like the output, got {list(target_TM.shape)}")
     error_TM = y_TM - target_TM
     scaled_TM = error_TM / (y_TM.numel() if total is None else total)
     return (error_TM * scaled_TM).sum(), scaled_TM
 
 
 def count(target_TM: Tensor) -> dict[str, Any]:
-    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    """The divisor of the loss, as a keyword argument of forward; pass each micro-batch the sum over all of them."""
     return dict(total=target_TM.numel())
 
 

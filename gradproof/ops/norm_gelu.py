@@ -1,9 +1,9 @@
-"""Bias, LayerNorm and GELU over the last axis: what follows each product of a chain.
+"""Bias, LayerNorm and GELU over the last axis: applied after each product of an expert.
 
 x = h + b,  n = LayerNorm(x; γ, β),  y = GELU(n) where active, else n
 dn = GELU′(n)·dy,  dh = LayerNorm's dx,  db = Σ_T dh,  dγ = Σ_T dn·x̂,  dβ = Σ_T dn
 
-One pass over memory each way: h is all that the backward reads besides dy; n and the statistics are recomputed from it.
+One pass over memory each way: besides dy, the backward reads only h and recomputes n and the statistics from it.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ class Grads(NamedTuple):
 
 
 def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True) -> tuple[Tensor, None]:
-    """y_TH in the format of h_TH; what is between is in fp32 at least."""
+    """y_TH in the dtype of h_TH; intermediate values are at least fp32."""
     n_TH, _ = layernorm.forward(wide(h_TH) + b_H, gamma_H, beta_H)
     return (gelu.forward(n_TH)[0] if activate else n_TH).to(h_TH.dtype), None
 
@@ -31,7 +31,7 @@ def forward(h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate
 def backward(
     dy_TH: Tensor, saved: None, h_TH: Tensor, b_H: Tensor, gamma_H: Tensor, beta_H: Tensor, activate: bool = True
 ) -> Grads:
-    """dh_TH in the format of h_TH; the parameters' gradients in that of the parameters."""
+    """dh_TH in the dtype of h_TH; parameter gradients in the dtype of the parameters."""
     x_TH = wide(h_TH) + b_H
     n_TH, stats = layernorm.forward(x_TH, gamma_H, beta_H)
     dn_TH = gelu.backward(wide(dy_TH), None, n_TH) if activate else wide(dy_TH)
@@ -40,7 +40,7 @@ def backward(
 
 
 def narrowed(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """A call in bf16 or fp16: h is narrow, the parameters are not."""
+    """A call in bf16 or fp16: h is low-precision, the parameters are not."""
     return {**arguments, "h": arguments["h"].to(dtype)}
 
 
@@ -50,12 +50,12 @@ def _example(label: str, h_TH: Tensor, generator: torch.Generator, **options: An
 
 
 def _large_mean(generator: torch.Generator) -> Example:
-    """A mean far above the spread: statistics from the sum of squares alone would lose the variance."""
+    """A mean far above the standard deviation: a variance computed as E[x²] − E[x]² would cancel."""
     return _example("mean far above the spread", 30 + torch.randn(6, 8, generator=generator).double(), generator)
 
 
 def _tails(generator: torch.Generator) -> Example:
-    """Pre-activations from one saturated tail to the other, in rows of small variance and of large."""
+    """Pre-activations from one saturated tail to the other, in rows of small and of large variance."""
     scale_T1 = torch.tensor([[1e-3], [1.0], [40.0]], dtype=torch.float64)
     return _example("tails", scale_T1 * torch.randn(3, 33, generator=generator).double(), generator)
 

@@ -1,11 +1,11 @@
-"""The p-adic (Monna) encoding: an integer by its digits in base p, the least significant one first.
+"""The p-adic (Monna) encoding: an integer by its base-p digits, least significant digit first.
 
     enc(n) = sign(n)·Σ_i d_i p^{−(i+1)},  d_i the digits of |n|
 
-Numbers that agree in their lowest k digits are near: for numbers of the same sign (zero counts as either)
-a ≡ b mod p^k ⇒ |enc a − enc b| < p^{−k}. The first column holds K digits, the most with p^K ≤ 2²⁴ (24 for p = 2):
-rounded to float32 they still differ, and no difference is rounded up to p^{−k}. The next K digits are the second
-column; those beyond (of numbers from 2⁴⁸ on, for p = 2) are not encoded.
+Numbers that agree in their lowest k digits are close: for numbers of the same sign (zero counts as either), a ≡ b mod
+p^k ⇒ |enc a − enc b| < p^{−k}. The first column holds K digits, the largest K with p^K ≤ 2²⁴ (24 for p = 2). Rounded to
+float32 they stay distinct, and no difference rounds up to p^{−k}. The second column holds the next K digits. Further
+digits (of numbers from 2⁴⁸, for p = 2) are not encoded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gradproof.contract import (
     equivariant,
 )
 
-MOST_BASE = 4096  # also the most digits that are turned round at once, as a number
+MOST_BASE = 4096  # also the largest table of reversed digits
 INT64 = torch.iinfo(torch.int64)
 
 
@@ -39,16 +39,16 @@ class Encoded(NamedTuple):
 
 
 def digits(p: int) -> int:
-    """K = ⌊24·ln 2/ln p⌋, without rounding: the digits of one column."""
+    """K = ⌊24·ln 2/ln p⌋ in exact arithmetic: the digits per column."""
     if not 2 <= p <= MOST_BASE:
-        raise ValueError(f"p = {p}: the base of the p-adic encoding is between 2 and {MOST_BASE}")
+        raise ValueError(f"p = {p}: the base of the p-adic encoding must be between 2 and {MOST_BASE}")
     return max(k for k in range(1, 25) if p**k <= 2**24)
 
 
 def forward(n_T: Tensor, p: int = 2, dtype: torch.dtype = torch.float32) -> tuple[Encoded, None]:
-    """Both columns of the int64 numbers `n_T`, which may have any shape."""
+    """Both columns of the int64 numbers `n_T`, of any shape."""
     K = digits(p)
-    rest_T = torch.where(n_T > 0, -n_T, n_T)  # −|n|, since |−2⁶³| is no int64
+    rest_T = torch.where(n_T > 0, -n_T, n_T)  # −|n|, since |−2⁶³| does not fit into int64
     columns = []
     for _ in range(2):
         turned_T, rest_T = _turned(rest_T, p, K)
@@ -57,7 +57,7 @@ def forward(n_T: Tensor, p: int = 2, dtype: torch.dtype = torch.float32) -> tupl
 
 
 def _turned(rest_T: Tensor, p: int, K: int) -> tuple[Tensor, Tensor]:
-    """Σ_i d_i p^{K−1−i} over the lowest K digits of −rest, and what is left; several digits at a time, by a table."""
+    """Σ_i d_i p^{K−1−i} over the lowest K digits of −rest, and the remainder; a table reverses several at once."""
     at_once = _at_once(p, K)
     table, size = _table(p, at_once, rest_T.device), p**at_once
     turned_T = torch.zeros_like(rest_T)
@@ -73,13 +73,13 @@ def _at_once(p: int, K: int) -> int:
 
 @lru_cache(maxsize=64)
 def _table(p: int, k: int, device: torch.device) -> Tensor:
-    """Each number of k digits, turned round."""
+    """The digit reversal of each k-digit number."""
     table = [sum((n // p**i % p) * p ** (k - 1 - i) for i in range(k)) for n in range(p**k)]
     return torch.tensor(table, dtype=torch.int64, device=device)
 
 
 def _ultrametric(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """The largest |enc a − enc b|·p^k over all k and all a ≡ b mod p^k of the same sign: it is below 1."""
+    """The largest |enc a − enc b|·p^k over all k and all a ≡ b mod p^k of the same sign. It must be below 1."""
     n_T, p = example.arguments["n"], example.options["p"]
     K, worst = digits(p), 0.0
     for side_T in (n_T >= 0, n_T <= 0):
@@ -89,19 +89,19 @@ def _ultrametric(example: Example, outputs: Outputs, grads: Gradients) -> tuple[
             worst = max(worst, _spread(class_T, first_T) * float(p) ** k)
             worst = max(worst, _spread(class_T, second_T) * float(p) ** (k - K))
             if len(residue_C) == len(own_T):
-                break  # each is alone in its class, and stays so
+                break  # every class has one member from here on
     return worst, math.nextafter(1.0, 0.0)
 
 
 def _spread(class_T: Tensor, value_T: Tensor) -> float:
-    """The largest distance of two values of the same class: that of its extremes."""
+    """The largest distance of two values in the same class: maximum minus minimum."""
     some_C = value_T.new_zeros(int(class_T.max()) + 1)
     low_C, high_C = (some_C.scatter_reduce(0, class_T, value_T, way, include_self=False) for way in ("amin", "amax"))
     return float((high_C - low_C).max())
 
 
 def _invertible(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """How many numbers cannot be read back, digit by digit, from both columns and their sign."""
+    """How many numbers cannot be reconstructed from the digits in both columns and the sign."""
     n_T, p = example.arguments["n"], example.options["p"]
     K, left_T, wrong_T = digits(p), n_T, torch.zeros_like(n_T, dtype=torch.bool)
     for column_T in outputs:
@@ -113,7 +113,7 @@ def _invertible(example: Example, outputs: Outputs, grads: Gradients) -> tuple[f
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
-    """Of every length from 1 to 62 bits, and pairs that agree in some of their lowest digits."""
+    """Numbers of every length from 1 to 62 bits, and pairs that share some of their lowest digits."""
     length_T = torch.randint(1, 63, (sizes["T"],), generator=generator)
     n_T = torch.randint(INT64.max, (sizes["T"],), generator=generator) >> (63 - length_T)
     n_T = torch.where(torch.rand(sizes["T"], generator=generator) < 0.5, -n_T, n_T)
@@ -124,7 +124,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _around(generator: torch.Generator, p: int) -> Example:
-    """Zero, the ends of int64, and where a column's last digit is used up."""
+    """Zero, the limits of int64, and the numbers around the last digit of a column."""
     full = p ** digits(p)
     near = [0, 1, p - 1, p, full - 1, full, full + 1, 2 * full, full**2 - 1, full**2, 2**62, INT64.max]
     n_T = torch.tensor([n for limit in near for n in (limit, -limit) if n <= INT64.max] + [INT64.min, INT64.min + 1])

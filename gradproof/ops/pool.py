@@ -1,8 +1,8 @@
-"""Mean over the tokens of a sequence that are no padding.
+"""Masked mean over the tokens of a sequence.
 
     y_b = Σ_s m_bs·x_bs/n_b,  n_b = Σ_s m_bs;   dx_bs = m_bs·dy_b/n_b
 
-A sequence of nothing but padding gives zeros.
+A sequence that is all padding gives zeros.
 """
 
 from typing import Any
@@ -36,20 +36,20 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _holes(generator: torch.Generator) -> Example:
-    """Padding in the middle, everywhere, and nowhere."""
+    """Padding between tokens, only padding, and no padding."""
     mask_BS = torch.tensor([[True, False, True, False], [False] * 4, [True] * 4])
     return Example("holes", dict(x=torch.randn(3, 4, 5, generator=generator, dtype=torch.float64), mask=mask_BS))
 
 
 def _unseen(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """Padding has no gradient, and a sequence of nothing else pools to zero."""
+    """Padding has no gradient, and a sequence that is all padding pools to zero."""
     mask_BS, dx_BSD = example.arguments["mask"], grads["x"]
     assert dx_BSD is not None
     return float((dx_BSD[~mask_BS] != 0).sum() + (outputs[0][~mask_BS.any(1)] != 0).sum()), 0.0
 
 
 def _mean(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """The shares of a sequence sum to 1: each output is the mean of the tokens that count."""
+    """The weights of a sequence sum to 1: each output is the mean of the unmasked tokens."""
     x_BSD, mask_BS = example.arguments["x"], example.arguments["mask"]
     means = [x_SD[mask_S].mean(0) for x_SD, mask_S in zip(x_BSD, mask_BS, strict=True) if mask_S.any()]
     off = [float((y - mean).abs().max()) for y, mean in zip(outputs[0][mask_BS.any(1)], means, strict=True)]

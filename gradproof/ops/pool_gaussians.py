@@ -1,9 +1,9 @@
-"""Pooled Gaussians: the members of an ensemble that predict a number, taken together as the moments of their mixture.
+"""Pooled Gaussians: combines an ensemble's predictions of a number into the moments of their mixture.
 
     z_m = (μ_m, s_m),  σ_m = exp clamp(s_m);   μ = 1/M Σ μ_m,  σ² = 1/M Σ (σ_m² + (μ_m − μ)²);   y = (μ, log σ)
     dμ_m = (dy_0 + dy_1·(μ_m − μ)/σ²)/M;   ds_m = dy_1·σ_m²/(M·σ²) inside the clamp, else 0
 
-What the members disagree on is part of the spread.
+The disagreement of the members adds to the variance.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ class Saved(NamedTuple):
 
 
 def forward(z_MTO: Tensor) -> tuple[Tensor, Saved]:
-    """y_TO, the mixture's mean and log spread."""
+    """y_TO, the mean and log standard deviation of the mixture."""
     mean_MT = z_MTO[..., 0]
     mean_T = mean_MT.mean(0)
     off_MT = mean_MT - mean_T
@@ -42,15 +42,15 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _apart(generator: torch.Generator) -> Example:
-    """Members that are sure, disagree, and stand beyond the clamp."""
+    """Members that are confident, that disagree, and that lie beyond the clamp."""
     z_MTO = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
     z_MTO[:, 1] = torch.tensor([[-3.0, -9.0], [0.0, -4.0], [3.0, 7.0]])
-    z_MTO[:, 2] = torch.tensor([[1.0, -4.0], [1.0, -4.5], [1.0, -9.0]])  # of one mind
+    z_MTO[:, 2] = torch.tensor([[1.0, -4.0], [1.0, -4.5], [1.0, -9.0]])  # all agree
     return Example("sure and apart", dict(z=z_MTO))
 
 
 def _no_surer(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """The mixture is no surer than its members are on average, and its mean lies among theirs."""
+    """The variance of the mixture is at least the mean variance of its members, and its mean lies between theirs."""
     z_MTO, y_TO = example.arguments["z"], outputs[0]
     variance_T = (2 * z_MTO[..., 1].clamp(LOW, HIGH)).exp().mean(0)
     short_T = (variance_T.log() / 2 - y_TO[:, 1]).clamp(min=0)

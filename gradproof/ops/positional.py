@@ -1,8 +1,8 @@
-"""Learned positions: a vector for each place in the sequence, added to what stands there.
+"""Learned positions: adds a vector for each position of the sequence.
 
-    y_bs = x_bs + p_s;   dx = dy;   dp_s = Σ_b dy_bs, and 0 for the places beyond S
+    y_bs = x_bs + p_s;   dx = dy;   dp_s = Σ_b dy_bs, and 0 for positions beyond S
 
-Letters: C places, the longest sequence that the table has vectors for.
+Letters: C positions, the longest sequence that the table supports.
 """
 
 import torch
@@ -15,7 +15,7 @@ def forward(x_BSD: Tensor, p_CD: Tensor) -> tuple[Tensor, None]:
     """y_BSD; S is at most C."""
     S, C = x_BSD.shape[1], p_CD.shape[0]
     if S > C:
-        raise ValueError(f"a sequence of {S} tokens is longer than the {C} places that the model knows")
+        raise ValueError(f"a sequence of {S} tokens exceeds the model's {C} positions")
     return x_BSD + p_CD[:S], None
 
 
@@ -27,7 +27,7 @@ def backward(dy_BSD: Tensor, saved: None, p_CD: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _beyond(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """Places that no sequence reached have a gradient of exactly zero."""
+    """Positions that no sequence reaches have exactly zero gradient."""
     dp_CD = grads["p"]
     assert dp_CD is not None
     return float((dp_CD[outputs[0].shape[1] :] != 0).sum()), 0.0

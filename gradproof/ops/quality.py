@@ -1,9 +1,9 @@
-"""The quality loss: which outcome, and how good.
+"""The quality loss: cross-entropy on the outcome plus mean squared error on the metrics.
 
-    L = cross_entropy(y[:, :C], outcome) + λ·mse(y[:, C:], metrics);   dy is the two gradients side by side
+    L = cross_entropy(y[:, :C], outcome) + λ·mse(y[:, C:], metrics);   dy concatenates the two gradients
 
-The target is the pair (outcome_T, metrics_TM); C = O − M. Of the whole accumulated batch, `total` counts the rows and
-`weight_total` the class weights, where classes are weighted.
+The target is the pair (outcome_T, metrics_TM); C = O − M. For an accumulated batch, `total` is its number of rows and
+`weight_total` its sum of class weights.
 """
 
 from typing import Any, NamedTuple
@@ -29,7 +29,7 @@ def forward(
     total: float | None = None,
     weight_total: Tensor | float | None = None,
 ) -> tuple[Tensor, Saved]:
-    """The loss, `weight` being λ and `class_weight_C` the class weights."""
+    """The loss; `weight` is λ and `class_weight_C` are the class weights."""
     C, M = y_TO.shape[1] - metrics_TM.shape[1], metrics_TM.shape[1]
     if C < 2:
         raise ValueError(f"{y_TO.shape[1]} outputs cannot hold {M} metrics and at least two outcomes")
@@ -41,7 +41,7 @@ def forward(
 
 
 def count(outcome_T: Tensor, metrics_TM: Tensor, class_weight_C: Tensor | None = None) -> dict[str, Any]:
-    """What the loss divides by, by the name of forward's argument; the sum over micro-batches is passed to each."""
+    """The divisors of the loss, as keyword arguments of forward; pass each micro-batch the sum over all of them."""
     return dict(total=outcome_T.shape[0], weight_total=cross_entropy.count(outcome_T, class_weight_C)["total"])
 
 
@@ -58,7 +58,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _weighted(generator: torch.Generator) -> Example:
-    """Class weights, as a part of a batch: the outcomes are divided by the weights, the metrics by the rows."""
+    """Class weights on part of a batch: the outcomes are divided by the weights, the metrics by the rows."""
     y_TO, metrics_TM = torch.randn(9, 7, generator=generator).double(), torch.rand(9, 3, generator=generator).double()
     class_weight_C = torch.tensor([0.5, 2.0, 1.0, 3.0]).double()
     options = dict(weight=0.3, class_weight=class_weight_C, total=20.0, weight_total=31.0)

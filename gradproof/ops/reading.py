@@ -1,11 +1,10 @@
-"""A reading: what a classifying transformer says of sequences of tokens, as one function; for decisions, so forward
-only.
+"""The forward of a classifying transformer as one function. Decisions need no backward.
 
     x = w[token] + p;   in each layer  x += W_o·Attention(W_qkv·LN x);  x += FFN(LN x);   y = W·mean(LN x) + b
 
-The mean is over the tokens that are no padding, and only they are keys. `theta_P` holds the parameters in the model's
-order, each starting at a multiple of the alignment; what stands behind them is not read. Each part is an op that is
-proven by itself; this one says what they give together.
+The mean is over tokens that are not padding, and only those are keys. `theta_P` holds the parameters in the model's
+order, each aligned; anything after them is ignored. Each part is an op with its own proof; this one defines their
+composition.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from gradproof.params import Entry, offsets
 
 
 def token_entries(vocabulary: int, context: int, width: int) -> list[Entry]:
-    """The vectors of tokens and of places."""
+    """The embedding and position tables."""
     tables = {"embedding": vocabulary, "position": context}
     return [Entry(f"{name}.weight", (many, width), "matrix") for name, many in tables.items()]
 
 
 def encoder_entries(layers: int, width: int, inner: int) -> list[Entry]:
-    """Of an encoder, its last norm included."""
+    """The parameters of an encoder, including its last norm."""
     spec = []
     for i in range(layers):
         spec += attention_entries(f"encoder.{i}.self.", width) + ffn_entries(f"encoder.{i}.ffn.", width, inner)
@@ -41,12 +40,12 @@ def encoder_entries(layers: int, width: int, inner: int) -> list[Entry]:
 
 
 def norm_entries(name: str, width: int) -> list[Entry]:
-    """A norm's parameters."""
+    """The parameters of a norm."""
     return [Entry(f"{name}.weight", (width,), "gamma"), Entry(f"{name}.bias", (width,), "beta")]
 
 
 def attention_entries(prefix: str, width: int, cross: bool = False) -> list[Entry]:
-    """Of an attention sublayer."""
+    """The parameters of an attention sublayer."""
     spec = norm_entries(f"{prefix}norm", width)
     if cross:
         spec += linear_entries(f"{prefix}q", width, width) + linear_entries(f"{prefix}kv", width, 2 * width)
@@ -56,14 +55,14 @@ def attention_entries(prefix: str, width: int, cross: bool = False) -> list[Entr
 
 
 def ffn_entries(prefix: str, width: int, inner: int) -> list[Entry]:
-    """Of a feed-forward sublayer."""
+    """The parameters of a feed-forward sublayer."""
     spec = norm_entries(f"{prefix}norm", width)
     return spec + linear_entries(f"{prefix}up", width, inner) + linear_entries(f"{prefix}down", inner, width)
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The shape of a classifying transformer."""
+    """The structure of a classifying transformer."""
 
     vocabulary: int
     width: int
@@ -81,7 +80,7 @@ class Reader:
 
     @cached_property
     def offsets(self) -> tuple[dict[str, int], int]:
-        """Where each parameter starts in theta, and where all end."""
+        """The start of each parameter in theta, and the end of the last one."""
         return offsets(self.spec)
 
     def views(self, theta_P: Tensor) -> dict[str, Tensor]:
@@ -120,8 +119,9 @@ def _linear(x_TI: Tensor, weights: Mapping[str, Tensor], name: str) -> Tensor:
 
 
 def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Sequences of different lengths, the first one whole; parameters of the usual size, γ near 1. What stands between
-    and behind them is no number."""
+    """Sequences of different lengths, the first without padding; parameters of typical size, γ near 1. The gaps between
+    and after the parameters are NaN.
+    """
     reader: Reader = options["reader"]
     B, S = sizes["B"], min(sizes["S"], reader.context)
     token_BS = torch.randint(reader.vocabulary, (B, S), generator=generator)
@@ -136,7 +136,7 @@ def _draw(sizes: Mapping[str, int], generator: torch.Generator, options: Mapping
 
 
 def _holes(generator: torch.Generator) -> Example:
-    """Padding in front, between, everywhere and nowhere."""
+    """Padding at the start, between tokens, everywhere and nowhere."""
     reader = Reader(7, 8, 2, 2, 11, 9, 3)
     token_BS = torch.randint(7, (4, 6), generator=generator)
     token_BS[0, 0], token_BS[1, 2:4], token_BS[2] = PADDING, PADDING, PADDING

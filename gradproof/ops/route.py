@@ -1,10 +1,10 @@
 """The router: logits to gates, with every option.
 
 softmax: l = z, score = p = softmax(z) over all E          sigmoid: l = log σ(z), score = s = σ(z)
-S = the K largest scores (+ c, a correction that only selects); q = softmax(l) over all E
+S = the K largest scores (+ c, a correction that affects only the choice); q = softmax(l) over all E
 gates on S, 0 off S: the score, or renormalised w = softmax of l over S
 aux = balance·E·Σ_e f_e·mean_T(q_e) + z_loss·mean_T(logsumexp(z)²),  f_e = count_e/(T·K) not differentiated;
-      T and count_e are those of the whole batch, where these rows are a part of it, so that the parts' aux add up
+      if these rows are part of a batch, T and count_e are those of the whole batch, so that the aux of the parts add up
 
 dl, from dw (the gates' cotangent, read on S only):
     renormalised        w(dw − Σ_S w·dw) on S, 0 off S
@@ -27,7 +27,7 @@ from gradproof.ops import softmax, topk
 
 @dataclass(frozen=True)
 class Routing:
-    """How a router chooses and weighs its K experts."""
+    """How a router chooses and weights its K experts."""
 
     k: int = 2
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -37,12 +37,12 @@ class Routing:
 
     def __post_init__(self):
         if self.k < 1:
-            raise ValueError(f"k = {self.k}: each row needs at least one expert")
+            raise ValueError(f"k = {self.k}: each row needs at least 1 expert")
         if self.scores not in ("softmax", "sigmoid"):
-            raise ValueError(f"scores = {self.scores!r}: the router knows 'softmax' and 'sigmoid'")
+            raise ValueError(f"scores = {self.scores!r}: must be 'softmax' or 'sigmoid'")
         for name in ("balance", "z_loss"):
             if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} = {getattr(self, name)}: a weight of the loss is at least 0, and finite")
+                raise ValueError(f"{name} = {getattr(self, name)}: a loss weight must be finite and at least 0")
         if self.renormalise and self.k == 1:
             raise ValueError(
                 "k = 1 with renormalise: the gate is always 1 and the router's gradient identically zero; "
@@ -51,7 +51,7 @@ class Routing:
 
 
 class Whole(NamedTuple):
-    """The batch that some rows are a part of: its number of rows, and how many of them chose each expert."""
+    """The batch that some rows belong to: its number of rows, and its load per expert."""
 
     rows: int
     load_E: Tensor
@@ -99,7 +99,7 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
     """Returns dz_TE."""
     z_TE, q_TE, gates_TE, index_TK, share_E, rows = saved
     T, E = z_TE.shape
-    # The gates off S are constants, whatever cotangent they are given.
+    # Gates off S are constants, so their cotangent is ignored.
     dw_TE = torch.zeros_like(z_TE).scatter(1, index_TK, dy.gates_TE.gather(1, index_TK))
     if routing.renormalise:
         dl_TE = softmax.backward(dw_TE, gates_TE)
@@ -117,15 +117,15 @@ def backward(dy: Routed, saved: Saved, routing: Routing) -> Tensor:
 
 
 def load(index_TK: Tensor, experts: int) -> Tensor:
-    """count_E: how many rows chose each expert."""
+    """count_E: the number of rows that chose each expert."""
     return torch.bincount(index_TK.flatten(), minlength=experts)
 
 
-NEAR = 1e-3  # a choice that hangs on less than this share of the scores may come out otherwise in another arithmetic
+NEAR = 1e-3  # a decision with a smaller margin may differ in another arithmetic
 
 
 def margin(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> Tensor:
-    """margin_T: by how much the last chosen score is above the first one rejected; 1 where all are chosen."""
+    """margin_T: the last chosen score minus the first rejected one; 1 if all experts are chosen."""
     score_TE = torch.sigmoid(z_TE) if routing.scores == "sigmoid" else torch.softmax(z_TE, 1)
     ordered_TE = (score_TE if c_E is None else score_TE + c_E).sort(1, descending=True).values
     k = routing.k
@@ -133,7 +133,7 @@ def margin(z_TE: Tensor, c_E: Tensor | None, routing: Routing) -> Tensor:
 
 
 def firm(margin_T: Tensor) -> Tensor:
-    """index_T: rows to take in place of all, so that each one's choice is firm; every row itself, where it is."""
+    """index_T: each row itself if its margin is above NEAR, otherwise another row whose margin is."""
     index_T, firm_T = torch.arange(len(margin_T), device=margin_T.device), margin_T > NEAR
     if not firm_T.any():
         return margin_T.argmax().expand_as(index_T)
@@ -147,13 +147,13 @@ def _settled(arguments: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
 
 
 def rebalance(c_E: Tensor, load_E: Tensor, rate: float) -> Tensor:
-    """The next correction: c_e + rate·sign(mean load − load_e). Busy experts become harder to choose."""
+    """The next correction: c_e + rate·sign(mean load − load_e). It makes busy experts less likely to be chosen."""
     load_E = load_E.to(c_E.dtype)
     return c_E + rate * torch.sign(load_E.mean() - load_E)
 
 
 def _gates(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """At most K gates a row, none negative, and rows that sum to 1 when renormalised."""
+    """At most K gates per row, none negative; renormalised rows sum to 1."""
     gates_TE, routing = outputs[0], example.options["routing"]
     if bool((gates_TE < 0).any()) or bool(((gates_TE != 0).sum(-1) > routing.k).any()):
         return float("inf"), 0.0
@@ -187,7 +187,7 @@ def _all_chosen(generator: torch.Generator) -> Example:
 
 
 def _starved(generator: torch.Generator) -> Example:
-    """Nobody chooses expert 3."""
+    """No row chooses expert 3."""
     z_TE = torch.randn(7, 4, generator=generator).double()
     z_TE[:, 3] -= 12
     return _example("expert without rows", z_TE, balance=0.1, z_loss=0.01)
@@ -200,7 +200,7 @@ def _ties(generator: torch.Generator) -> Example:
 
 
 def _saturated(generator: torch.Generator) -> Example:
-    """Scores that underflow: 0/0 unless the renormalised gates are taken in logarithms."""
+    """Scores that underflow: 0/0 unless the renormalised gates are computed from logarithms."""
     z_TE = -800 + torch.randn(5, 4, generator=generator).double()
     return _example("scores underflow", z_TE, smooth=False, scores="sigmoid", renormalise=True)
 

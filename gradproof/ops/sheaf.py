@@ -1,7 +1,7 @@
-"""The sheaf router: patches of the inputs each have an opinion, and those that contradict their neighbours count less.
+"""The sheaf router: patches of the inputs vote on the experts, and patches that contradict their neighbours count less.
 
-U patches, M edges (two patches that share inputs), S = 2 sides of an edge, G = E(E − 1)/2 turns of a map; X = U·E,
-Y = M·E.
+U patches, M edges (pairs of patches that share inputs), S = 2 sides of an edge, G = E(E − 1)/2 parameters of a map; X =
+U·E, Y = M·E.
 
     s_u = x|_u W_uᵀ + b_u                                      the logits of patch u
     A skew, R = (I − A)(I + A)⁻¹ = 2Q − I, Q = (I + A)⁻¹       an orthogonal map for each side of each edge
@@ -33,14 +33,16 @@ from gradproof.params import Entry, padded
 
 @dataclass(frozen=True)
 class Cover:
-    """The inputs in overlapping patches: each of the neighbouring `blocks` (widths), and each pair of neighbours."""
+    """Overlapping patches of the inputs: each of the consecutive `blocks` (given by width), and each pair of
+    neighbours.
+    """
 
     blocks: tuple[int, ...]
     experts: int
 
     @cached_property
     def patches(self) -> tuple[tuple[int, int], ...]:
-        """The first input of each patch, and the one after its last: first the blocks, then the pairs."""
+        """The half-open range of inputs of each patch: first the blocks, then the pairs."""
         ends = tuple(accumulate(self.blocks))
         starts = (0, *ends[:-1])
         return (*zip(starts, ends, strict=True), *zip(starts[:-1], ends[1:], strict=True))
@@ -53,17 +55,17 @@ class Cover:
 
     @property
     def turns(self) -> int:
-        """G: the numbers that a skew matrix is made of."""
+        """G: the free parameters of a skew matrix."""
         return self.experts * (self.experts - 1) // 2
 
     @cached_property
     def degrees(self) -> list[int]:
-        """How many edges each patch has."""
+        """The number of edges of each patch."""
         return [sum(u in edge for edge in self.edges) for u in range(len(self.patches))]
 
     @property
     def products(self) -> int:
-        """Multiplications that one row takes: the patches' logits, their diffusion, the disagreements."""
+        """Multiplications per row: the patches' logits, their diffusion, the disagreements."""
         X, Y = self.experts * len(self.patches), self.experts * len(self.edges)
         return self.experts * sum(b - a for a, b in self.patches) + ((X + Y) * X if Y else 0)
 
@@ -74,7 +76,7 @@ class Cover:
 
     @cached_property
     def spec(self) -> list[Entry]:
-        """The parameters in order. One patch has no neighbours: nothing to map, and nothing to weigh."""
+        """The parameters in order. A single patch has no neighbours, hence no maps and no temperature."""
         E = self.experts
         spec = [Entry(f"patches.{u}.weight", (E, b - a), "matrix") for u, (a, b) in enumerate(self.patches)]
         spec.append(Entry("bias", (len(self.patches), E), "bias"))
@@ -86,40 +88,41 @@ class Cover:
 
     @cached_property
     def _lengths(self) -> list[int]:
-        """Of each parameter and of the padding after it, in turns."""
+        """The length of each parameter, alternating with that of the padding after it."""
         lengths = [math.prod(entry.shape) for entry in self.spec]
         return [size for length in lengths for size in (length, padded(length) - length)]
 
     @property
     def length(self) -> int:
-        """P: the parameters with their padding."""
+        """P: the length of the parameters with padding."""
         return sum(self._lengths)
 
     def views(self, theta_P: Tensor) -> dict[str, Tensor]:
-        """The parameters by name; taken apart in one call, since a step asks for them often."""
+        """The parameters by name, split in one call since every step needs them often."""
         pieces = theta_P.split(self._lengths)[::2]
         return {entry.name: piece.view(entry.shape) for entry, piece in zip(self.spec, pieces, strict=True)}
 
     def saved_per_row(self) -> int:
-        """How many numbers a forward keeps for each row."""
+        """How many numbers a forward keeps per row."""
         U, M = len(self.patches), len(self.edges)
         return (2 * U + M) * self.experts + 2 * U if M else 0
 
 
 class Frame(NamedTuple):
-    """What the cover alone decides, as tensors."""
+    """Constants that depend only on the cover."""
 
-    side_MUS: Tensor  # +1 where a patch is the first of an edge, −1 where it is the second
-    share_MU: Tensor  # 1/deg_u where patch u is at edge m
-    turn_GW: Tensor  # the skew matrices that all are made of, W = E·E
+    side_MUS: Tensor  # +1 if a patch is the first of an edge, −1 if it is the second
+    share_MU: Tensor  # 1/deg_u if patch u belongs to edge m
+    turn_GW: Tensor  # a basis of the skew matrices, W = E·E
     eye_EE: Tensor
     eye_XX: Tensor
 
 
 @cache
 def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
-    """Made once, since nothing may be sent to a device while a graph is captured; and outside of all modes, which would
-    round or poison what is kept."""
+    """Cached, since nothing may be copied to a device during graph capture. Built outside of all dispatch modes, which
+    would round or poison the cached tensors.
+    """
     U, M, E = len(cover.patches), len(cover.edges), cover.experts
     with _disable_current_modes(), torch.inference_mode(False):
         side_MUS, turn_GEE = torch.zeros(M, U, 2), torch.zeros(cover.turns, E, E)
@@ -134,12 +137,12 @@ def frame(cover: Cover, device: torch.device, dtype: torch.dtype) -> Frame:
 
 class Glued(NamedTuple):
     z_TE: Tensor
-    energy_T: Tensor  # how far the patches disagree on a row
+    energy_T: Tensor  # the disagreement of the patches on a row
 
 
 class Saved(NamedTuple):
     s_TX: Tensor  # before diffusion
-    late_TX: Tensor  # after it
+    late_TX: Tensor  # after diffusion
     q_NEE: Tensor  # N = M·S maps
     delta_YX: Tensor
     d_XX: Tensor
@@ -149,7 +152,7 @@ class Saved(NamedTuple):
 
 
 def forward(x_TI: Tensor, theta_P: Tensor, cover: Cover) -> tuple[Glued, Saved | None]:
-    """z_TE and energy_T. With one patch z is that patch's logits, and the energy is 0."""
+    """z_TE and energy_T. With a single patch, z is that patch's logits and the energy is 0."""
     views = cover.views(theta_P)
     s_TUE = _opinions(x_TI, views, cover)
     T, U, E = s_TUE.shape
@@ -171,7 +174,7 @@ def forward(x_TI: Tensor, theta_P: Tensor, cover: Cover) -> tuple[Glued, Saved |
 def backward(
     dy: Glued, saved: Saved | None, x_TI: Tensor, theta_P: Tensor, cover: Cover, want_dx: bool = True
 ) -> tuple[Tensor | None, Tensor]:
-    """Returns dx_TI, dtheta_P; `want_dx` false leaves the former out."""
+    """Returns dx_TI, dtheta_P. dx is None if `want_dx` is false."""
     views = cover.views(theta_P)
     dtheta_P = torch.zeros_like(theta_P)
     grads = cover.views(dtheta_P)
@@ -201,7 +204,7 @@ def _glued_backward(
 
 
 def _opinions(x_TI: Tensor, views: dict[str, Tensor], cover: Cover) -> Tensor:
-    """s_TUE: each patch by itself."""
+    """s_TUE: the logits of each patch."""
     opinions = [x_TI[:, a:b] @ views[f"patches.{u}.weight"].T for u, (a, b) in enumerate(cover.patches)]
     return torch.stack(opinions, 1) + views["bias"]
 
@@ -214,7 +217,7 @@ def _opinions_backward(
     cover: Cover,
     want_dx: bool,
 ) -> Tensor | None:
-    """dx_TI, where it is wanted, and the gradients of the patches' own parameters."""
+    """dx_TI if `want_dx`, and the gradients of the patches' own parameters."""
     grads["bias"].copy_(ds_TUE.sum(0))
     dx_TI = torch.zeros_like(x_TI) if want_dx else None
     for u, (a, b) in enumerate(cover.patches):
@@ -226,8 +229,9 @@ def _opinions_backward(
 
 
 def _halved(views: dict[str, Tensor], fixed: Frame, cover: Cover) -> Tensor:
-    """Q of every map, by elimination. Nothing has to be exchanged: the pivots of I + A are at least 1, since its
-    symmetric part is I; and nothing is read by the host, so that it can be captured in a graph."""
+    """Q of every map, by elimination. The symmetric part of I + A is I, so all pivots are at least 1 and no pivoting is
+    needed. The host reads nothing, so a graph can capture it.
+    """
     E, N = cover.experts, 2 * len(cover.edges)
     eye_EE = fixed.eye_EE
     turns_NG = views["maps"].reshape(N, -1) if cover.turns else eye_EE.new_zeros(N, 0)
@@ -245,7 +249,7 @@ def _cayley_backward(dr_NEE: Tensor, q_NEE: Tensor) -> Tensor:
 
 
 def _coboundary(q_NEE: Tensor, fixed: Frame, cover: Cover) -> Tensor:
-    """delta_YX: an edge's block row holds R_m0 at its first patch and −R_m1 at its second."""
+    """delta_YX: the block row of an edge holds R_m0 at its first patch and −R_m1 at its second."""
     M, U, E = len(cover.edges), len(cover.patches), cover.experts
     r_NEE = 2 * q_NEE - fixed.eye_EE
     delta_MUEE = (fixed.side_MUS @ r_NEE.reshape(M, 2, E * E)).view(M, U, E, E)
@@ -278,7 +282,7 @@ def _square_backward(dl_XX: Tensor, delta_YX: Tensor) -> Tensor:
 
 
 def _attention_backward(dz_TE: Tensor, saved: Saved, temperature_1: Tensor) -> tuple[Tensor, Tensor]:
-    """de_TU by way of the patches' weights, and dθ."""
+    """de_TU through the patches' weights, and dθ."""
     T, U = saved.a_TU.shape
     da_TU = (saved.late_TX.view(T, U, -1) * dz_TE[:, None]).sum(2)
     dl_TU = softmax.backward(da_TU, saved.a_TU)
@@ -287,13 +291,13 @@ def _attention_backward(dz_TE: Tensor, saved: Saved, temperature_1: Tensor) -> t
 
 
 def _energy_backward(de_TU: Tensor, saved: Saved, fixed: Frame) -> tuple[Tensor, Tensor]:
-    """What e adds to ds_TX and to dδ_YX."""
+    """The contribution of e to ds_TX and dδ_YX."""
     f_TY = (2 * (de_TU @ fixed.share_MU.T)[:, :, None] * saved.found_TME).flatten(1)
     return f_TY @ saved.delta_YX, f_TY.T @ saved.s_TX
 
 
 def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any]:
-    """Opinions of the usual size, maps far from the identity, τ away from 1."""
+    """Logits of typical size, maps far from the identity, τ not near 1."""
     cover = options["cover"]
     theta_P = torch.zeros(cover.length, dtype=torch.float64)
     for name, view in cover.views(theta_P).items():
@@ -304,7 +308,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _agreed(generator: torch.Generator) -> Example:
-    """All patches say the same on every row: the energy is at its smallest, and its gradient 0."""
+    """All patches agree on every row: the energy is at its minimum, and its gradient is 0."""
     cover = Cover((2, 3), 3)
     drawn = _draw(dict(T=4), generator, dict(cover=cover))
     views = cover.views(drawn["theta"])
@@ -315,7 +319,7 @@ def _agreed(generator: torch.Generator) -> Example:
 
 
 def _cold(generator: torch.Generator) -> Example:
-    """τ = e⁻⁵: the patch with the least energy decides nearly alone."""
+    """τ = e⁻⁵: the patch with the lowest energy decides almost alone."""
     cover = Cover((2, 1, 2), 4)
     drawn = _draw(dict(T=5), generator, dict(cover=cover))
     cover.views(drawn["theta"])["temperature"].fill_(-5.0)
@@ -323,7 +327,7 @@ def _cold(generator: torch.Generator) -> Example:
 
 
 def _turned(generator: torch.Generator) -> Example:
-    """Maps near −I, where the Cayley transform ends: A of size 100."""
+    """Maps near −I, the limit of the Cayley transform: A of size 100."""
     cover = Cover((2, 1, 2), 4)
     drawn = _draw(dict(T=5), generator, dict(cover=cover))
     cover.views(drawn["theta"])["maps"].mul_(100)
@@ -331,8 +335,9 @@ def _turned(generator: torch.Generator) -> Example:
 
 
 def _kept(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """The maps are orthogonal, diffusion lets no patches disagree more, no energy is negative, and padding has no
-    gradient. Measured: how far from orthogonal; infinite where the rest fails."""
+    """The maps are orthogonal, diffusion never increases disagreement, no energy is negative, and padding has no
+    gradient. Measured: the deviation from orthogonality; infinite if one of the others fails.
+    """
     cover, theta_P, x_TI = example.options["cover"], example.arguments["theta"], example.arguments["x"]
     dtheta_P = grads["theta"]
     assert dtheta_P is not None

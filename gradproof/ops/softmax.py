@@ -11,7 +11,7 @@ from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Ou
 
 
 def forward(z_TE: Tensor) -> tuple[Tensor, Tensor]:
-    """p_TE, which is also what backward needs."""
+    """p_TE, which is also `saved`."""
     p_TE = torch.softmax(z_TE, -1)
     return p_TE, p_TE
 
@@ -27,7 +27,7 @@ def _rows_sum_to_one(example: Example, outputs: Outputs, grads: Gradients) -> tu
 
 
 def _huge(generator: torch.Generator) -> Example:
-    """Logits that overflow exp unless the maximum is taken off first."""
+    """Logits that overflow exp unless the maximum is subtracted first."""
     z_TE = 800 + 3 * torch.randn(4, 5, generator=generator, dtype=torch.float64)
     z_TE[1] = -z_TE[1]
     return Example("huge logits", dict(z=z_TE))

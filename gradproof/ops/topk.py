@@ -1,4 +1,5 @@
-"""The K largest entries of each row, largest first; ties go to the lower index (`torch.topk` promises no order).
+"""The K largest entries of each row, in descending order; ties go to the lower index (`torch.topk` guarantees no
+order).
 
 y_k = x[S_k];   dx = scatter of dy to S
 """
@@ -17,10 +18,10 @@ class Saved(NamedTuple):
 
 
 def forward(x_TE: Tensor, k: int) -> tuple[Tensor, Saved]:
-    """The values y_TK; their indices are in `saved`. Refuses k outside 1..E."""
+    """The values y_TK; `saved` holds their indices. Raises ValueError for k outside 1..E."""
     experts = x_TE.shape[-1]
     if not 1 <= k <= experts:
-        raise ValueError(f"k = {k} entries cannot be chosen from E = {experts}; k must be between 1 and E")
+        raise ValueError(f"k = {k}: k must be between 1 and E = {experts}")
     value_TE, index_TE = torch.sort(x_TE, dim=-1, descending=True, stable=True)
     return value_TE[:, :k], Saved(index_TE[:, :k].contiguous(), experts)
 
@@ -31,7 +32,7 @@ def backward(dy_TK: Tensor, saved: Saved) -> Tensor:
 
 
 def _chosen(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """Exactly K distinct indices a row, the lowest on a tie: compared with a plain sort of (−value, index)."""
+    """Exactly K distinct indices per row, the lowest on a tie; compared with a plain sort of (−value, index)."""
     x_TE, k = example.arguments["x"], example.options["k"]
     index_TK = forward(x_TE, k)[1].index_TK.tolist()
     wrong = 0

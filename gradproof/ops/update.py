@@ -1,10 +1,11 @@
-"""The end of a step as one function: is the gradient finite, how long is it, clip it, move the parameters, count.
+"""The optimizer update as one function: check that the gradient is finite, clip it by its norm, apply AdamW, count the
+step.
 
-    norm = ‖g‖/scale;   skipped = 1 where norm or loss is not finite, else 0
-    AdamW by g/(scale·max(1, (norm + 1e-6)/clip)) as step number count + 1, or nothing at all where skipped is 1
+    norm = ‖g‖/scale;   skipped = 1 if norm or loss is not finite, else 0
+    AdamW by g/(scale·max(1, (norm + 1e-6)/clip)) as step number count + 1, or no change if skipped is 1
     count ← count + 1 − skipped;   skips ← skips + skipped
 
-`scale` is what the loss was multiplied by. The arithmetic of AdamW is that of ops/adamw.py.
+`scale` is the loss scale. ops/adamw.py does the arithmetic of AdamW.
 """
 
 from collections.abc import Callable
@@ -29,7 +30,7 @@ class Ended(NamedTuple):
     v_P: Tensor
     count: Tensor  # pyright: ignore[reportIncompatibleMethodOverride]
     skips: Tensor
-    norm: Tensor  # before clipping; infinite where it is NaN, which could not be compared
+    norm: Tensor  # before clipping; infinite instead of NaN, which could not be compared
     skipped: Tensor
 
 
@@ -49,7 +50,7 @@ def forward(
     eps: float = EPS,
     weight_decay: float = DECAY,
 ) -> tuple[Ended, None]:
-    """Everything that a step leaves changed, and what it reports."""
+    """Everything that a step changes or reports."""
     norm = adamw.norm(g_P) / scale
     skipped = 1 - (norm.isfinite() & loss.isfinite()).to(norm.dtype)
     divisor = scale if clip is None else scale * ((norm + CLIP_EPS) / clip).clamp(min=1.0)
@@ -63,8 +64,9 @@ def _comparable(norm: Tensor) -> Tensor:
 
 
 def out_of_place(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Ended, None]]:
-    """A kernel's step, which moves its buffers and counters in place and returns (norm, skipped), as a function like
-    `forward`."""
+    """Turns a kernel's step into a function like `forward`. The kernel updates buffers and counters in place and
+    returns (norm, skipped).
+    """
 
     @wraps(forward)
     def called(*args: Any, **given: Any) -> tuple[Ended, None]:
@@ -78,7 +80,7 @@ def out_of_place(step: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tu
 def with_copies(
     forward: Callable[..., Any], args: tuple[Any, ...], given: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The arguments of a call by name: those that a step reads, and copies of those that it moves."""
+    """The arguments of a call by name: those that a step reads, and copies of those that it updates."""
     bound = dict(signature(forward).bind(*args, **given).arguments)
     return bound, {name: bound.pop(name).clone() for name in ("p_P", "m_P", "v_P", "count", "skips")}
 
@@ -97,7 +99,7 @@ def _varied(label: str, generator: torch.Generator, options: dict[str, Any], mor
 
 
 def _spoilt(value: float, at: int) -> Any:
-    """One entry of the gradient that is not finite, wherever it stands, leaves no trace."""
+    """A single entry of the gradient that is not finite, anywhere, leaves the state unchanged."""
 
     def example(generator: torch.Generator) -> Example:
         g_P = torch.randn(4 * ALIGNMENT, generator=generator).double()
@@ -108,19 +110,19 @@ def _spoilt(value: float, at: int) -> Any:
 
 
 def _lost(generator: torch.Generator) -> Example:
-    """A loss that is not finite, though the gradient is."""
+    """The loss is not finite, but the gradient is."""
     return _varied("loss not finite", generator, {}, _scalars(loss=float("inf")))
 
 
 def _scaled(generator: torch.Generator) -> Example:
-    """Unscaled before it is clipped: 16 entries of 1024 are a norm of 4."""
+    """Unscaled before clipping: 16 entries of 1024 give a norm of 4."""
     g_P = torch.zeros(4 * ALIGNMENT).double()
     g_P[::16] = 1024.0
     return _varied("scaled", generator, dict(clip=3.0), {"g": g_P, **_scalars(scale=1024.0)})
 
 
 def _faint(generator: torch.Generator) -> Example:
-    """A norm of 1e-5, where the 1e-6 of the clip factor counts; AdamW's own eps does not hide it."""
+    """A norm of 1e-5, where the 1e-6 of the clip factor matters and AdamW's eps does not hide it."""
     g_P = torch.zeros(4 * ALIGNMENT).double()
     g_P[0] = 1e-5
     return _varied("faint", generator, dict(clip=1e-6, eps=1e-12), dict(g=g_P, m=g_P.clone(), v=g_P.square()))

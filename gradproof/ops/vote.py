@@ -1,11 +1,11 @@
-"""Vote: the members of an ensemble, taken together: the mean of their probabilities, as logits.
+"""Vote: combines the members of an ensemble by the mean of their probabilities, as logits.
 
     l_m = log softmax(z_m) over the first C outputs;   y_c = log(1/M Σ_m exp l_mc)
     r_mc = exp(l_mc − y_c)/M, the share of member m in class c
     dl_mc = r_mc·dy_c;   dz_m = dl_m − softmax(z_m)·Σ_c dl_mc
-    outputs behind the first C are numbers: their mean
+    outputs after the first C are numbers: their mean
 
-softmax(y) is the mean of the members' probabilities, so whoever reads logits reads an ensemble like any model.
+softmax(y) is the mean of the members' probabilities, so code that reads logits can use an ensemble like any model.
 """
 
 import math
@@ -38,7 +38,7 @@ def _draw(sizes: Any, generator: torch.Generator, options: Any) -> dict[str, Any
 
 
 def _sure(generator: torch.Generator) -> Example:
-    """Members that are certain, and disagree: the probability of a class may be below what float32 holds."""
+    """Members that are certain and disagree: the probability of a class may underflow in float32."""
     z_MTO = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
     z_MTO[0, 1] = torch.tensor([900.0, 0.0, -900.0])
     z_MTO[1, 1] = torch.tensor([-900.0, 0.0, 900.0])
@@ -46,7 +46,7 @@ def _sure(generator: torch.Generator) -> Example:
 
 
 def _sums_to_one(example: Example, outputs: Outputs, grads: Gradients) -> tuple[float, float]:
-    """The probabilities of a row sum to 1, whatever the members say."""
+    """The probabilities of a row sum to 1."""
     y_TC = outputs[0][:, : example.options["classes"]]
     return float((y_TC.exp().sum(-1) - 1).abs().max()), torch.finfo(y_TC.dtype).eps * (16 + 4 * y_TC.shape[-1])
 

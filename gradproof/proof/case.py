@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import nn
 
@@ -37,12 +39,15 @@ class KernelCase(NamedTuple):
     dtypes: Sequence[torch.dtype] | torch.dtype | None = None
 
 
-def load_case(text: str) -> Case | KernelCase:
-    """Imports the function, calls it, and checks what it returns."""
+def load_case(text: str, seed: int = 0) -> Case | KernelCase:
+    """Imports the function, calls it, and checks what it returns. Generators are seeded first, so that a case that
+    seeds nothing gives the same module and inputs each time."""
     where, colon, attribute = text.rpartition(":")
     if not colon or not where or not attribute:
         raise CaseError(f"{text!r} is not a case; give path/to/file.py:function or package.module:function")
+    _seed(seed)
     function = _function(where, attribute)
+    _seed(seed)  # importing may draw; once imported, it does not
     try:
         returned = function()
     except (Exception, SystemExit) as error:
@@ -50,6 +55,12 @@ def load_case(text: str) -> Case | KernelCase:
     if isinstance(returned, KernelCase):
         return returned
     return Case(text, *_checked(text, returned))
+
+
+def _seed(seed: int) -> None:
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed % 2**63)
 
 
 def _function(where: str, attribute: str) -> Callable[[], Any]:

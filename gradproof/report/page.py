@@ -1,4 +1,4 @@
-"""Renders a record (plain data, as in the JSON) with a template; plots are inline SVG."""
+"""Renders a record (the same plain data as in the JSON) with a template; plots are inline SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gradproof.report import plots
 
 
 def render(template: str, record: dict[str, Any]) -> str:
-    """The page as one string without any outside reference."""
+    """The page as one string, without external references."""
     environment = Environment(
         loader=PackageLoader("gradproof.report"),
         autoescape=True,
@@ -23,5 +23,5 @@ def render(template: str, record: dict[str, Any]) -> str:
 
 
 def figure(number: float | None) -> str:
-    """Two digits and an exponent; nothing for nothing."""
+    """Two digits and an exponent; "" for None."""
     return "" if number is None else "0" if number == 0 else f"{number:.1e}"

@@ -110,7 +110,7 @@ def test_the_page_of_a_sheaf_router(studied):
     record["experts"][0] |= {"energy": tenths, "energy_aucs": [0.7, 0.6]}
     record["runs"][0] = {**record["runs"][0], "diverged": "the loss is not finite"}
     page = render("ablate.html", record)
-    assert "Gluing energy against error" in page and "70%, 60% (50% is none)" in page and "<td>diverged</td>" in page
+    assert "Gluing energy against error" in page and "70%, 60% (50% is chance)" in page and "<td>diverged</td>" in page
 
 
 def test_a_run_is_an_ordinary_run(studied):

@@ -150,11 +150,11 @@ def test_bad_case_is_one_sentence_and_exit_2(cases, case, sentence):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("--op", "lineer"), "there is no op 'lineer'"),
+        (("--op", "lineer"), "unknown op 'lineer'"),
         (("--model", "rnn"), "there is no model 'rnn'"),
         (("x.py:case", "--mutants"), "either a CASE or"),
         (("--json", "."), "is a directory"),
-        (("--json", "cases_for_cli.py/r.json"), "cannot be written"),
+        (("--json", "cases_for_cli.py/r.json"), "cannot write"),
         (("--json", "same", "--html", "same"), "both name"),
         (("--device", "cuda"), "no CUDA device"),
     ],
@@ -443,7 +443,7 @@ def test_a_full_disk_at_the_end_is_no_bad_input(tables, monkeypatch):
     """While the report is written: the run stopped (1), it did not fail to start (2); it is there to be resumed."""
     monkeypatch.setattr("gradproof.train.report.write_atomically", no_space)
     result = call("train", "small.toml", "--out", "run")
-    assert result.exit_code == 1 and "No space left" in result.stderr
+    assert result.exit_code == 1 and "no space left" in result.stderr
     assert (tables / "run/checkpoints/step-12").exists()
 
 
@@ -452,7 +452,7 @@ def test_a_full_disk_at_the_evidence(tables, monkeypatch):
     before = listing(tables)
     monkeypatch.setattr("gradproof.train.loop.write_atomically", no_space)
     result = call("train", "small.toml", "--out", "run")
-    assert "No space left" in result.stderr
+    assert "no space left" in result.stderr
     assert (result.exit_code, (tables / "run/config.json").exists()) in ((1, True), (2, False))
     assert result.exit_code == 1 or listing(tables) == before
 

@@ -11,6 +11,7 @@ from gradproof.cli import app
 CASES = """
     import random
 
+    import numpy
     import torch
     from torch import nn
 
@@ -22,6 +23,17 @@ CASES = """
         module, inputs = good()
         module[0].bias.register_hook(lambda g: 1.02 * g)
         return module, inputs
+
+    def two_wrong():
+        module, inputs = wrong()
+        module[2].weight.register_hook(lambda g: 3 * g)
+        return module, inputs
+
+    def unseeded():
+        weight = nn.Parameter(torch.from_numpy(numpy.random.randn(4, 4) * random.random()).float())
+        module = nn.Linear(4, 4)
+        module.weight = weight
+        return nn.Sequential(module, nn.Tanh(), nn.Linear(4, 2)), (torch.randn(3, 4),)
 
     class Square(nn.Module):
         def forward(self, y):
@@ -150,10 +162,35 @@ def test_bench(cases, monkeypatch):
 
     monkeypatch.setattr(bench, "REPEATS", 1)
     monkeypatch.setattr(bench, "INNER", 1)
-    result = call("bench", "--rows", "32", "--json", "b.json")
+    result = call("bench", "--suite", "diagnose", "--rows", "32", "--json", "b.json")
     assert result.exit_code == 0, result.output
     record = json.loads((cases / "b.json").read_text())
     assert all(cost["plain"] > 0 for cost in record["overheads"]) and record["nano"]["verdict"] in ("noise", "clean")
-    for args, sentence in ((("--suite", "nothing"), "no suite"), (("--size", "huge"), "no size")):
+    of_step = ("--rows", "32"), "--rows 32 needs a --size in the suite step"  # the suite that runs without --suite
+    for args, sentence in ((("--suite", "nothing"), "no suite"), (("--size", "huge"), "no size"), of_step):
         result = call("bench", *args)
         assert result.exit_code == 2 and sentence in result.stderr
+
+
+def test_the_worst_tensor_is_named(cases):
+    """Of two wrong gradients, the one that is 3 times too large, not the one that comes first and is 2% off."""
+    result = call("diagnose", "cases_to_diagnose.py:two_wrong", "--precisions", "bf16", "--json", "r.json")
+    assert result.exit_code == 1
+    assert ": 2.weight: gradient is 3x" in json.loads((cases / "r.json").read_text())["summary"]
+    rows = [line.split()[0] for line in result.stdout.splitlines() if " bug " in line and "99.0" in line]
+    assert rows == ["2.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("command", [("verify",), ("diagnose", "--precisions", "bf16")], ids=lambda c: c[0])
+def test_a_case_that_seeds_nothing_gives_the_same_figures(cases, command):
+    """As the help of --seed promises; another seed gives others. numpy and random are seeded as well as torch."""
+
+    def figures(seed):
+        name, *options = command
+        result = call(name, "cases_to_diagnose.py:unseeded", *options, "--seed", seed, "--json", "-")
+        assert result.exit_code == 0, result.output
+        record = json.loads(result.stdout)
+        return record["subjects"] if name == "verify" else record["precisions"]
+
+    first = figures("3")
+    assert figures("3") == first and figures("4") != first

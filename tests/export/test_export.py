@@ -273,6 +273,9 @@ def test_a_missing_extra_is_one_sentence(run, tmp_path, monkeypatch):
 
 def test_places_that_are_none(run, tmp_path):
     """Before anything is loaded."""
-    for out in (tmp_path, tmp_path / "none" / "decision.pt2"):
+    for out, said in (
+        (tmp_path, "is a directory"),
+        (tmp_path / "none" / "decision.pt2", "must be a file in a folder that exists"),
+    ):
         result = asked(run, "torch", out)
-        assert result.exit_code == 2 and "must be a file in a folder that exists" in result.output
+        assert result.exit_code == 2 and said in result.output

@@ -2,7 +2,10 @@
 
 import gc
 import json
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -38,6 +41,42 @@ def test_decide_and_feedback(run, store):
     assert code == 0 and json.loads(out[0])["weight"] == 4.0
     _, out, _ = run("decide", given=(json.dumps(CALL) + "\n").encode() * 2)
     assert [json.loads(line)["decision"] for line in out] == ["allow", "allow"]
+
+
+def test_a_second_word_that_contradicts_the_first_is_told(run, store):
+    """It counts, for people change their minds; but not silently, for it may as well be a slip."""
+    answer = json.loads(run("decide", json.dumps(CALL))[1][0])
+    told = {}
+    for kind in ("false_block", "override_allow", "false_allow"):
+        code, out, err = run("feedback", answer["id"], kind)
+        assert code == 0
+        told[kind] = json.loads(out[0])["before"], err
+    assert told["false_block"] == (None, []) and told["override_allow"] == ("false_block", [])
+    before, (warned,) = told["false_allow"]
+    assert before == "override_allow" and "override_allow was said of" in warned and "false_allow now holds" in warned
+    assert json.loads(run("decide", json.dumps(CALL))[1][0])["decision"] == "block"
+
+
+def test_a_learner_in_the_background_ends_on_sigint(store):
+    """A shell without job control starts `learn --follow &` with SIGINT ignored, and Python leaves it so."""
+    store.close()
+    command = [sys.executable, "-m", "gradproof", "gate", "learn", "--follow", "--store", str(store.folder)]
+
+    def in_the_background():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    learner = subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=in_the_background)
+    try:
+        for _ in range(600):  # it may still be starting
+            learner.send_signal(signal.SIGINT)
+            if learner.poll() is not None:
+                break
+            time.sleep(0.1)
+        assert learner.poll() == 130
+    finally:
+        learner.kill()
+        learner.communicate()
+    store.__init__(store.folder, store.clock)
 
 
 def test_a_session_looks_for_garbage_only_in_what_is_new(run, monkeypatch):

@@ -10,14 +10,14 @@ from gradproof.ops import attention
 
 
 def draw(normal, seed, B, S, L, D):
-    """q, k, v, a cotangent, and a mask with holes whose first sequence is whole."""
+    """q, k, v, a cotangent, and a mask with holes; the first sequence has none."""
     mask_BL = torch.rand(B, L, generator=torch.Generator().manual_seed(seed)) > 0.4
     mask_BL[0] = True
     return *normal(seed, (B, S, D), (B, L, D), (B, L, D), (B, S, D)), mask_BL
 
 
 def torchs(q, k, v, mask_BL, heads, causal):
-    """The same by F.scaled_dot_product_attention with an explicit mask."""
+    """The same with F.scaled_dot_product_attention and an explicit mask."""
     seen = attention.visible(mask_BL, q.shape[1], k.shape[1], causal, q.device)
     q, k, v = (attention.split(operand, heads) for operand in (q, k, v))
     seen = None if seen is None else seen.expand(q.shape[0], heads, *seen.shape[2:])
@@ -35,7 +35,7 @@ def torchs(q, k, v, mask_BL, heads, causal):
     seed=st.integers(0, 9999),
 )
 def test_agrees_with_torch(normal, agree, B, S, L, width, heads, causal, masked, seed):
-    """A forgotten scale, row sum or transposition, or a mask that only the forward knows, would fail."""
+    """Fails on a missing scale, row sum or transposition, or on a mask that only the forward applies."""
     q, k, v, dy, mask_BL = draw(normal, seed, B, S, L, width * heads)
     mask_BL = mask_BL if masked else None
     leaves = [operand.clone().requires_grad_() for operand in (q, k, v)]
@@ -48,7 +48,7 @@ def test_agrees_with_torch(normal, agree, B, S, L, width, heads, causal, masked,
 
 
 def test_a_query_that_sees_nothing(normal):
-    """Softmax over no key is 0/0: the output must be 0 and no gradient may be NaN, of that query or of the others."""
+    """Softmax over no keys is 0/0: the output must be 0, and no query may get a NaN gradient."""
     q, k, v, dy = normal(1, (2, 3, 4), (2, 3, 4), (2, 3, 4), (2, 3, 4))
     mask_BL = torch.tensor([[False, True, True], [False, False, False]])
     y, saved = attention.forward(q, k, v, mask_BL, 2, causal=True)
@@ -58,7 +58,9 @@ def test_a_query_that_sees_nothing(normal):
 
 
 def test_padding_changes_nothing(normal):
-    """A short sequence gives the same bits alone and padded beside a longer one; garbage in the padding is not seen."""
+    """A short sequence gives the same bits alone and padded next to a longer one; the contents of the padding have no
+    effect.
+    """
     q, k, v = normal(2, (1, 3, 4), (1, 3, 4), (1, 3, 4))
     alone, _ = attention.forward(q, k, v, None, 2)
     k_padded, v_padded = (torch.cat([operand, torch.full((1, 2, 4), 1e6).double()], 1) for operand in (k, v))
@@ -68,7 +70,7 @@ def test_padding_changes_nothing(normal):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_operands_have_a_wide_softmax(normal, agree, dtype):
-    """Scores around 60 kept in bf16 are off by a quarter each, and the probabilities by that too."""
+    """Scores around 60 stored in bf16 would be off by a quarter, and so would the probabilities."""
     q, k, v, dy = (tensor.to(dtype) for tensor in normal(3, (2, 9, 8), (2, 9, 8), (2, 9, 8), (2, 9, 8)))
     q = q * 10
     y, saved = attention.forward(q, k, v, None, 2)

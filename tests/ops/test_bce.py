@@ -8,7 +8,7 @@ from gradproof.ops import bce
 
 
 def draw(normal, T, seed):
-    """Logits, labels inside [0, 1], weights that have nothing to do with the label, a cotangent."""
+    """Logits, labels in [0, 1], weights independent of the label, and a cotangent."""
     z_T, label_T, weight_T, dloss = normal(seed, (T,), (T,), (T,), ())
     return 3 * z_T, torch.sigmoid(label_T), weight_T.exp(), dloss
 
@@ -27,7 +27,7 @@ def test_agrees_with_torch(normal, agree, T, seed, hard):
 
 @given(T=st.sampled_from([2, 7, 64]), seed=st.integers(0, 9999), data=st.data())
 def test_unequal_micro_batches_add_up(normal, agree, T, seed, data):
-    """A mean of means would weigh the short micro-batch too much."""
+    """A mean of means would give the short micro-batch too much weight."""
     z_T, label_T, weight_T, dloss = draw(normal, T, seed)
     loss, saved = bce.forward(z_T, label_T, weight_T)
     dz_T = bce.backward(dloss, saved, z_T, label_T)
@@ -53,7 +53,7 @@ def test_labels_are_clamped(normal):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_huge_logits(dtype):
-    """log(1 + exp(z)) overflows and log σ(z) is −∞ unless softplus is taken stably."""
+    """log(1 + exp(z)) overflows and log σ(z) is −∞ unless softplus is computed stably."""
     z_T = torch.tensor([900.0, -900.0, 1e4, -1e4, 60.0], dtype=dtype)
     label_T = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0], dtype=dtype)
     loss, saved = bce.forward(z_T, label_T, torch.ones(5, dtype=dtype), total=1)
@@ -63,7 +63,7 @@ def test_huge_logits(dtype):
 
 
 def test_far_tail_keeps_its_digits():
-    """softplus(30) − 30 is 9.4e-14; torch's softplus turns linear at 20 and would say 0."""
+    """softplus(30) − 30 is 9.4e-14; torch's softplus is linear above 20 and would return 0."""
     z_T, label_T = torch.tensor([30.0]).double(), torch.zeros(1).double()
     loss, _ = bce.forward(z_T, label_T, torch.ones(1).double())
     assert float(loss) > 30
@@ -73,15 +73,15 @@ def test_far_tail_keeps_its_digits():
 
 def test_refuses_other_shapes():
     """A column of labels would broadcast to a square."""
-    with pytest.raises(ValueError, match=r"one shape, not \[4\], \[4, 1\] and \[4\]"):
+    with pytest.raises(ValueError, match=r"same shape, got \[4\], \[4, 1\] and \[4\]"):
         bce.forward(torch.zeros(4), torch.zeros(4, 1), torch.ones(4))
-    with pytest.raises(ValueError, match=r"one shape, not \[4\], \[4\] and \[1\]"):
+    with pytest.raises(ValueError, match=r"same shape, got \[4\], \[4\] and \[1\]"):
         bce.forward(torch.zeros(4), torch.zeros(4), torch.ones(1))
 
 
 @pytest.mark.parametrize(("z", "label"), [(20.0, 1.0), (-20.0, 0.0), (10.0, 1.0), (-10.0, 0.0)])
 def test_both_tails_keep_their_digits_in_float32(z, label):
-    """softplus(z) − y·z cancels to 0 in float32 where the label is 1 and the logit large."""
+    """softplus(z) − y·z cancels to 0 in float32 if the label is 1 and the logit large."""
     exact = torch.nn.functional.softplus(torch.tensor(z if label == 0 else -z, dtype=torch.float64), threshold=50)
     loss, _ = bce.forward(torch.tensor([z]), torch.tensor([label]), torch.ones(1))
     assert abs(float(loss) - float(exact)) < 1e-5 * float(exact)

@@ -6,7 +6,7 @@ from gradproof.ops import combine, dispatch
 
 
 def random_plan(T, E, K, seed):
-    """K distinct experts of E for each of T rows."""
+    """K distinct experts out of E for each of T rows."""
     score_TE = torch.rand(T, E, generator=torch.Generator().manual_seed(seed))
     return dispatch.plan(score_TE.argsort(1)[:, :K].contiguous(), E)
 
@@ -29,7 +29,7 @@ def slow(rows_NO, gates_TE, plan):
     data=st.data(),
 )
 def test_agrees_with_a_loop(normal, agree, T, E, O, seed, data):
-    """A gate of another expert, a gate applied twice or rows in the wrong order would fail."""
+    """Fails on the gate of another expert, a gate applied twice, or rows in the wrong order."""
     K = data.draw(st.integers(1, E))
     plan = random_plan(T, E, K, seed)
     rows_NO, gates_TE, dy_TO = normal(seed, (T * K, O), (T, E), (T, O))
@@ -43,7 +43,7 @@ def test_agrees_with_a_loop(normal, agree, T, E, O, seed, data):
 
 
 def test_gate_gradient_off_the_chosen_is_exactly_zero(normal):
-    """A gather without its scatter back would leave gradients at the wrong experts."""
+    """A gather without the matching scatter would leave gradients at the wrong experts."""
     plan = random_plan(9, 5, 2, 0)
     rows_NO, gates_TE, dy_TO = normal(0, (18, 3), (9, 5), (9, 3))
     _, dgates_TE = combine.backward(dy_TO, None, rows_NO, gates_TE, plan)
@@ -52,7 +52,7 @@ def test_gate_gradient_off_the_chosen_is_exactly_zero(normal):
 
 
 def test_the_gate_is_carried_once(normal, agree):
-    """Doubling the gates doubles the rows' gradient; with the gate applied twice it would grow fourfold."""
+    """Doubling the gates doubles the rows' gradient; a gate applied twice would quadruple it."""
     plan = random_plan(7, 4, 2, 1)
     rows_NO, gates_TE, dy_TO = normal(1, (14, 3), (7, 4), (7, 3))
     drows_NO, dgates_TE = combine.backward(dy_TO, None, rows_NO, gates_TE, plan)
@@ -62,7 +62,7 @@ def test_the_gate_is_carried_once(normal, agree):
 
 @given(T=st.sampled_from([1, 2, 33]), E=st.sampled_from([1, 4, 5]), seed=st.integers(0, 9999), data=st.data())
 def test_round_trip_is_the_identity(normal, T, E, seed, data):
-    """combine(dispatch(x), 1/K) = x to 2u: a row lost, doubled or sent elsewhere would show."""
+    """combine(dispatch(x), 1/K) = x up to 2u: fails if a row is lost, doubled or misplaced."""
     K = data.draw(st.integers(1, E))
     plan = random_plan(T, E, K, seed)
     (x_TI,) = normal(seed, (T, 3))

@@ -22,7 +22,7 @@ def draw(normal, T, C, seed):
 
 @given(T=ROWS, C=CLASSES, seed=SEEDS, weighted=st.booleans())
 def test_agrees_with_torch(normal, agree, T, C, seed, weighted):
-    """A mean over rows where weights are summed, or a gradient without the one-hot, would fail."""
+    """Fails on a mean over rows instead of weights, or on a gradient without the one-hot term."""
     z_TC, target_T, weight_C, dloss = draw(normal, T, C, seed)
     weight = weight_C if weighted else None
     right = F.cross_entropy(z_TC.requires_grad_(), target_T, weight)
@@ -34,7 +34,7 @@ def test_agrees_with_torch(normal, agree, T, C, seed, weighted):
 
 @given(T=st.sampled_from([2, 7, 33]), C=CLASSES, seed=SEEDS, weighted=st.booleans(), data=st.data())
 def test_unequal_micro_batches_add_up(normal, agree, T, C, seed, weighted, data):
-    """A mean of means would weigh the short micro-batch too much."""
+    """A mean of means would give the short micro-batch too much weight."""
     z_TC, target_T, weight_C, dloss = draw(normal, T, C, seed)
     weight = weight_C if weighted else None
     loss, saved = cross_entropy.forward(z_TC, target_T, weight)
@@ -50,7 +50,7 @@ def test_unequal_micro_batches_add_up(normal, agree, T, C, seed, weighted, data)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_huge_logits(dtype):
-    """Confidently wrong costs 900 and 1e4; the logarithm of a clamped probability would stop near 16 or 36."""
+    """Confidently wrong costs 900 and 1e4; the logarithm of a clamped probability would saturate near 16 or 36."""
     z_TC = torch.tensor([[900.0, 0.0, 1.0], [-1e4, 0.0, -2e4], [1e4, 0.0, 0.0]], dtype=dtype)
     target_T = torch.tensor([1, 0, 0])
     loss, saved = cross_entropy.forward(z_TC, target_T, total=1)
@@ -61,7 +61,7 @@ def test_huge_logits(dtype):
 
 @pytest.mark.parametrize("bad", [-1, 3, -100])
 def test_refuses_a_target_out_of_range(bad):
-    """−100 is torch's ignored class and −1 would index from the end; the message names the row."""
+    """−100 is torch's ignore index, and −1 would index from the end. The message names the row."""
     with pytest.raises(ValueError, match=rf"target\[2\] = {bad} is out of range.*0\.\.2"):
         cross_entropy.forward(torch.zeros(4, 3), torch.tensor([0, 2, bad, 1]))
 
@@ -83,7 +83,7 @@ def test_gradient_rows_sum_to_zero(normal):
 
 @pytest.mark.parametrize("offset", [1e4, 1e6])
 def test_loss_keeps_its_digits_at_large_logits(offset):
-    """logsumexp(z) − z[y] in float32 would round to the spacing of numbers near the offset."""
+    """logsumexp(z) − z[y] in float32 would round to the spacing of floats near the offset."""
     z_TC = torch.tensor([[offset, offset + 1.5, offset + 0.25]])
     target_T = torch.tensor([0])
     exact = torch.nn.functional.cross_entropy(z_TC.double(), target_T)
@@ -92,13 +92,15 @@ def test_loss_keeps_its_digits_at_large_logits(offset):
 
 
 def test_no_rows_are_refused():
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least one row"):
         cross_entropy.forward(torch.zeros(0, 3), torch.zeros(0, dtype=torch.int64))
 
 
 @given(T=st.sampled_from([2, 7, 33]), C=CLASSES, seed=SEEDS, weighted=st.booleans(), data=st.data())
 def test_count_is_what_the_whole_divides_by(normal, agree, T, C, seed, weighted, data):
-    """Counts of the parts, added and given to each, must give the whole batch; rows where weights count would not."""
+    """The counts of the parts, summed and passed to each part, must give the whole batch. Counting rows instead of
+    weights fails.
+    """
     z_TC, target_T, weight_C, _ = draw(normal, T, C, seed)
     weight = weight_C if weighted else None
     loss, _ = cross_entropy.forward(z_TC, target_T, weight)
@@ -110,14 +112,14 @@ def test_count_is_what_the_whole_divides_by(normal, agree, T, C, seed, weighted,
 
 
 def test_count_by_hand():
-    """Rows, or the weights of their classes."""
+    """Rows, or the sum of their class weights."""
     target_T = torch.tensor([0, 2, 2])
     assert cross_entropy.count(target_T) == {"total": 3}
     assert float(cross_entropy.count(target_T, torch.tensor([0.5, 7.0, 2.0]))["total"]) == 4.5
 
 
 def test_class_weights_by_name(normal, agree):
-    """The argument's name is what a loss of a step is made with."""
+    """A training step passes the class weights under this argument name."""
     z_TC, target_T, weight_C, _ = draw(normal, 7, 3, 1)
     loss, _ = cross_entropy.forward(z_TC, target_T, class_weight_C=weight_C)
     agree(loss, F.cross_entropy(z_TC, target_T, weight_C))
@@ -125,7 +127,7 @@ def test_class_weights_by_name(normal, agree):
 
 @given(T=st.sampled_from([2, 7, 33]), seed=SEEDS, weighted=st.booleans())
 def test_padding_is_as_if_it_were_not_there(normal, agree, T, seed, weighted):
-    """Divided by all rows, or with a gradient for padding, the loss of a padded batch would be another one."""
+    """Fails if the loss divides by all rows, or if padding has a gradient."""
     z_TC, target_T, weight_C, dloss = draw(normal, T, 5, seed)
     weight = weight_C if weighted else None
     kept_T = torch.arange(T) % 2 == 0
@@ -145,20 +147,20 @@ def test_padding_is_as_if_it_were_not_there(normal, agree, T, seed, weighted):
 
 
 def zero_by_zero(z_TC, target_T, class_weight_C=None, total=None, ignore=None):
-    """A kernel that divides by a count of nothing."""
+    """A kernel that divides by a count of 0."""
     loss, scale_T = cross_entropy.forward(z_TC, target_T, class_weight_C, total, ignore)
     return (loss, scale_T) if scale_T.any() else (loss / 0, scale_T)
 
 
 def averaged_padding(z_TC, target_T, class_weight_C=None, total=None, ignore=None):
-    """A kernel that takes a loss from padding where there is nothing else."""
+    """A kernel that averages over padding when there is nothing else."""
     loss, scale_T = cross_entropy.forward(z_TC, target_T, class_weight_C, total, ignore)
     return (loss, scale_T) if scale_T.any() else (loss + 1, torch.ones_like(scale_T))
 
 
 @pytest.mark.parametrize("broken", [zero_by_zero, averaged_padding])
 def test_a_kernel_that_is_wrong_only_without_weight_is_refused(broken):
-    """Right on every batch that has one row which counts."""
+    """Both are right on every batch with at least one counted row."""
     kernel = SimpleNamespace(**{**vars(cross_entropy), "forward": broken})
     tried = examples("cross_entropy", cross_entropy.CONTRACT, 0)
     evidence = list(admit(cross_entropy, kernel, tried, dtype=torch.float32, device="cpu", kernel="broken"))

@@ -7,7 +7,7 @@ from gradproof.ops import dispatch
 
 @st.composite
 def choices(draw):
-    """(index_TK, E): K distinct experts of E for each of T rows; K = E and experts without rows occur."""
+    """(index_TK, E): K distinct experts out of E for each of T rows, including K = E and experts without rows."""
     E = draw(st.integers(1, 6))
     K = draw(st.integers(1, E))
     rows = draw(st.lists(st.permutations(range(E)), min_size=1, max_size=9))
@@ -16,7 +16,7 @@ def choices(draw):
 
 @given(choices())
 def test_plan_sorts_by_expert_and_keeps_the_order_of_rows(chosen):
-    """An unstable sort, bounds off by one or a wrong inverse would send a row to another expert."""
+    """Fails on an unstable sort, bounds that are off by one, or a wrong inverse."""
     index_TK, E = chosen
     plan = dispatch.plan(index_TK, E)
     flat = index_TK.flatten().tolist()
@@ -29,7 +29,7 @@ def test_plan_sorts_by_expert_and_keeps_the_order_of_rows(chosen):
 
 @given(choices(), st.sampled_from([1, 3, 8]), st.integers(0, 9999))
 def test_rows_and_gradient(normal, agree, chosen, I, seed):
-    """A row taken by slot and not by token, or a gradient that keeps one of the K copies only, would fail."""
+    """Fails if a row is indexed by slot instead of token, or if the gradient keeps only one of the K copies."""
     index_TK, E = chosen
     T, K = index_TK.shape
     x_TI, drows_NI = normal(seed, (T, I), (T * K, I))
@@ -58,7 +58,7 @@ def test_round_trip_sums_the_copies(normal, agree):
 
 
 def test_same_bits_twice(normal):
-    """A scatter with atomics would add the K copies in another order each time."""
+    """A scatter with atomics would add the K copies in a different order each time."""
     index_TK = torch.stack([torch.randperm(9, generator=torch.Generator().manual_seed(t))[:8] for t in range(64)])
     plan = dispatch.plan(index_TK, 9)
     (drows_NI,) = normal(1, (512, 33))
@@ -66,7 +66,7 @@ def test_same_bits_twice(normal):
 
 
 def test_all_rows_is_one_expert_in_place():
-    """A dense model's plan: a permutation of its rows would still train, on other rows' targets."""
+    """A dense model's plan: with permuted rows it would still train, but on the targets of other rows."""
     plan = dispatch.all_rows(7)
     x_TI = torch.arange(14.0).view(7, 2)
     assert plan.bounds() == [0, 7] and torch.equal(dispatch.forward(x_TI, plan)[0], x_TI)

@@ -8,7 +8,7 @@ from gradproof.ops import embedding, pool, positional
 
 @given(B=st.sampled_from([1, 3]), S=st.sampled_from([1, 8]), V=st.sampled_from([1, 2, 9]), seed=st.integers(0, 9999))
 def test_agrees_with_torch(normal, agree, B, S, V, seed):
-    """Few words in many places: a scatter that overwrites instead of adding would fail."""
+    """Few tokens, many positions: fails if the scatter overwrites instead of adding."""
     w_VD, dy_BSD = normal(seed, (V, 3), (B, S, 3))
     token_BS = torch.randint(V, (B, S), generator=torch.Generator().manual_seed(seed))
     leaf = w_VD.clone().requires_grad_()
@@ -18,7 +18,7 @@ def test_agrees_with_torch(normal, agree, B, S, V, seed):
 
 
 def test_padding_has_no_row(normal):
-    """−1 must not read the last row, as an index would, nor send a gradient anywhere."""
+    """−1 must not read the last row, as an index would, and must not receive a gradient."""
     w_VD, dy_BSD = normal(1, (4, 3), (1, 3, 3))
     token_BS = torch.tensor([[2, -1, 2]])
     y_BSD, _ = embedding.forward(token_BS, w_VD)
@@ -29,7 +29,7 @@ def test_padding_has_no_row(normal):
 
 
 def test_places_are_summed_over_the_batch(normal, agree):
-    """dp is the sum over sequences, and zero where no sequence reached."""
+    """dp is the sum over sequences, and zero for positions that no sequence reaches."""
     x_BSD, p_CD, dy_BSD = normal(2, (3, 4, 5), (6, 5), (3, 4, 5))
     y_BSD, _ = positional.forward(x_BSD, p_CD)
     agree(y_BSD - x_BSD, p_CD[:4].expand(3, 4, 5), 1e-14, terms=x_BSD)
@@ -39,7 +39,7 @@ def test_places_are_summed_over_the_batch(normal, agree):
 
 
 def test_pooling_leaves_padding_out(normal, agree):
-    """The mean of two tokens, of one, of none: dividing by S, or by 0, would fail."""
+    """The mean of two tokens, of one, and of none: fails on division by S or by 0."""
     x_BSD, dy_BD = normal(3, (3, 4, 2), (3, 2))
     mask_BS = torch.tensor([[True, True, False, False], [False, False, True, False], [False] * 4])
     y_BD, _ = pool.forward(x_BSD, mask_BS)

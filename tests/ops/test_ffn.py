@@ -10,7 +10,7 @@ from gradproof.ops import ffn
     T=st.sampled_from([1, 2, 7]), D=st.sampled_from([1, 4]), hidden=st.sampled_from([1, 9]), seed=st.integers(0, 9999)
 )
 def test_agrees_with_torch_and_writes_where_told(normal, agree, T, D, hidden, seed):
-    """The erf form of GELU, or gradients that are written instead of added, would fail."""
+    """Fails on the erf form of GELU, or if gradients are written instead of added."""
     x, w1, b1, w2, b2, dy = normal(seed, (T, D), (hidden, D), (hidden,), (D, hidden), (D,), (T, D))
     leaves = [tensor.clone().requires_grad_() for tensor in (x, w1, b1, w2, b2)]
     right = F.linear(F.gelu(F.linear(*leaves[:3]), approximate="tanh"), *leaves[3:])

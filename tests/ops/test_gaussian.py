@@ -11,7 +11,7 @@ SEEDS = st.integers(0, 9999)
 
 @given(T=st.sampled_from([1, 2, 7, 33]), seed=SEEDS)
 def test_agrees_with_torch(normal, agree, T, seed):
-    """A variance in place of the spread, a lost ½ or a gradient of the other sign would fail."""
+    """Fails on a variance in place of the standard deviation, a lost ½, or the wrong sign of a gradient."""
     y_TO, target_T, dloss = normal(seed, (T, 2), (T,), ())
     y_TO.requires_grad_()
     right = -Normal(y_TO[:, 0], y_TO[:, 1].exp()).log_prob(target_T).mean()
@@ -22,7 +22,7 @@ def test_agrees_with_torch(normal, agree, T, seed):
 
 @given(T=st.sampled_from([2, 7, 33]), seed=SEEDS, data=st.data())
 def test_unequal_micro_batches_add_up(normal, agree, T, seed, data):
-    """A mean of means would weigh the short micro-batch too much."""
+    """A mean of means would give the short micro-batch too much weight."""
     y_TO, target_T, dloss = normal(seed, (T, 2), (T,), ())
     loss, saved = gaussian.forward(y_TO, target_T)
     cut = data.draw(st.integers(1, T - 1))
@@ -35,7 +35,7 @@ def test_unequal_micro_batches_add_up(normal, agree, T, seed, data):
 
 
 def test_an_exact_answer_does_not_run_away():
-    """Without the floor a row that is fitted exactly would drive log σ to −∞, and the loss with it."""
+    """Without the lower limit, a row that is fitted exactly would drive log σ, and the loss, to −∞."""
     y_TO, target_T = torch.tensor([[0.3, -50.0], [0.3, 50.0]]), torch.tensor([0.3, 0.3])
     loss, saved = gaussian.forward(y_TO, target_T)
     dy_TO = gaussian.backward(torch.tensor(1.0), saved, y_TO)
@@ -45,5 +45,5 @@ def test_an_exact_answer_does_not_run_away():
 @pytest.mark.parametrize(("y", "target"), [((4, 3), (4,)), ((4, 2), (4, 1)), ((4, 2), (1,))])
 def test_refuses_what_would_broadcast(y, target):
     """A target [4, 1] against means [4] would compare every row with every other."""
-    with pytest.raises(ValueError, match=r"a mean and a log spread|one number a row"):
+    with pytest.raises(ValueError, match=r"mean and log standard deviation|one number per row"):
         gaussian.forward(torch.zeros(y), torch.zeros(target))

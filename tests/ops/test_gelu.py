@@ -20,7 +20,7 @@ def test_agrees_with_torch(normal, agree, T, D, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tails(dtype):
-    """Far out the function is x and 0 with slopes 1 and 0; an overflow of the cube would give NaN."""
+    """For large |x| the function is x or 0 with slope 1 or 0; an overflow of the cube would give NaN."""
     x_TD = torch.tensor([[1e3, -1e3, 1e15, -1e15, 0.0]], dtype=dtype)
     y_TD, _ = gelu.forward(x_TD)
     assert y_TD.tolist() == F.relu(x_TD).tolist()
@@ -29,7 +29,7 @@ def test_tails(dtype):
 
 
 def test_is_not_the_exact_form(normal):
-    """Were one form called for the other, the largest difference would be 0 and not between 1e-4 and 5e-4."""
+    """If one form were used for the other, the largest difference would be 0 instead of between 1e-4 and 5e-4."""
     x_TD = torch.linspace(-5, 5, 1001, dtype=torch.float64)[None]
     forward = float((gelu.forward(x_TD)[0] - gelu_erf.forward(x_TD)[0]).abs().max())
     (dy_TD,) = normal(0, (1, 1001))
@@ -41,7 +41,7 @@ def test_is_not_the_exact_form(normal):
 
 @pytest.mark.parametrize(("dtype", "x"), [(torch.float16, 300.0), (torch.float32, 1e20), (torch.bfloat16, 1e20)])
 def test_gradient_is_finite_where_the_square_overflows(dtype, x):
-    """(1 − tanh²)·x² is 0·∞ there; the gradient is that of x itself, or of 0."""
+    """(1 − tanh²)·x² is 0·∞ there; the gradient must be that of x, or of 0."""
     x_TD = torch.tensor([[x, -x]], dtype=dtype)
     dx_TD = gelu.backward(torch.ones_like(x_TD), None, x_TD)
     assert dx_TD.tolist() == [[1.0, 0.0]]
@@ -49,7 +49,7 @@ def test_gradient_is_finite_where_the_square_overflows(dtype, x):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_values_are_rounded_once(normal, dtype):
-    """The nearest number to the exact one, nearly always; a tanh or a cube in bf16 would miss it every other time."""
+    """Almost always the nearest representable number; a tanh or a cube in bf16 would miss it half of the time."""
     x_TD, dy_TD = (tensor.to(dtype) for tensor in normal(1, (40, 33), (40, 33)))
     y_TD, dx_TD = gelu.forward(x_TD)[0], gelu.backward(dy_TD, None, x_TD)
     exact_TD = gelu.forward(x_TD.double())[0], gelu.backward(dy_TD.double(), None, x_TD.double())

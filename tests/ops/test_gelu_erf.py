@@ -20,7 +20,7 @@ def test_agrees_with_torch(normal, agree, T, D, scale):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tails(dtype):
-    """Far out the function is x and 0 with slopes 1 and 0; ∞·0 in the density term would give NaN."""
+    """For large |x| the function is x or 0 with slope 1 or 0; ∞·0 in the density term would give NaN."""
     x_TD = torch.tensor([[1e3, -1e3, 1e15, -1e15, 0.0]], dtype=dtype)
     y_TD, _ = gelu_erf.forward(x_TD)
     assert y_TD.tolist() == F.relu(x_TD).tolist()

@@ -8,7 +8,7 @@ from gradproof.ops import hashed_ngrams
 
 @given(B=st.sampled_from([1, 4]), G=st.sampled_from([1, 7]), N=st.sampled_from([1, 5]), seed=st.integers(0, 9999))
 def test_agrees_with_a_dense_product(normal, agree, B, G, N, seed):
-    """The bag as a matrix: a scatter that overwrites, a scale or a norm forgotten would fail."""
+    """The bag as a dense matrix: fails if the scatter overwrites, or if the scale or the norm is missing."""
     w_N, dy_B = normal(seed, (N,), (B,))
     generator = torch.Generator().manual_seed(seed)
     gram_BG = torch.randint(-1, N, (B, G), generator=generator)
@@ -26,7 +26,7 @@ def test_agrees_with_a_dense_product(normal, agree, B, G, N, seed):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_row_of_distinct_ngrams_has_length_one(dtype):
-    """However many there are: a long call weighs no more than a short one."""
+    """For any number of n-grams: a long call has the same norm as a short one."""
     scale_N = torch.linspace(1, 5, 64, dtype=dtype)
     gram_BG = torch.stack([torch.arange(32), torch.cat((torch.arange(40, 43), torch.full((29,), -1)))])
     _, share_BG = hashed_ngrams.forward(gram_BG, scale_N, torch.zeros(64, dtype=dtype))

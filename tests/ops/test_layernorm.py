@@ -25,10 +25,12 @@ def both(x_TD, gamma_D, beta_D, dy_TD):
     seed=st.integers(0, 9999),
 )
 def test_agrees_with_torch(normal, agree, T, D, scale, seed):
-    """A dropped mean or variance term, an unbiased variance or another eps would fail; 1e-3 is where eps shows."""
+    """Fails on a dropped mean or variance term, an unbiased variance, or another eps, which shows at a scale of
+    1e-3.
+    """
     x_TD, gamma_D, beta_D, dy_TD = normal(seed, (T, D), (D,), (D,), (T, D))
     ours, right = both(scale * x_TD, gamma_D, beta_D, dy_TD)
-    # dx cancels almost entirely for D ≤ 2, and the centring of x for rows that are nearly constant.
+    # dx cancels almost completely for D ≤ 2, and so does the centring of almost constant rows.
     rstd_T1 = layernorm.forward(scale * x_TD, gamma_D, beta_D)[1].rstd_T1
     xhat_TD = scale * x_TD * rstd_T1
     terms = xhat_TD * gamma_D, dy_TD * gamma_D * rstd_T1 * (1 + xhat_TD.abs()), dy_TD * xhat_TD, dy_TD

@@ -27,8 +27,9 @@ def called(given, shape, **options):
 @pytest.mark.parametrize("scale", [1.0, 64.0])
 @pytest.mark.parametrize("name", SHAPES)
 def test_its_gradient_is_that_of_its_loss(name, scale, agree):
-    """By autograd through the forward alone: a lost auxiliary term, a scale taken twice or a target of another row
-    would differ."""
+    """Autograd through the forward alone: fails on a lost auxiliary term, a scale applied twice, or the target of
+    another row.
+    """
     shape = SHAPES[name]
     given = drawn(shape, scale=torch.tensor(scale).double())
     learnt = called(given, shape)

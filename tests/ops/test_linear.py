@@ -11,7 +11,7 @@ WIDTHS = st.sampled_from([1, 2, 3, 7, 20])
 
 @given(T=WIDTHS, I=WIDTHS, O=WIDTHS, seed=st.integers(0, 9999))
 def test_agrees_with_torch(normal, agree, T, I, O, seed):
-    """A transposed product, a bias that is not summed over rows or a mixed-up order of gradients would fail."""
+    """Fails on a transposed product, a bias that is not summed over rows, or gradients in the wrong order."""
     x_TI, w_OI, b_O, dy_TO = normal(seed, (T, I), (O, I), (O,), (T, O))
     inputs = [tensor.requires_grad_() for tensor in (x_TI, w_OI, b_O)]
     right_TO = F.linear(*inputs)
@@ -52,7 +52,7 @@ def test_parameter_gradients_are_never_narrow(normal, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_operands_agree_with_exact_products(normal, agree, dtype):
-    """Of the rounded operands; dx is rounded once, dw and db not at all."""
+    """Compared on the rounded operands: dx is rounded once, dw and db not at all."""
     x_TI, w_OI, b_O, dy_TO = (tensor.to(dtype) for tensor in normal(2, (33, 20), (7, 20), (7,), (33, 7)))
     y_TO, _ = linear.forward(x_TI, w_OI, b_O)
     exact = [tensor.double() for tensor in (x_TI, w_OI, b_O, dy_TO)]

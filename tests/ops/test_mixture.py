@@ -14,7 +14,7 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_the_flat_buffer_is_the_models(config):
-    """Another padding or order of router and experts would read other parameters."""
+    """Fails on different padding or a different order of router and experts."""
     model = MoE(config, seed=2)
     assert config.mixture.offsets[-1] == model.params.flat_P.numel()
     of = config.mixture.views(model.params.flat_P)
@@ -31,7 +31,7 @@ def test_the_flat_buffer_is_the_models(config):
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_it_is_the_model(normal, agree, config):
-    """The op on the flat buffer and the model part by part: the same outputs and gradients."""
+    """The op on the flat buffer and the model, part by part, give the same outputs and gradients."""
     model = MoE(config, seed=2, dtype=torch.float64)
     x_TI, dy_TO, d_aux = normal(4, (9, config.inputs), (9, config.outputs), ())
     output, tape = model.forward(x_TI)
@@ -45,7 +45,7 @@ def test_it_is_the_model(normal, agree, config):
 
 
 def test_the_gates_have_a_gradient_of_their_own(normal):
-    """A loss on the gates alone moves the router and nothing else."""
+    """A loss on the gates alone changes only the router."""
     config = CONFIGS[0]
     model = MoE(config, seed=2, dtype=torch.float64)
     (x_TI,) = normal(4, (9, 5))

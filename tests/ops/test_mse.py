@@ -11,7 +11,7 @@ ROWS, WIDTHS, SEEDS = st.sampled_from([1, 2, 7, 33]), st.sampled_from([1, 3, 8])
 
 @given(T=ROWS, M=WIDTHS, seed=SEEDS)
 def test_agrees_with_torch(normal, agree, T, M, seed):
-    """A mean over rows only, a lost factor 2 or a gradient of the other sign would fail."""
+    """Fails on a mean over rows only, a lost factor 2, or the wrong sign of a gradient."""
     y_TM, target_TM, dloss = normal(seed, (T, M), (T, M), ())
     right = F.mse_loss(y_TM.requires_grad_(), target_TM)
     loss, saved = mse.forward(y_TM, target_TM)
@@ -21,7 +21,7 @@ def test_agrees_with_torch(normal, agree, T, M, seed):
 
 @given(T=st.sampled_from([2, 7, 33]), M=WIDTHS, seed=SEEDS, data=st.data())
 def test_unequal_micro_batches_add_up(normal, agree, T, M, seed, data):
-    """A mean of means would weigh the short micro-batch too much."""
+    """A mean of means would give the short micro-batch too much weight."""
     y_TM, target_TM, dloss = normal(seed, (T, M), (T, M), ())
     loss, saved = mse.forward(y_TM, target_TM)
     cut = data.draw(st.integers(1, T - 1))

@@ -8,7 +8,9 @@ from gradproof.ops import pool_gaussians
 
 @given(M=st.sampled_from([1, 2, 5]), T=st.sampled_from([1, 7]), seed=st.integers(0, 9999))
 def test_has_the_moments_of_the_mixture(normal, agree, M, T, seed):
-    """A mean of spreads, or one without what the members disagree on, would fail; so would either's gradient."""
+    """Fails on a mean of standard deviations, or on a variance without the members' disagreement, in value and
+    gradient.
+    """
     z_MTO, dy_TO = normal(seed, (M, T, 2), (T, 2))
     z_MTO.requires_grad_()
     members = Normal(z_MTO[..., 0].T, z_MTO[..., 1].T.exp())

@@ -23,7 +23,7 @@ def draw(normal, T, C, M, seed):
     seed=SEEDS,
 )
 def test_agrees_with_torch(normal, agree, T, C, M, weight, seed):
-    """The split at the wrong column, λ on the wrong half or in the loss only would fail."""
+    """Fails on a split at the wrong column, or on λ on the wrong half or only in the loss."""
     y_TO, outcome_T, metrics_TM, dloss = draw(normal, T, C, M, seed)
     y_TO.requires_grad_()
     right = F.cross_entropy(y_TO[:, :C], outcome_T) + weight * F.mse_loss(y_TO[:, C:], metrics_TM)
@@ -36,7 +36,7 @@ def test_agrees_with_torch(normal, agree, T, C, M, weight, seed):
 
 @given(T=st.sampled_from([2, 7, 33]), M=METRICS, seed=SEEDS, data=st.data())
 def test_unequal_micro_batches_add_up(normal, agree, T, M, seed, data):
-    """`total` counts rows; using it undivided for the metrics' entries would weigh them M times too much."""
+    """`total` counts rows; using it for the entries of the metrics would weight them M times too much."""
     y_TO, outcome_T, metrics_TM, dloss = draw(normal, T, 12, M, seed)
     loss, saved = quality.forward(y_TO, outcome_T, metrics_TM, 0.3)
     dy_TO = quality.backward(dloss, saved, y_TO, outcome_T, 0.3)
@@ -67,7 +67,7 @@ def class_weights(C, seed):
 
 @given(T=st.sampled_from([1, 2, 7, 33]), M=METRICS, weight=st.sampled_from([0.0, 0.3, 2.5]), seed=SEEDS)
 def test_class_weights_agree_with_torch(normal, agree, T, M, weight, seed):
-    """Class weights on the metrics too, or in the loss only, would fail."""
+    """Fails if class weights also apply to the metrics, or only to the loss."""
     y_TO, outcome_T, metrics_TM, dloss = draw(normal, T, 5, M, seed)
     weight_C = class_weights(5, seed)
     y_TO.requires_grad_()

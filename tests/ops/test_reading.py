@@ -28,8 +28,9 @@ def tokens(config):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_it_says_what_the_model_says(name, agree):
-    """The model's parts are proven one by one; a layer left out, a norm of another sublayer, padding that counts or
-    places that close up around it would differ."""
+    """The parts are proven one by one. Fails on a missing layer, the norm of another sublayer, padding that counts, or
+    positions that skip padding.
+    """
     own = model(name)
     x_BS = tokens(own.config)
     output, _ = own.apply(own.params, x_BS)

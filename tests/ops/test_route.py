@@ -48,7 +48,7 @@ def compare(agree, z_TE, c_E, routing, dgates_TE, daux):
 @pytest.mark.parametrize("corrected", [False, True])
 @pytest.mark.parametrize("options", list(product(SCORES, (False, True), (0.0, 0.3), (0.0, 0.07))))
 def test_every_option_agrees_with_the_definition(normal, agree, options, corrected):
-    """A wrong Jacobian, a differentiated share or a correction that leaks into the gates would fail one combination."""
+    """Fails on a wrong Jacobian, a differentiated share, or a correction that leaks into the gates."""
     z_TE, dgates_TE, daux = normal(0, (9, 4), (9, 4), ())
     compare(agree, z_TE, C_4 if corrected else None, Routing(2, *options), dgates_TE, daux)
 
@@ -63,7 +63,7 @@ def test_every_option_agrees_with_the_definition(normal, agree, options, correct
     data=st.data(),
 )
 def test_every_shape_agrees_with_the_definition(normal, agree, T, E, seed, scores, renormalise, data):
-    """One row, one expert, K = E and experts that nobody chose: an assumed E = 4 or K = 2 would fail."""
+    """One row, one expert, K = E, and experts without rows: fails if the code assumes E = 4 or K = 2."""
     k = data.draw(st.integers(1, E))
     routing = Routing(k, scores, renormalise and k > 1, balance=0.3, z_loss=0.07)
     z_TE, c_E, dgates_TE, daux = normal(seed, (T, E), (E,), (T, E), ())
@@ -72,7 +72,7 @@ def test_every_shape_agrees_with_the_definition(normal, agree, T, E, seed, score
 
 @pytest.mark.parametrize("options", list(product(SCORES, (False, True))))
 def test_an_expert_without_rows(normal, agree, options):
-    """Expert 3 is never chosen: its gates are exactly 0 and nothing is divided by its count."""
+    """Expert 3 is never chosen: its gates are exactly 0, and nothing is divided by its count."""
     z_TE, dgates_TE, daux = normal(1, (6, 4), (6, 4), ())
     z_TE[:, 3] -= 9
     compare(agree, z_TE, None, Routing(2, *options, balance=0.3), dgates_TE, daux)
@@ -81,7 +81,7 @@ def test_an_expert_without_rows(normal, agree, options):
 
 @given(levels=st.lists(st.lists(st.integers(0, 1), min_size=5, max_size=5), min_size=1, max_size=9))
 def test_ties_go_to_the_lower_index(levels):
-    """Logits of 0 and 1 tie in every row; `torch.topk` promises no order, and two machines would route differently."""
+    """Logits of 0 and 1 tie in every row. `torch.topk` guarantees no order, so two machines would route differently."""
     z_TE = torch.tensor(levels, dtype=torch.float64)
     for scores in SCORES:
         _, saved = route.forward(z_TE, None, Routing(3, scores))
@@ -89,7 +89,7 @@ def test_ties_go_to_the_lower_index(levels):
 
 
 def test_gates_off_the_chosen_are_exactly_zero(normal):
-    """A small number off S would let an expert that was not computed count."""
+    """A small number off S would let an expert count that was not computed."""
     (z_TE,) = normal(2, (33, 7))
     for scores, renormalise in product(SCORES, (False, True)):
         routed, saved = route.forward(z_TE, None, Routing(3, scores, renormalise))
@@ -133,7 +133,7 @@ def test_cotangents_off_the_chosen_are_not_read(normal, options):
 
 
 def test_auxiliary_losses_by_hand():
-    """Two rows and three experts on paper: a count not divided by T·K or a sum in place of a mean would fail."""
+    """Two rows and three experts by hand: fails on a count not divided by T·K, or a sum in place of a mean."""
     z_TE = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, -1.0]], dtype=torch.float64)
     p_TE = [[math.exp(z) / sum(map(math.exp, row)) for z in row] for row in z_TE.tolist()]
     share_E = [2 / 4, 2 / 4, 0 / 4]
@@ -147,7 +147,7 @@ def test_auxiliary_losses_by_hand():
 
 
 def test_balance_is_least_when_the_load_is_even():
-    """Even load and even probabilities give exactly the weight; a factor E or K too many would not."""
+    """Even load and even probabilities give exactly the loss weight; an extra factor of E or K would not."""
     z_TE = 20 * torch.eye(4, dtype=torch.float64) + 20 * torch.eye(4, dtype=torch.float64).roll(1, 1)
     even = float(route.forward(z_TE, None, Routing(balance=0.5))[0].aux)
     skewed = float(route.forward(z_TE[:1].expand(4, 4), None, Routing(balance=0.5))[0].aux)
@@ -156,12 +156,12 @@ def test_balance_is_least_when_the_load_is_even():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_scores_that_underflow(normal, agree, dtype):
-    """σ(−800) is 0 in float64: renormalising scores and not their logarithms is 0/0."""
+    """σ(−800) is 0 in float64: renormalising scores instead of their logarithms is 0/0."""
     z_TE, dgates_TE = (tensor.to(dtype) for tensor in normal(6, (5, 4), (5, 4)))
     z_TE, routing = z_TE - 800, Routing(scores="sigmoid", renormalise=True)
     routed, saved = route.forward(z_TE, None, routing)
     gate_TK = routed.gates_TE.gather(1, saved.index_TK)
-    # So far out log σ(z) = z.
+    # At these values log σ(z) = z.
     agree(gate_TK, torch.softmax(z_TE.gather(1, saved.index_TK), -1), 8 * torch.finfo(dtype).eps)
     dz_TE = route.backward(Routed(dgates_TE, torch.zeros((), dtype=dtype)), saved, routing)
     assert dz_TE.isfinite().all() and (dz_TE.gather(1, saved.index_TK) != 0).all()
@@ -187,13 +187,13 @@ def test_correction_selects_and_does_not_weigh(normal):
 
 
 def test_rebalance_moves_against_the_load():
-    """A sign the wrong way round would send more rows to the busy expert."""
+    """The wrong sign would send more rows to the busy expert."""
     c_E = route.rebalance(torch.tensor([0.5, 0.5, 0.5, 0.5]), torch.tensor([9, 1, 5, 5]), 0.125)
     assert c_E.tolist() == [0.375, 0.625, 0.5, 0.5]
 
 
 def test_rebalance_evens_a_skewed_router(normal):
-    """Applied over and over, the correction must bring a starved expert rows; one that drifts would not."""
+    """Applied repeatedly, the correction must bring rows to a starved expert."""
     (z_TE,) = normal(9, (256, 4))
     z_TE[:, 0] += 2
     z_TE[:, 3] -= 2
@@ -207,12 +207,12 @@ def test_rebalance_evens_a_skewed_router(normal):
 
 
 def test_load_counts_every_choice():
-    """A load without the experts that nobody chose would have the wrong length."""
+    """A load without the unused experts would have the wrong length."""
     assert route.load(torch.tensor([[0, 2], [2, 1], [2, 0]]), 5).tolist() == [2, 1, 3, 0, 0]
 
 
 def test_same_bits_twice(normal):
-    """Sums in no fixed order would change the last bits from run to run."""
+    """Sums without a fixed order would change the last bits from run to run."""
     z_TE, dgates_TE, daux = normal(10, (65, 9), (65, 9), ())
     routing = Routing(3, balance=0.1, z_loss=0.1)
     first, second = (route.forward(z_TE, None, routing) for _ in range(2))
@@ -222,14 +222,14 @@ def test_same_bits_twice(normal):
 
 
 def test_refusals():
-    """Each would otherwise give a model that silently learns nothing or routes to nobody."""
+    """Each of these would give a model that silently learns nothing, or that routes no rows."""
     with pytest.raises(ValueError, match="k = 0"):
         Routing(k=0)
     with pytest.raises(ValueError, match=r"k = 1 with renormalise.*zero"):
         Routing(k=1, renormalise=True)
     with pytest.raises(ValueError, match="scores = 'relu'"):
         Routing(scores="relu")
-    with pytest.raises(ValueError, match=r"k = 5 .*E = 4"):
+    with pytest.raises(ValueError, match=r"k = 5: .*E = 4"):
         route.forward(torch.zeros(3, 4), None, Routing(k=5))
 
 
@@ -242,7 +242,7 @@ def test_no_z_loss_is_zero_even_where_its_square_overflows():
 @pytest.mark.parametrize("options", list(product(SCORES, (False, True))))
 @pytest.mark.parametrize("cuts", [(4, 5), (1, 7, 1), (1,) * 9])
 def test_parts_of_a_batch_add_up(normal, agree, options, cuts):
-    """Given the whole, the parts' aux and gradients are those of one batch; a share of each part's own would not be."""
+    """With `whole`, the parts' aux and gradients add up to those of one batch; shares counted per part would not."""
     z_TE, dgates_TE, daux = normal(11, (9, 4), (9, 4), ())
     routing = Routing(2, *options, balance=0.3, z_loss=0.07)
     routed, saved = route.forward(z_TE, C_4, routing)
@@ -257,11 +257,11 @@ def test_parts_of_a_batch_add_up(normal, agree, options, cuts):
     agree(aux, routed.aux)
     agree(torch.cat(gates), routed.gates_TE)
     agree(torch.cat(grads), dz_TE, terms=dgates_TE)
-    assert abs(float(own / routed.aux) - 1) > 0.1  # what the parts say without the whole
+    assert abs(float(own / routed.aux) - 1) > 0.1  # the result without `whole`
 
 
 def test_the_whole_of_itself_changes_nothing(normal):
-    """The same bits: `whole` only replaces the rows and the load that would be counted."""
+    """The same bits: `whole` only replaces the counted rows and load."""
     z_TE, dgates_TE, daux = normal(12, (9, 4), (9, 4), ())
     routing = Routing(2, balance=0.3, z_loss=0.07)
     routed, saved = route.forward(z_TE, None, routing)
@@ -272,7 +272,7 @@ def test_the_whole_of_itself_changes_nothing(normal):
 
 
 def test_a_part_that_chose_nobody_of_some_experts(normal):
-    """One row of a large batch: its balance term is weighed by the load of experts that the row did not choose."""
+    """One row of a large batch: its balance term uses the load of experts that the row did not choose."""
     (z_TE,) = normal(13, (1, 4))
     routing, q_TE = Routing(1, balance=0.5), torch.softmax(z_TE, -1)
     load_E = torch.tensor([7, 1, 0, 2])

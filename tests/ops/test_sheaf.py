@@ -14,13 +14,13 @@ QUALITY = Cover((9, 11, 14, 7, 5, 16, 8, 4, 22), 4)
 
 
 def drawn(cover, T=5, seed=0):
-    """x_TI and theta_P, float64; the maps far from the identity."""
+    """x_TI and theta_P in float64; the maps are far from the identity."""
     arguments = sheaf._draw(dict(T=T), torch.Generator().manual_seed(seed), dict(cover=cover))
     return arguments["x"], arguments["theta"]
 
 
 def orthogonal(skew_G, E):
-    """(I − A)(I + A)⁻¹, A filled entry by entry."""
+    """(I − A)(I + A)⁻¹, with A filled entry by entry."""
     a_EE = skew_G.new_zeros(E, E)
     entries = iter(skew_G)
     for e in range(E):
@@ -92,7 +92,7 @@ def compare(agree, cover, T, seed):
     seed=st.integers(0, 9999),
 )
 def test_every_cover_agrees_with_the_definition(agree, T, E, blocks, seed):
-    """A map on the wrong side of an edge, a degree of the wrong patch, a step too many or a lost term would fail."""
+    """Fails on a map on the wrong side of an edge, the degree of the wrong patch, an extra step, or a lost term."""
     compare(agree, Cover(blocks, E), T, seed)
 
 
@@ -101,7 +101,7 @@ def test_the_quality_schema_agrees_with_the_definition(agree):
 
 
 def test_patches_and_edges():
-    """Each block, each pair of neighbours; a pair meets its two members and the pairs beside it."""
+    """Blocks, then pairs of neighbours; a pair overlaps its two members and the adjacent pairs."""
     cover = Cover((2, 1, 3), 4)
     assert cover.patches == ((0, 2), (2, 3), (3, 6), (0, 3), (2, 6))
     assert cover.edges == ((0, 3), (1, 3), (1, 4), (2, 4), (3, 4))
@@ -110,7 +110,9 @@ def test_patches_and_edges():
 
 @pytest.mark.parametrize("T", [1, 4])
 def test_one_patch_is_a_linear_router(agree, T):
-    """Nobody to disagree with: the logits are that patch's, the energy is 0, and there is nothing else to learn."""
+    """There is no disagreement: the logits are those of the patch, the energy is 0, and there are no other
+    parameters.
+    """
     cover = Cover((6,), 4)
     x_TI, theta_P = drawn(cover, T)
     views = cover.views(theta_P)
@@ -121,7 +123,7 @@ def test_one_patch_is_a_linear_router(agree, T):
 
 
 def test_patches_that_agree_are_left_as_they_are(agree):
-    """With the identity as every map, equal opinions are a section: no energy, and diffusion moves nothing."""
+    """With identity maps, equal logits form a global section: no energy, and diffusion changes nothing."""
     example = sheaf._agreed(torch.Generator().manual_seed(0))
     cover, theta_P = example.options["cover"], example.arguments["theta"]
     glued, _ = sheaf.forward(example.arguments["x"], theta_P, cover)
@@ -130,7 +132,7 @@ def test_patches_that_agree_are_left_as_they_are(agree):
 
 
 def test_who_contradicts_the_others_counts_less():
-    """Of three blocks that say the same and one that does not, the one weighs least; +e/τ would weigh it most."""
+    """Three blocks agree and one does not: it gets the smallest weight. With +e/τ it would get the largest."""
     cover = Cover((1, 1, 1, 1), 3)
     theta_P = torch.zeros(cover.length, dtype=torch.float64)
     bias_UE = cover.views(theta_P)["bias"]
@@ -149,7 +151,7 @@ def test_diffusion_is_stable():
 
 @pytest.mark.parametrize("size", [0.0, 1.0, 30.0])
 def test_maps_are_orthogonal_in_float32(size):
-    """Elimination without exchanges would lose digits if a pivot could be small."""
+    """Elimination without pivoting would lose digits if a pivot could be small."""
     x_TI, theta_P = (tensor.float() for tensor in drawn(QUALITY))
     QUALITY.views(theta_P)["maps"].mul_(size)
     _, saved = sheaf.forward(x_TI, theta_P, QUALITY)
@@ -159,7 +161,7 @@ def test_maps_are_orthogonal_in_float32(size):
 
 
 def test_what_is_kept_is_never_rounded():
-    """A frame that was first made inside a rounding mode would round 1/3 to bf16 for everybody after it."""
+    """A frame created inside a rounding mode would round 1/3 to bf16 for all later users."""
     sheaf.frame.cache_clear()
     x_TI, theta_P = (tensor.float() for tensor in drawn(QUALITY))
     with rounding("bf16"):
@@ -172,7 +174,7 @@ def test_what_is_kept_is_never_rounded():
 
 
 def test_without_dx(normal):
-    """Training asks for the parameters' gradients alone."""
+    """Training needs only the parameter gradients."""
     x_TI, theta_P = drawn(QUALITY)
     _, saved = sheaf.forward(x_TI, theta_P, QUALITY)
     dy = Glued(*normal(0, (5, 4), (5,)))
@@ -192,7 +194,7 @@ def test_what_it_costs():
 
 
 def test_nothing_is_read_by_the_host():
-    """Tensors without data: whoever asks for a value, as a graph that is captured cannot, fails."""
+    """Meta tensors have no data: reading a value, which graph capture does not allow, fails."""
     x_TI, theta_P = (tensor.to("meta") for tensor in drawn(QUALITY))
     glued, saved = sheaf.forward(x_TI, theta_P, QUALITY)
     dx_TI, dtheta_P = sheaf.backward(glued, saved, x_TI, theta_P, QUALITY)

@@ -10,7 +10,7 @@ ROWS = st.integers(1, 7).flatmap(lambda E: st.lists(st.lists(st.integers(-1, 1),
 
 @given(rows=ROWS, data=st.data())
 def test_ties_go_to_the_lower_index(rows, data):
-    """Values of −1, 0, 1 tie in nearly every row; an unstable sort or `torch.topk` would choose another index."""
+    """Values of −1, 0, 1 tie in almost every row. An unstable sort, or `torch.topk`, would choose another index."""
     k = data.draw(st.integers(1, len(rows[0])))
     y_TK, saved = topk.forward(torch.tensor(rows, dtype=torch.float64), k)
     for row, values, chosen in zip(rows, y_TK.tolist(), saved.index_TK.tolist(), strict=True):
@@ -19,14 +19,14 @@ def test_ties_go_to_the_lower_index(rows, data):
 
 
 def test_a_long_row_of_ties():
-    """Sorts are stable by accident on short rows; 4096 equal entries tell."""
+    """Sorts of short rows can be stable by accident; 4096 equal entries show the difference."""
     _, saved = topk.forward(torch.zeros(2, 4096), 9)
     assert saved.index_TK.tolist() == [list(range(9))] * 2
 
 
 @given(T=st.sampled_from([1, 2, 7]), E=st.sampled_from([1, 2, 5, 33]), seed=st.integers(0, 9999), data=st.data())
 def test_gradient(normal, T, E, seed, data):
-    """A gradient sent to the sorted place and not to the original one would fail; off S it is exactly zero."""
+    """Fails if the gradient goes to the sorted position instead of the original one; off S it is exactly zero."""
     k = data.draw(st.integers(1, E))
     x_TE, dy_TK = normal(seed, (T, E), (T, k))
     right_TK = torch.topk(x_TE.requires_grad_(), k).values
@@ -40,5 +40,5 @@ def test_gradient(normal, T, E, seed, data):
 @pytest.mark.parametrize("k", [-1, 0, 5])
 def test_refuses_k_outside_the_row(k):
     """A slice would silently return fewer entries than asked for."""
-    with pytest.raises(ValueError, match=f"k = {k} .*E = 4"):
+    with pytest.raises(ValueError, match=f"k = {k}: .*E = 4"):
         topk.forward(torch.zeros(3, 4), k)

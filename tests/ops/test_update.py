@@ -9,7 +9,7 @@ P = 128
 
 
 def ended(normal, spoilt=None, loss=0.5, scale=1.0, **options):
-    """One end of a step from a state that is not the first; and that state."""
+    """The update from a state after several steps, and that state."""
     p_P, g_P, m_P, v_P = normal(3, *[(P,)] * 4)
     if spoilt is not None:
         g_P[77] = spoilt
@@ -21,7 +21,7 @@ def ended(normal, spoilt=None, loss=0.5, scale=1.0, **options):
 @pytest.mark.parametrize("clip", [None, 0.3, 1e6])
 @pytest.mark.parametrize("scale", [1.0, 64.0])
 def test_it_is_adamw_by_the_clipped_gradient(normal, agree, clip, scale):
-    """Clipping before unscaling, a count that is one behind, or a norm of what was clipped would differ."""
+    """Fails on clipping before unscaling, a count that lags by one, or a norm computed after clipping."""
     after, (p_P, g_P, m_P, v_P, decayed_B) = ended(normal, scale=scale, clip=clip)
     norm = math.sqrt(sum(float(g) ** 2 for g in g_P)) / scale
     factor = 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
@@ -35,7 +35,7 @@ def test_it_is_adamw_by_the_clipped_gradient(normal, agree, clip, scale):
 
 @pytest.mark.parametrize("spoilt, loss", [(math.nan, 0.5), (math.inf, 0.5), (-math.inf, 0.5), (None, math.nan)])
 def test_what_is_not_finite_moves_nothing(normal, spoilt, loss):
-    """Decay, a moment or the count would show."""
+    """Fails if weight decay, a moment or the count still changes."""
     after, (p_P, _, m_P, v_P, _) = ended(normal, spoilt, loss, clip=1.0)
     assert all(torch.equal(a, b) for a, b in zip(after[:3], (p_P, m_P, v_P), strict=True))
     assert (float(after.count), float(after.skips), float(after.skipped)) == (6, 3, 1)

@@ -7,7 +7,7 @@ from gradproof.ops import vote
 
 @given(M=st.sampled_from([1, 2, 5]), T=st.sampled_from([1, 7]), C=st.sampled_from([1, 2, 6]), N=st.sampled_from([0, 3]))
 def test_is_the_mean_of_probabilities(normal, agree, M, T, C, N):
-    """A mean of logits, or a gradient that shares equally among the members, would fail."""
+    """Fails on a mean of logits, or on a gradient shared equally among the members."""
     z_MTO, dy_TO = normal(M * T + C, (M, T, C + N), (T, C + N))
     z_MTO.requires_grad_()
     right_TC = torch.softmax(z_MTO[..., :C], -1).mean(0).log()

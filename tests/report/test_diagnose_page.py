@@ -40,7 +40,7 @@ def precision(name, verdict="noise", parameters=None, inputs=None, **changes):
 
 
 def record(*precisions, verdict="noise", names=("linear.weight", "x")):
-    """What `Diagnosis.to_dict` hands to its page."""
+    """A record as `Diagnosis.to_dict` returns it."""
     first = precisions[0] if precisions else None
     points = [
         {"format": name, "unit": unit, "rel_error": 1.2 * unit, "parameters": dict.fromkeys(names, unit)}
@@ -64,12 +64,12 @@ def titles(page):
 
 
 def text_of(page):
-    """The words of the page, plots left out."""
+    """The text of the page, without plots."""
     return re.sub(r"<[^>]+>", " ", re.sub(r"<(svg|style|script)\b.*?</\1>", " ", page, flags=re.DOTALL))
 
 
 def test_page_shows_every_part_in_order():
-    """A part lost from the template, or the verdict below the figures that it sums up."""
+    """Fails if a part is missing from the template, or if the verdict comes after the figures that it summarises."""
     place = {"path": "blocks.1", "phase": "backward", "op": "mul", "call": 2}
     report = record(
         precision("bf16"),
@@ -91,7 +91,7 @@ def test_page_shows_every_part_in_order():
     assert page.index("--c: var(--bug)") < page.index("mine is bug, all in all.") < page.index("<table")
     assert page.count("<svg") == 3 + 1 + 1 and page.count("<details") == 2 + 2
     text = " ".join(text_of(page).split())
-    assert "2^15" in text and text.count("2^") == 1  # a loss scale of 1 is none
+    assert "2^15" in text and text.count("2^") == 1  # a loss scale of 1 is not shown
     assert "simulated only: not run on this cpu" in text and "fp16 in words" in text
     assert "The fitted slope is 1.02 ." in text
     assert "fp16: 1 of 96 decisions flipped" in text and "explain 100% of the flips" in text
@@ -99,12 +99,12 @@ def test_page_shows_every_part_in_order():
     assert "fp16 , real run: mul in blocks.1 , backward, call 3. The result is off by 2.5e-01" in text
     assert "a note of its own" in text and "seed 7" in text and "proven : the gradient is right" in text
     tables = page[page.index("<h2>Parameters") :]
-    assert tables.index("<code>fp16") < tables.index(">linear.weight<") < tables.index("<details")  # the worst, open
+    assert tables.index("<code>fp16") < tables.index(">linear.weight<") < tables.index("<details")  # the worst is open
     assert tables.index("25 times") < tables.index("<details") and ">1.25<" in tables and ">25<" in tables
 
 
 def test_words_have_colours():
-    """A verdict that falls back to plain text, or has another colour in the plots than in the page."""
+    """Fails if a verdict falls back to plain text, or has different colours in plot and page."""
     page = render("diagnose.html", record(precision("bf16")))
     for word, colour in diagnosis.COLOURS.items():
         assert f"--{word}: {colour};" in page and re.search(rf"\.{word} {{ color: var\(--{word}\)", page)
@@ -113,7 +113,7 @@ def test_words_have_colours():
 
 
 def test_the_worst_come_first():
-    """An order by z alone, which puts flipped decisions (judged with the decisions replayed) behind plain noise."""
+    """Fails on an order by z alone: flipped decisions, judged with decisions replayed, would come after plain noise."""
     parameters = [
         tensor("fine", "noise", z=2.0),
         tensor("flipped", "routing", z=0.9),
@@ -129,7 +129,7 @@ def test_the_worst_come_first():
 
 
 def test_nothing_needs_to_be_finite():
-    """A null that is formatted, compared or drawn."""
+    """Fails if a null is formatted, compared or drawn."""
     nothing = tensor("gone", "overflow", None, None, None, None, None)
     figures = {"rel_error": None, "noise": None}
     lost = routing(9, [flip(None, None, False, "branch"), flip(None, 0.0)], [{"margin": 0.0, "noise": None}])
@@ -150,10 +150,10 @@ def test_nothing_needs_to_be_finite():
     page = render("diagnose.html", report)
     text = " ".join(text_of(page).split())
     assert not re.search(r"None[^ ]|\bnan\b|\binf\b|Infinity", page)
-    assert "303 values overflow there" in text and "pow in the module itself, run. The result is not finite" in text
-    assert "Flipped branches of Python, which have no margin: 1." in text and "At the edges: 0 or infinite" in text
+    assert "303 values overflow there" in text and "pow in the top-level module, run. The result is not finite" in text
+    assert "Flipped Python branches, which have no margin: 1." in text and "At the edges: 0 or infinite" in text
     assert "No slope could be fitted" in text and "drawn at the edge" in text
-    assert "not finite, or beyond the axis" in page
+    assert "not finite or above the axis" in page
     for point in report["sweep"]["points"]:
         point["rel_error"] = None
     assert not diagnosis.sweep(report["sweep"]) and "Sweep" not in titles(render("diagnose.html", report))
@@ -161,35 +161,35 @@ def test_nothing_needs_to_be_finite():
 
 @pytest.mark.parametrize("error", [1e13, None])
 def test_an_error_of_a_gradient_that_cancels_does_not_squeeze_the_others(error):
-    """One relative error of 1e13 on the log axis, and all the rest in a heap at its left end."""
+    """Fails if one relative error of 1e13 squeezes all others into the left end of the log axis."""
     ordinary = [tensor(f"layer.{i}", error=2e-3 * (i + 1)) for i in range(4)]
     drawn = diagnosis.tensors(precision("bf16", parameters=[*ordinary, tensor("cancels", error=error, noise=1e13)]))
     assert "1e13" not in drawn and ">100<" in drawn and ">1e-3<" in drawn
-    assert "not finite, or beyond the axis" in drawn
+    assert "not finite or above the axis" in drawn
     assert "beyond the axis" not in diagnosis.tensors(precision("bf16", parameters=ordinary))
-    assert "0, or below the axis" in diagnosis.tensors(precision("bf16", parameters=[tensor("exact", error=0.0)]))
+    assert "0 or below the axis" in diagnosis.tensors(precision("bf16", parameters=[tensor("exact", error=0.0)]))
 
 
 def test_a_correct_module_in_one_format_has_no_routing():
-    """Plots and sentences about decisions of a module that takes none."""
+    """Fails if the page shows plots or text about decisions for a module that makes none."""
     page = render("diagnose.html", record(precision("bf16")))
     assert "Routing" not in titles(page) and page.count("<svg") == 2 and "<details" not in page
-    assert "There is none: no format has a bug" in page and "No value left the range" in page
+    assert "None: no format has a bug" in page and "No value left the range" in page
     assert "No dot" not in page and "drawn at the edge" not in page and "do not show by how much" not in page
 
 
 def test_a_gradient_that_is_wrong_in_float64_already():
-    """Small errors per format beside the word bug, without a word on why."""
+    """Fails if the page shows small errors per format next to the verdict bug without an explanation."""
     wrong = tensor("0.weight", "bug", 0.05, 0.0, None, 0.95, None, "0.95x the reference")
     report = record(precision("bf16", "bug", [wrong]), verdict="bug")
     report["verification"] = {"status": "refuted", "summary": "the gradient is wrong in float64 already: 0.weight"}
     page = render("diagnose.html", report)
-    assert "do not show by how much" in page and "None in bf16" in page and "wrong in float64 already." in page
+    assert "do not show by how much" in page and "None in bf16" in page and "already wrong in float64." in page
     assert "No dot for the cosine" in page and page.count(">∞<") == 2  # error/noise and z
 
 
 def test_page_refers_to_nothing_outside_and_escapes_names():
-    """A name that ends up as markup in HTML or SVG, or as a formula; a link, font or picture from elsewhere."""
+    """Fails if a name becomes markup or a formula, or if the page loads a link, font or picture."""
     evil = "<script>alert(1)</script>"
     names = [evil, 'a"b', "cost $5 to $6^", "漢字", "two\nlines", "x" * 300]
     place = {"path": evil, "phase": evil, "op": evil, "overflow": 1, "underflow": 0}
@@ -206,12 +206,14 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
     assert page.count("<script") == 1
     svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     assert "&lt;script&gt;alert(1)" in svgs and "cost $5 to $6^" in svgs and "x" * 50 not in svgs
-    assert "http" not in page and "url(" not in page and "@import" not in page  # no clip paths to share either
+    assert "http" not in page and "url(" not in page and "@import" not in page  # also no shared clip paths
     assert not re.search(r'(?:src|href)\s*=\s*["\']?(?!["\']?#)', page)
 
 
 def test_many_parameters_show_the_worst_and_say_so():
-    """Plots a thousand rows high, a cut that isn't admitted, or one that hides what is wrong."""
+    """Fails on plots with a thousand rows, on a cut that the page does not mention, and on one that hides what is
+    wrong.
+    """
     names = [f"model.layers.{i}.mlp.experts.gate_up_projection.weight" for i in range(1200)]
     parameters = [tensor(name, z=math.sin(i)) for i, name in enumerate(names)]
     parameters[777] |= {"verdict": "underflow", "z": 0.1}
@@ -227,11 +229,11 @@ def test_many_parameters_show_the_worst_and_say_so():
     assert all(float(height) < 800 for height in re.findall(r'viewBox="0 0 [\d.]+ ([\d.]+)"', page))
     assert page.count('<td class="name">model.layers') == 2 * 1200 + 30 and "20 more places are not shown" in page
     ranges = page[page.index("<h2>Range") :]
-    assert ranges.index("layers.49.") < ranges.index("layers.0.")  # what overflowed, first
+    assert ranges.index("layers.49.") < ranges.index("layers.0.")  # overflows first
 
 
 def test_inconclusive_without_any_format():
-    """Nothing was measured: the page says why, and is not a row of empty headings."""
+    """Nothing was measured: the page says why instead of showing empty sections."""
     report = record(verdict="inconclusive")
     report["verification"] = {"status": "inconclusive", "summary": "not clear: x is not finite"}
     page = render("diagnose.html", report)
@@ -243,12 +245,12 @@ def test_inconclusive_without_any_format():
 
 
 def test_flips_lie_left_of_the_line_where_noise_explains_them():
-    """Margin and noise swapped, or a flip that noise does not explain in the colour of those that it does."""
+    """Fails if margin and noise are swapped, or if an unexplained flip has the colour of an explained one."""
     explained, not_explained = flip(1e-4, 1e-3), flip(1e-1, 1e-3, explained=False)
     sampled = [{"margin": 10.0**-i, "noise": 1e-3} for i in range(6)]
     drawn = diagnosis.margins(routing(6, [explained, not_explained], sampled, 0.5))
     at = [re.findall(rf'<use [^>]*x="([\d.]+)" y="([\d.]+)" style="fill: {c}', drawn) for c in (ROUTED, BUG)]
-    ((near, height), *_), ((far, same), *_) = at  # the last is the legend's
+    ((near, height), *_), ((far, same), *_) = at  # the last one is in the legend
     assert [len(marks) for marks in at] == [2, 2] and float(near) < float(far) and height == same
     assert "margin = 2 · noise" in drawn and "flipped, not explained" in drawn
     assert not diagnosis.margins(routing(3, [flip(None, None, False, "branch")]))

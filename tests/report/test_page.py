@@ -8,7 +8,7 @@ from gradproof.report.page import figure, render
 
 
 def test_page_is_self_contained_and_says_the_verdict_first():
-    """One file that needs nothing from outside, with names escaped."""
+    """The page has no external references, and names are escaped."""
     module = nn.Sequential(nn.Linear(4, 2), nn.Tanh())
     module[0].weight.register_hook(lambda g: 2 * g)
     record = gradproof.verify(module, (torch.randn(3, 4),), name="<script>alert(1)</script>").to_dict()

@@ -11,7 +11,7 @@ OUTCOMES = ["allow", "deny", "escalate", "defer", "retry", "refund", "ship", "ho
 
 
 def record(lines=200, classes=OUTCOMES, experts=4, metrics=2, seed=0):
-    """What `gradproof train` hands to its page, simulated: a run that learns, and the decisions it ends with."""
+    """A simulated record as `gradproof train` renders it: a run that learns, and its final decisions."""
     rng = random.Random(seed)
     final = 0.62 if len(classes) > 2 else 0.4
     model = "moe" if experts > 1 else "dense"
@@ -41,7 +41,7 @@ def record(lines=200, classes=OUTCOMES, experts=4, metrics=2, seed=0):
 
 
 def history(rng, lines, first, final, experts):
-    """A loss that falls from `first` to `final` with noise, and a router that makes up its mind."""
+    """A loss that falls from `first` to `final` with noise, and a router that becomes confident."""
     logged, ema = [], first
     lean = [rng.gauss(0, 1.5) for _ in range(experts)]
     for i in range(lines):
@@ -63,7 +63,7 @@ def history(rng, lines, first, final, experts):
 
 
 def decided(rng, classes, metrics, rows=4000):
-    """Decisions that are right four times in five, else most often the next class."""
+    """Decisions that are right four times out of five; the errors mostly go to the next class."""
     n = len(classes)
     confusion = [[0] * n for _ in range(n)]
     for _ in range(rows):
@@ -90,7 +90,7 @@ def decided(rng, classes, metrics, rows=4000):
 
 
 def emptied(value):
-    """The same shape with every number gone, as where nothing was finite."""
+    """The same structure with every number removed, as if nothing was finite."""
     if isinstance(value, dict):
         return {k: v if k in ("step", "support", "count", "confusion") else emptied(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -99,7 +99,7 @@ def emptied(value):
 
 
 def test_page_shows_every_part_in_order():
-    """A section lost from the template, or a figure drawn twice, or a plot without its labels."""
+    """Fails if a section is missing from the template, a figure is drawn twice, or a plot has no labels."""
     page = render("train.html", record())
     titles = re.findall(r"<h2>(.*?)</h2>", page)
     assert titles == [
@@ -122,7 +122,7 @@ def test_page_shows_every_part_in_order():
 
 
 def test_page_refers_to_nothing_outside_and_escapes_names():
-    """A name that ends up as markup in HTML or SVG, or as a formula; a link, font or picture from elsewhere."""
+    """Fails if a name becomes markup or a formula, or if the page loads a link, font or picture."""
     names = [
         "<script>alert(1)</script>",
         'a"b',
@@ -135,7 +135,7 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
     report["scores"][2]["name"] = report["run"]["data"] = "<b>$\\frac$</b>"
     page = render("train.html", report)
     assert page.count("<script") == 1 and "<b>$" not in page
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page  # in the table, whole
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page  # complete, in the table
     svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
     assert "&lt;script" in svgs and "cost $5 to $6^" in svgs and "&lt;b&gt;$\\frac$" in svgs
     assert "http" not in page and "url(" not in page.replace("url(#", "") and "@import" not in page
@@ -144,17 +144,17 @@ def test_page_refers_to_nothing_outside_and_escapes_names():
 
 @pytest.mark.parametrize("lines", [0, 1, 3])
 def test_nothing_needs_to_be_finite(lines):
-    """A null that is formatted, compared or drawn; a history too short for a line."""
+    """Fails if a null is formatted, compared or drawn, also with a history too short for a line."""
     report = record(lines)
     empty = emptied(report) | {"config": {"a": None}, "environment": {}, "evidence": None, "schema": report["schema"]}
     page = render("train.html", empty)
     assert not re.search(r"None|\bnan\b|>Loss<", page)
-    assert "not judged" in page and "<svg" in page  # the confusion matrix needs counts only
+    assert "not verified" in page and "<svg" in page  # the confusion matrix needs counts only
     assert ("No step was logged" in page) == (lines == 0)
 
 
 def test_gaps_in_the_history_are_left_out():
-    """A line with a null among good ones, which must cost that line only."""
+    """A line with a null affects only that line."""
     whole, gaps = record(40), record(40)
     for i, key in enumerate(("loss", "loss_ema", "validation_loss", "lr", "grad_norm", "router_entropy", "step")):
         gaps["history"][i + 9][key] = None
@@ -166,17 +166,17 @@ def test_gaps_in_the_history_are_left_out():
 
 
 def test_a_run_that_failed_early():
-    """No scores, no test rows: the page still says what happened."""
+    """Without scores and test rows the page still says what happened."""
     report = record(1) | {"status": "failed", "summary": "The loss is not finite.", "scores": [], "test": None}
     report["history"][0] |= {"loss": None, "skipped": 3}
     page = render("train.html", report)
     assert "var(--refuted)" in page and "The loss is not finite." in page
-    assert "skipped as not finite: 3." in page and "without a finite loss: 1." in page
+    assert "skipped because a gradient was not finite: 3." in page and "without a finite loss: 1." in page
     assert "The test rows were not evaluated" in page
 
 
 def test_dense_has_no_expert_plots():
-    """One expert with all rows: a solid square and a line at 0 say nothing."""
+    """A single expert with all rows gives plots without information."""
     report = record(20, classes=["no", "yes"], experts=1, metrics=0)
     page = render("train.html", report)
     assert not curves.shares(report) and not curves.entropy(report) and ">Loss<" in page
@@ -184,13 +184,13 @@ def test_dense_has_no_expert_plots():
 
 
 def test_many_classes_show_the_most_confused_and_say_so():
-    """The matrix of a thousand classes in the page, or a cut that isn't admitted, or one that picks other classes."""
+    """Fails if the page holds a matrix of a thousand classes, does not mention the cut, or picks the wrong classes."""
     names = [f"species {i:04d} of many more kinds" for i in range(1000)]
     report = record(1500, classes=names, experts=64)
     report["test"]["confusion"][700][701] += 500
     page = render("train.html", report)
     assert len(page) < 1_500_000
-    assert "Only the 20 classes with the most wrong decisions of 1,000" in page and "all others" in page
+    assert "Only the 20 classes with the most errors, of 1,000" in page and "all others" in page
     assert page.count(">…0700…<") == page.count(">…0701…<") == 2 and ">500<" in page
     assert page.count('<td class="name">species') == 1000 + 2 * 10
     first = decisions.pairs(report["test"])[0]
@@ -198,7 +198,7 @@ def test_many_classes_show_the_most_confused_and_say_so():
 
 
 def test_confusion_rows_add_up_and_colour_follows_the_share_of_the_row():
-    """Columns and rows swapped, colour by count instead of share, or rows lost between the shown classes."""
+    """Fails if columns and rows are swapped, colours follow counts, or rows between the shown classes are lost."""
     classes = [{"name": n} for n in "abc"]
     test = {"classes": classes, "confusion": [[90, 10, 0], [4, 76, 0], [0, 0, 1000]]}
     svg = decisions.confusion(test)
@@ -206,12 +206,12 @@ def test_confusion_rows_add_up_and_colour_follows_the_share_of_the_row():
     shares = [0.9, 0.1, 0.05, 0.95, 1.0]
     assert alphas == pytest.approx([0.06 + 0.69 * s for s in shares], abs=0.011)
     assert [decisions.BLUE in c for c in re.findall(r"fill: #\w+", svg)][:5] == [True, False, False, True, True]
-    cut = decisions.confusion(test, most=1)  # a and b are wrong equally often: the first
+    cut = decisions.confusion(test, most=1)  # a and b have equally many errors: the first wins
     assert "all others" in cut and ">90<" in cut and ">10<" in cut
 
 
 def test_thinning_keeps_ends_and_spikes():
-    """A plot that starts late, ends early, or smooths away the one step that went wrong."""
+    """Fails if a plot starts late, ends early, or smooths away a spike."""
     points = [(float(i), math.sin(i / 500)) for i in range(5000)]
     points[1234] = (1234.0, 99.0)
     points[3210] = (3210.0, -99.0)
@@ -226,7 +226,7 @@ def test_thinning_keeps_ends_and_spikes():
 def test_warnings_and_the_worst_class_are_on_the_page():
     report = record(20) | {"warnings": ["the score is of <7> rows"]}
     report["test"] |= {"balanced_accuracy": 0.4321, "worst_class": report["test"]["classes"][3]}
-    report["scores"][0]["balanced_accuracy"] = 0.7531  # the others have none: a run from before it was scored
+    report["scores"][0]["balanced_accuracy"] = 0.7531  # the others have none: an older run
     page = render("train.html", report)
     assert "Warning: the score is of &lt;7&gt; rows." in page and "balanced accuracy 43.2%" in page
     assert '<td class="n">75.3%</td>' in page
@@ -234,11 +234,11 @@ def test_warnings_and_the_worst_class_are_on_the_page():
 
 
 def test_auc_brier_and_seconds_are_on_the_page():
-    """Of every row that has them; what is not known is a dash, not None, and not 0."""
+    """Every row shows the values it has; an unknown value is a dash, not None or 0."""
     report = record(20)
     report["test"] |= {"auc": 0.98765, "brier": 0.2345}
     report["scores"][0] |= {"auc": 0.98765, "brier": 0.2345, "seconds": 1234.56}
-    report["scores"][1] |= {"auc": None, "brier": None, "seconds": None}  # the others: from before they were scored
+    report["scores"][1] |= {"auc": None, "brier": None, "seconds": None}  # the others have none: an older run
     page = render("train.html", report)
     table = page[page.index("Scores on the test rows") : page.index("<h2>Training")]
     assert re.findall(r"<th(?: [^>]*)?>(.*?)</th>", table) == [
@@ -251,7 +251,7 @@ def test_auc_brier_and_seconds_are_on_the_page():
 
 
 def test_the_cost_of_mistakes_is_on_the_page():
-    """Of two classes; others, and runs from before, have no such table."""
+    """Only for two classes; more classes, and older runs, have no such table."""
     report = record(20, classes=["no", "<yes>"])
     assert "Cost of mistakes" not in render("train.html", report)
     report["test"]["costs"] = None
@@ -267,7 +267,7 @@ def test_the_cost_of_mistakes_is_on_the_page():
 
 
 def test_how_columns_are_read_is_on_the_page():
-    """Names come from a file, and are escaped; a run from before they were recorded has its reasons instead."""
+    """Names come from a file and are escaped. An older run shows its reasons instead."""
     column = {"name": "<b>price", "kind": "number", "format": "$1,234.5", "fits": 0.995, "distinct": 1234}
     report = record(20) | {"columns": [column | {"missing": 0.25, "note": "',' is assumed"}]}
     page = render("train.html", report)

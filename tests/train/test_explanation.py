@@ -178,7 +178,7 @@ def test_the_report_explains_a_few_rows(planted):
     right = [e for e in explained if e["decision"] == e["outcome"]]
     assert len(right) == 3 and len(explained) - 3 <= 2 and all(len(e["because"]) == 5 for e in explained)
     page = (path / "report.html").read_text()
-    assert "Why these decisions" in page and page.count("bar reason") == 5 * len(explained)
+    assert "Explanations" in page and page.count("bar reason") == 5 * len(explained)
 
 
 def test_the_command(planted, tmp_path):

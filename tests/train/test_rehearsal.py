@@ -1,6 +1,7 @@
 """A rehearsal: what runs is checked at its real size, and nothing of the run has changed afterwards."""
 
 from dataclasses import replace
+from functools import wraps
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from gradproof.kernels import cpu
 from gradproof.models.dense import Dense, DenseConfig
 from gradproof.models.moe import MoE, MoEConfig
+from gradproof.models.transformer import Transformer, TransformerConfig
 from gradproof.train import rehearsal as module
 from gradproof.train.adamw import AdamW
 from gradproof.train.rehearsal import Refusal, Rehearsal, rehearse
@@ -83,6 +85,49 @@ def test_a_weight_gradient_a_little_off_is_named(rows):
     (refusal, *_) = Rehearsal(step, kernels).take(rows, target())
     assert refusal.op == "experts" and "linear.1.weight" in refusal.claim
     assert "is not used" in str(refusal)
+
+
+TEXT = TransformerConfig(31, width=16, heads=2, encoder_layers=0, decoder_layers=2, feedforward=21, context=128)
+
+
+def text_step(targets=torch.zeros):
+    """A step on sequences, whose model adds to what its kernels return; and targets for its tokens."""
+    step = TrainStep(Transformer(TEXT, seed=0), "cross_entropy", AdamW(lr=1e-2), clip=1.0)
+    return step, lambda rows: targets(rows, TEXT.context, dtype=torch.int64)
+
+
+@needs_kernels
+@pytest.mark.parametrize("targets", [torch.zeros, lambda *shape, dtype: torch.arange(shape[1]).expand(shape) % 31])
+def test_a_transformer_passes_whatever_its_targets(targets):
+    """With targets that are all alike the terms of a gradient have one sign, and sums over rows lose more of them."""
+    step, target = text_step(targets)
+    kernels = step.choose(24)
+    assert {"ffn", "layernorm"} <= {op for op, kernel in kernels.chosen.items() if kernel != "reference"}
+    assert Rehearsal(step, kernels).take(24, target) == []
+
+
+@needs_kernels
+@pytest.mark.parametrize("result", ["forward", "backward"])
+def test_a_feed_forward_layer_that_is_a_little_off_is_named(result):
+    step, target = text_step()
+    kernels = step.choose(24)
+    own = kernels.ffn
+
+    @wraps(own.forward)
+    def forward(*args):
+        y_TD, saved = own.forward(*args)
+        y_TD[5, 3] *= 1.01 if result == "forward" else 1.0
+        return y_TD, saved
+
+    @wraps(own.backward)
+    def backward(*args, **named):
+        grads = own.backward(*args, **named)
+        grads.dw1_FD[7] *= 1.001 if result == "backward" else 1.0
+        return grads
+
+    faulty = replace(kernels, ffn=SimpleNamespace(forward=forward, backward=backward))
+    refusals = Rehearsal(step, faulty).take(24, target)
+    assert {(refusal.op, refusal.claim) for refusal in refusals} == {("ffn", {"forward": "output 0"}.get(result, "w1"))}
 
 
 @needs_kernels

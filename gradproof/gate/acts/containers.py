@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed
+from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import UNKNOWN
-from gradproof.gate.acts.programs import Command, Parsed, here, parse, reader
-from gradproof.gate.acts.shell import Output, Word
+from gradproof.gate.acts.programs import Command, here, reader
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.word import Word
 
 LOCAL_CONTEXTS = (
     "minikube",

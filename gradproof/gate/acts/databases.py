@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from gradproof.gate.acts.act import ActScope, ActTarget
+from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
-from gradproof.gate.acts.programs import Command, of_url, parse, reader
-from gradproof.gate.acts.shell import Output, Word
+from gradproof.gate.acts.programs import Command, reader
+from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.sql import DIALECTS, MOST_SQL, SQL_PER_WORK, WORK_OF_SQL, SqlAct, read_sql
+from gradproof.gate.acts.targets import of_url
+from gradproof.gate.acts.word import Word
 
 META = re.compile(r"(?m)^[^\S\n]*\\(\S*)(.*)$|^[^\S\n]*\.(\w+)(.*)$")
 REDIS = {

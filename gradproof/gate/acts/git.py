@@ -6,9 +6,12 @@ from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart
+from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import UNKNOWN, resolve
-from gradproof.gate.acts.programs import Command, Parsed, apply, assigned_parts, here, locate, of_url, parse, reader
-from gradproof.gate.acts.shell import Output, Word
+from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, locate, reader
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.targets import of_url
+from gradproof.gate.acts.word import Word
 
 SHARED = {"main", "master", "develop", "development", "trunk", "production", "prod", "staging", "stable", "release"}
 LEADING = Deed(values=frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}))

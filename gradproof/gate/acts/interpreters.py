@@ -11,9 +11,12 @@ from dataclasses import replace
 
 from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
+from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import UNKNOWN
-from gradproof.gate.acts.programs import Command, _argument, execute_file, here, parse, reader, run
-from gradproof.gate.acts.shell import Output, Word, unread
+from gradproof.gate.acts.programs import Command, _argument, execute_file, here, reader, run
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.unread import unread
+from gradproof.gate.acts.word import Word
 
 SHELL = Deed(values=frozenset({"-o", "-O", "+o", "+O", "--rcfile", "--init-file"}))
 PYTHON = Deed(values=frozenset({"-W", "-X"}))

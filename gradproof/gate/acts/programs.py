@@ -16,27 +16,39 @@ from typing import Any
 from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.acts.act import NOTHING, Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart, knowledge
+from gradproof.gate.acts.options import HARMLESS, QUIET, SAME, Parsed, parse
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
-    alternatives,
     is_loopback,
     looks_like_path,
     place,
-    resolve,
-    turned,
     unglobbed,
     within,
 )
-from gradproof.gate.acts.shell import NO_INPUT, Output, Reading, State, Word, below
+from gradproof.gate.acts.shell import Reading
+from gradproof.gate.acts.shell_state import NO_INPUT, Output, State
+from gradproof.gate.acts.targets import WORK_OF_ACT, fetch_and_run, of_url, resolved, touch
+from gradproof.gate.acts.word import Word
 
 MOST_WORDS = 256
-WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
+
+
 BIN = ("/bin/", "/usr/bin/", "/usr/local/bin/", "/sbin/", "/usr/sbin/", "/usr/local/sbin/", "/opt/homebrew/bin/")
+
+
 BIN += ("/usr/libexec/", "/System/Library/")
+
+
 SERVICES = ("/etc/init.d/", "/etc/rc.d/", "/usr/local/etc/rc.d/")  # scripts that take start, stop and the like
+
+
 ASKS_ITSELF = {"--version", "--help", "-V", "-h", "version", "help", "--usage", "-help"}
+
+
 HARMLESS_TEXT = {"date", "whoami", "nproc", "uname", "arch", "tput", "wc", "seq", "hostname", "stat", "du", "getconf"}
+
+
 SHARED = (
     "main",
     "master",
@@ -50,120 +62,23 @@ SHARED = (
     "release",
     "HEAD",
 )
-QUIET = frozenset(
-    [
-        "-v",
-        "--verbose",
-        "-q",
-        "--quiet",
-        "--silent",
-        "--no-pager",
-        "--color",
-        "--no-color",
-        "--progress",
-        "--no-progress",
-        "--loglevel",
-        "-y",
-        "--yes",
-        "--assume-yes",
-        "--non-interactive",
-        "-auto-approve",
-    ]
-)
-HARMLESS = {  # flags that do not change what a program does to its target
-    "rm": frozenset(["-r", "-R", "--recursive", "-f", "--force", "-d", "--dir", "-i"]),
-    **dict.fromkeys(
-        ("cp", "mv", "ln", "mkdir", "chmod", "chown"),
-        frozenset(["-f", "--force", "-p", "-n", "-i", "-R", "-r", "--recursive", "--parents"]),
-    ),
-    "curl": frozenset(
-        [
-            "-s",
-            "-S",
-            "-f",
-            "-L",
-            "-i",
-            "--silent",
-            "--show-error",
-            "--fail",
-            "--location",
-            "--compressed",
-            "--fail-with-body",
-            "--include",
-            "-sS",
-            "-fsSL",
-        ]
-    ),
-    "wget": frozenset(["-nv", "--no-verbose", "-c", "--continue"]),
-    "rsync": frozenset(
-        [
-            "-a",
-            "--archive",
-            "-z",
-            "--compress",
-            "-h",
-            "--human-readable",
-            "-r",
-            "-t",
-            "--times",
-            "-l",
-            "--links",
-            "--partial",
-            "-P",
-            "--stats",
-        ]
-    ),
-    "scp": frozenset(["-C", "-p", "-r", "-B"]),
-    "git": frozenset(
-        ["-u", "--set-upstream", "-D", "-d", "--delete", "-f", "--force", "--hard"]
-    ),  # what they do is in the acts
-    "cat": frozenset(["-n", "-b", "-A", "-e", "-s"]),
-    "docker": frozenset(["-t", "--timeout", "--time"]),
-    "kill": frozenset(f"-{letter}" for letter in "0123456789ABCEGHIKLMNOPRSTUVXs"),
-    **dict.fromkeys(("psql", "mysql", "sqlite3"), frozenset(["-A", "-t", "-X", "-batch", "-q", "-w", "-N", "-B"])),
-    "aws": frozenset(["--only-show-errors", "--no-cli-pager", "--no-progress", "--no-paginate"]),
-    "terraform": frozenset(["-no-color", "-auto-approve", "-input"]),
-    "kubectl": frozenset(["--wait", "--now", "--grace-period", "--timeout"]),
-}
-SAME = {  # long and short names of one option
-    **{
-        "--recursive": "-r",
-        "-R": "-r",
-        "--force": "-f",
-        "--namespace": "-n",
-        "--request": "-X",
-        "--header": "-H",
-        "--delete": "-d",
-    },
-    **{
-        "--data": "-d",
-        "--data-raw": "-d",
-        "--data-binary": "-d",
-        "--message": "-m",
-        "--user": "-u",
-        "--output": "-o",
-        "--signal": "-s",
-    },
-    **{
-        "--command": "-c",
-        "--execute": "-e",
-        "--host": "-h",
-        "--dbname": "-d",
-        "--port": "-p",
-        "--file": "-f",
-        "--all": "-a",
-        "--hard": "--hard",
-    },
-}
-METADATA = (  # hosts of a cloud that hand out credentials
-    *("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254", "169.254.170.2"),
-    *("169.254.170.23", "fd00:ec2::23", "192.0.0.192", "168.63.129.16", "instance-data", "metadata.tencentyun.com"),
-)
+
+
 NOT_RECORDED = {"", "0", "/dev/null", "*"}  # values of HISTFILE, HISTSIZE or HISTIGNORE with which nothing is kept
+
+
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
+
+
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
+
+
 CommandReader = Callable[["Command"], "Output | None"]
+
+
 READERS: dict[str, CommandReader] = {}
+
+
 BUILTINS: dict[str, CommandReader] = {}
 
 
@@ -239,85 +154,6 @@ class Command:
         return replace(self.state.copy(), **changes)
 
 
-@dataclass
-class Parsed:
-    """Words sorted into options, with their values, and the rest."""
-
-    options: list[tuple[str, Word | None]]
-    positional: list[Word]
-
-    def has(self, *names: str) -> bool:
-        return any(name in names for name, _ in self.options)
-
-    def value(self, *names: str) -> Word | None:
-        return next((value for name, value in self.options if name in names and value is not None), None)
-
-    def values(self, *names: str) -> list[Word]:
-        return [value for name, value in self.options if name in names and value is not None]
-
-
-def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
-    """Options as getopt reads them. With `stop`, the first word that is no option ends them."""
-    options: list[tuple[str, Word | None]] = []
-    positional: list[Word] = []
-    i = 0
-    while i < len(words):
-        word, text = words[i], words[i].text
-        i += 1
-        if text == "--":
-            positional += words[i:]
-            break
-        number = text[1:].isdigit() and text[0] == "-" and text not in deed.flags
-        if not text.startswith(("-", "+")) or text in ("-", "+") or number:
-            positional.append(word)
-            if stop:
-                positional += words[i:]
-                break
-        elif deed.attached and text.startswith(deed.attached):
-            name = next(name for name in deed.attached if text.startswith(name))
-            options.append((name, Word((_marked(word, len(name)),), word.fetched, word.secret)))
-        elif text.startswith("--") or deed.takes_value(text) or text.partition("=")[0] in deed.flags:
-            name, equals, _ = text.partition("=")
-            value = Word(tuple(t.partition("=")[2] for t in word.texts), word.fetched, word.secret) if equals else None
-            if value is None and deed.takes_value(name) and i < len(words):
-                value, i = words[i], i + 1
-            options.append((name, value))
-        elif text.startswith("-"):
-            i = _letters(words, i, word, deed, options)
-        else:
-            positional.append(word)
-    return Parsed(options, positional)
-
-
-def _letters(words: Sequence[Word], i: int, word: Word, deed: Deed, options: list[tuple[str, Word | None]]) -> int:
-    """`-rf`, `-n5`, `-ofile`; a letter that comes again says nothing new."""
-    text = word.text
-    for letter in dict.fromkeys(text[1:]):
-        name = f"-{letter}"
-        if deed.takes_value(name):
-            at = text.index(letter, 1)
-            glued = text[at + 1 :]
-            if glued:
-                options.append((name, Word((_marked(word, at + 1),), word.fetched, word.secret)))
-            elif i < len(words):
-                options.append((name, words[i]))
-                i += 1
-            else:
-                options.append((name, None))
-            return i
-        options.append((name, None))
-    if len(text) > 2:
-        options.append((text, None))  # as one long option behind a single dash, too
-    return i
-
-
-def _marked(word: Word, start: int) -> str:
-    return word.texts[0][start:] if len(word.texts) == 1 else UNKNOWN
-
-
-# running
-
-
 def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: Any) -> Output:
     """Reads one command; returns what it prints, as far as that is known."""
     name = words[0]
@@ -384,16 +220,12 @@ def _far(word: Word) -> bool:
 def _nameless(reading: Reading, words: list[Word], state: State, stdin: Output) -> Output:
     """A program whose name is made while the call runs."""
     if words[0].fetched:
-        reading.acts.append(_fetched("sh", words[0].fetched, state))
+        reading.acts.append(fetch_and_run("sh", words[0].fetched, state))
     reading.unknown("sh", "a program whose name is not known", state)
     for word in words[1:]:
         if looks_like_path(word.texts[0]):
             touch(reading, "execute", "sh", word, state)
     return Output()
-
-
-def _fetched(program: str, host: str, state: State) -> Act:
-    return Act("fetch_and_run", program, "remote", target=ActTarget("host", host), via=state.via)
 
 
 def _run(command: Command, text: str) -> Output | None:
@@ -449,7 +281,7 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
     state = command.state
     for path in resolved(command.reading, file, state):
         if path in state.fetched:
-            command.reading.acts.append(_fetched(command.program, state.fetched[path], state))
+            command.reading.acts.append(fetch_and_run(command.program, state.fetched[path], state))
         elif path in state.written:
             inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
@@ -724,85 +556,6 @@ def locate(
             command.act(effect, "local", ActTarget("none", text), marks=marks)
 
 
-def touch(
-    reading: Reading,
-    effect: Effect,
-    program: str,
-    word: Word,
-    state: State,
-    *,
-    verb: str = "",
-    folder: bool = False,
-    marks: Sequence[str] = (),
-) -> list[Act]:
-    """An act on a path, once for each path that it may be."""
-    done: list[Act] = []
-    reading.explained.update(word.texts)
-    for text, cwd in alternatives(word.texts, state.cwds):
-        reading.pay(WORK_OF_ACT)
-        if state.elsewhere is not None:
-            scope, host = state.elsewhere
-            if "/dev/null" in text:
-                continue
-            target = ActTarget("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
-        elif text == "-" or text.startswith("/dev/fd/"):
-            continue
-        else:
-            located = place(text, effect, reading.around, UNKNOWN if UNKNOWN in cwd else cwd, folder=folder)
-            if located is None:
-                continue
-            target, scope = located
-            if UNKNOWN in target.name:
-                target, scope = ActTarget("path", "?", folder), "unknown"
-        done_there = turned(target.name, effect) if target.kind == "path" else effect
-        if target.kind == "host" and effect == "write" and state.elsewhere is None:  # /dev/tcp/HOST/PORT
-            done_there = "send"
-        act = Act(done_there, program, scope, verb, target, state.via, frozenset(marks))
-        if act not in done:
-            done.append(act)
-    if word.fetched and effect == "execute":
-        done.append(_fetched(program, word.fetched, state))
-    reading.acts += done
-    return done
-
-
-def resolved(reading: Reading, word: Word, state: State) -> list[str]:
-    """The paths that a word may name, as far as they are known."""
-    if state.elsewhere is not None:
-        return []
-    paths = (resolve(text, cwd, reading.around.home) for text, cwd in alternatives(word.texts, state.cwds))
-    return [path for path in paths if path is not None]
-
-
-def of_url(text: str) -> tuple[ActTarget, ActScope]:
-    """Host and scope of a URL, a connection string or `host:port`."""
-    text = unglobbed(text)
-    rest = text.split("://", 1)[1] if "://" in text else text
-    if text.startswith("file://"):
-        return ActTarget("path", rest), "unknown"
-    authority = rest.split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
-    host = authority.rsplit("@", 1)[-1]
-    if host.startswith("["):
-        host = host[1:].split("]", 1)[0]
-    else:
-        host = host.partition(":")[0]
-    if not host or UNKNOWN in host or "$" in host:
-        return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
-    host = _dotted(host)
-    within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
-    if host.lower() in METADATA:
-        return ActTarget("host", host.lower(), within=within_), "secret"
-    return ActTarget("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
-
-
-def _dotted(host: str) -> str:
-    """An IPv4 address that is written as one number, in dots."""
-    if not host[:1].isdigit() or "." in host or not re.fullmatch(r"\d{8,10}|0[xX][0-9a-fA-F]{8}", host):
-        return host
-    number = int(host, 0) if not host.isdigit() else int(host)
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0)) if number < 2**32 else host
-
-
 def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Sequence[str] = ()) -> None:
     """`user@host`, `host:path`; without a colon, `hostpath` is a path here."""
     if kind == "hostpath" and "://" not in text:
@@ -906,201 +659,22 @@ def _path_text(command: Command, name: str, text: str) -> str | None:
 # builtins
 
 
-@builtin("cd", "pushd", "chdir")
-def _cd(command: Command) -> Output:
-    words = [word for word in command.words if not word.text.startswith("-") or word.text == "-"]
-    state, around = command.state, command.reading.around
-    if state.elsewhere is not None:
-        return Output("")
-    if not words:
-        state.cwds = (around.home,)
-        return Output("")
-    folders = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
-    if words[0].text == "-" or any(path is None for path in folders):
-        state.cwds = (UNKNOWN,)
-    else:
-        state.cwds = tuple(dict.fromkeys(path for path in folders if path is not None))[:4]
-    return Output("")
-
-
-@builtin("popd")
-def _popd(command: Command) -> Output:
-    command.state.cwds = (UNKNOWN,)
-    return Output("")
-
-
-@builtin("echo")
-def _echo(command: Command) -> Output:
-    words = command.words
-    escapes = False
-    while words and words[0].text in ("-n", "-e", "-E", "-ne", "-en"):
-        escapes = escapes or "e" in words[0].text
-        words = words[1:]
-    text = " ".join(unglobbed(word.texts[0]) if len(word.texts) == 1 else UNKNOWN for word in words)
-    if escapes:
-        text = _escaped(text)
-    return _told(command, words, text + "\n")
-
-
-@builtin("printf")
-def _printf(command: Command) -> Output:
-    words = command.words
-    if words and words[0].text == "-v":
-        if len(words) > 1:
-            command.state.variables[words[1].text] = [Word((UNKNOWN,))]
-        return Output("")
-    if not words:
-        return Output("")
-    shape, *rest = [word.text for word in words]
-    text = _escaped(shape)
-    if "%" in text:
-        pieces = iter(rest)
-        filled: list[str] = []
-        while True:
-            filled.append(_filled(text, pieces))
-            if len(filled) > 64 or not rest or (rest := list(pieces)) == []:
-                break
-            pieces = iter(rest)
-        text = "".join(filled)
-    return _told(command, words, text)
-
-
-def _filled(shape: str, pieces: Iterator[str]) -> str:
-    def put(match: re.Match[str]) -> str:
-        if match[0] == "%%":
-            return "%"
-        piece = next(pieces, "")
-        return _escaped(piece) if match[0].endswith("b") else piece
-
-    return re.sub(r"%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])", put, shape)
-
-
-def _escaped(text: str) -> str:
-    from gradproof.gate.acts.shell import ANSI, _ansi
-
-    return ANSI.sub(_ansi, text)
-
-
-def _told(command: Command, words: Sequence[Word], text: str) -> Output:
-    fetched = next((word.fetched for word in words if word.fetched), "")
-    secret = any(word.secret for word in words)
-    return Output(text, fetched, secret, True)
-
-
-@builtin("pwd")
-def _pwd(command: Command) -> Output:
-    cwds = command.state.cwds
-    one = len(cwds) == 1 and cwds[0] and command.state.elsewhere is None
-    return Output(cwds[0] if one else None, piped=True)
-
-
-@builtin("eval")
-def _eval(command: Command) -> Output:
-    for word in command.words:
-        if word.fetched:
-            command.reading.acts.append(_fetched("eval", word.fetched, command.state))
-    text = " ".join(word.text for word in command.words)
-    if any(word.substituted for word in command.words):
-        command.program = "eval"
-        command.unknown("a command that is made while it runs")
-    if UNKNOWN in text and len(command.words) == 1 and command.words[0].texts == (UNKNOWN,):
-        command.program = "eval"
-        command.unknown("a command that is made while it runs")
-        return Output()
-    return command.shell(text, command.state, command.stdin)
-
-
-@builtin("source", ".")
-def _source(command: Command) -> Output:
-    if not command.words:
-        return Output()
-    file = command.words[0]
-    if file.inner is not None or file.texts[0].startswith("/dev/fd/"):
-        feed = Output(file.inner, file.fetched, file.secret, True)
-        READERS["fed"](replace(command, program="source", stdin=feed, words=[]))
-        return Output()
-    if file.texts[0] == "/dev/stdin":
-        READERS["fed"](replace(command, program="source", words=[]))
-        return Output()
-    command.program = "source"
-    if re.search(r"(?:^|/)\.?v?env[^/]*/(?:bin|Scripts)/activate$", file.text) and not file.starts("/", "~", ".."):
-        command.state.venv = True
-    execute_file(command, file, command.words[1:])
-    return Output()
-
-
-@builtin("set", "shopt")
-def _set(command: Command) -> Output:
-    texts = command.texts
-    if "history" in texts and not {"+o", "-ou", "-uo"}.isdisjoint(texts):
-        command.act("stop", "system", ActTarget("resource", "shell history"))
-    if any(text.startswith("-") and "e" in text and not text.startswith("--") for text in texts) or "errexit" in texts:
-        command.state.strict = True
-    if "--" in texts:
-        command.state.parameters = tuple(command.words[texts.index("--") + 1 :])
-    return Output("")
-
-
-@builtin("alias")
-def _alias(command: Command) -> Output:
-    for word in command.words:
-        name, equals, value = word.text.partition("=")
-        if equals:
-            command.state.aliases[name] = value
-    return Output("")
-
-
-@builtin("read", "mapfile", "readarray", "getopts", "let", "select")
-def _read(command: Command) -> Output:
-    for word in command.words:
-        if word.known and word.text.isidentifier():
-            source = command.stdin
-            texts = below(source.names) or (UNKNOWN,)
-            command.state.variables[word.text] = [Word(texts, source.fetched, source.secret)]
-    return Output("")
-
-
-@builtin("history")
-def _history(command: Command) -> Output:
-    if any(re.fullmatch(r"-[a-z]*[cd][a-z]*\d*", text) for text in command.texts):
-        command.touch("delete", Word((f"{TILDE}/.bash_history",)))
-    return Output("")
-
-
-@builtin("trap")
-def _trap(command: Command) -> Output:
-    words = [word for word in command.words if not word.text.startswith("-")]
-    if words and words[0].text:
-        command.shell(words[0].text, command.beside())
-    return Output("")
-
-
-@builtin(
-    *("true", "false", ":", "test", "[", "exit", "return", "break", "continue", "shift", "wait", "jobs", "fg", "bg"),
-    *(
-        "type",
-        "hash",
-        "umask",
-        "ulimit",
-        "times",
-        "disown",
-        "local",
-        "declare",
-        "typeset",
-        "readonly",
-        "unalias",
-        "help",
-    ),
-    *("export", "unset", "dirs", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
-)
-def _nothing(command: Command) -> Output:
-    return Output("")
-
-
 def load() -> None:
     """Brings in the readers of the other files, and the parser of SQL, which takes its time."""
     try:
         import sqlglot  # noqa: F401
     except ImportError:
         raise ValueError(MISSING_EXTRA) from None
-    from gradproof.gate.acts import containers, databases, git, interpreters, requests, system, wrappers  # noqa: F401
+    from gradproof.gate.acts import (  # noqa: F401
+        builtins,
+        clouds,
+        containers,
+        databases,
+        filters,
+        git,
+        interpreters,
+        packages,
+        requests,
+        system,
+        wrappers,
+    )

@@ -6,11 +6,13 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable
+from warnings import catch_warnings, simplefilter
 
 from gradproof.gate.acts.act import Effect
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import Command, here, locate, run
-from gradproof.gate.acts.shell import BYTES_PER_WORK, Word, unread
+from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
+from gradproof.gate.acts.word import Word
 
 MOST_CODE = 8 * 2**10
 TOP_LEVEL = re.compile(r"\n(?=[^\s#)\]}'\"])")
@@ -74,7 +76,9 @@ def read_python(command: Command, text: str) -> None:
         text = _beginning(command, text)
     command.reading.pay(len(text) / BYTES_PER_WORK)
     try:
-        tree = ast.parse(text.replace(UNKNOWN, "_"))
+        with catch_warnings():
+            simplefilter("ignore")  # of escapes and the like: it is not ours to mend
+            tree = ast.parse(text.replace(UNKNOWN, "_"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         command.unknown("Python that cannot be parsed")
         return

@@ -19,9 +19,13 @@ from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.databases import statements
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
-from gradproof.gate.acts.programs import Command, of_url, run
+from gradproof.gate.acts.programs import Command, run
 from gradproof.gate.acts.requests import METHODS, request
-from gradproof.gate.acts.shell import MOST_WORK, Reading, State, UnreadableError, Word, unread
+from gradproof.gate.acts.shell import MOST_WORK, Reading
+from gradproof.gate.acts.shell_state import NO_INPUT, State
+from gradproof.gate.acts.targets import of_url, resolved
+from gradproof.gate.acts.unread import unread
+from gradproof.gate.acts.word import UnreadableError, Word
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
 SHELL_NAMES |= {
@@ -260,7 +264,7 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
         if FILE_TOOLS.get(name) == "write" and content is not None:
             for key, value in arguments.items():
                 if PATH_ARGUMENTS.match(key) and isinstance(value, str):
-                    for path in programs.resolved(inner, path_word(value), inner.state()):
+                    for path in resolved(inner, path_word(value), inner.state()):
                         known = reading.written.get(path, "")
                         whole = name in ("write", "write_file", "create_file")
                         reading.written[path] = content if whole else f"{known}\n{content}"
@@ -375,7 +379,7 @@ def _words(reading: Reading, words: Sequence[str], state: State) -> None:
             reading.shell(text, state)
         return
     if words:
-        run(reading, [Word((word,)) for word in words], state, programs.NO_INPUT, None)
+        run(reading, [Word((word,)) for word in words], state, NO_INPUT, None)
 
 
 # files

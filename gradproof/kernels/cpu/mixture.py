@@ -124,7 +124,7 @@ def backward(
 def shape_of(mixture: Mixture, rows: int, threads: int) -> MixtureShape:
     """What is the same in every call."""
     if mixture.routing.k > mixture.experts:
-        raise ValueError(f"k = {mixture.routing.k} experts cannot be chosen from E = {mixture.experts}")
+        raise ValueError(f"k = {mixture.routing.k}: k must be between 1 and E = {mixture.experts}")
     bias, first, length = mixture.offsets
     numbers = [mixture.experts, bias, first, *experts.numbers_of(mixture.chain, threads)]
     tensor, sizes = torch.tensor(numbers, dtype=torch.int64), torch.empty(4, dtype=torch.int64)

@@ -15,7 +15,7 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | N
     T, E = z_TE.shape
     z_TE, c_E = ready(z_TE), None if c_E is None else ready(c_E, (E,))
     if routing.k > E:
-        raise ValueError(f"k = {routing.k} entries cannot be chosen from E = {E}; k must be between 1 and E")
+        raise ValueError(f"k = {routing.k}: k must be between 1 and E = {E}")
     rows, load_E = (T, None) if whole is None else (whole.rows, whole.load_E.to(torch.int64).contiguous())
     q_TE, gates_TE, share_E, aux = torch.empty_like(z_TE), torch.empty_like(z_TE), z_TE.new_empty(E), z_TE.new_empty(())
     index_TK = torch.empty((T, routing.k), dtype=torch.int64)

@@ -47,7 +47,7 @@ def forward(z_TE: Tensor, c_E: Tensor | None, routing: Routing, whole: Whole | N
     check(z_TE)
     T, E = z_TE.shape
     if routing.k > E:
-        raise ValueError(f"k = {routing.k} entries cannot be chosen from E = {E}; k must be between 1 and E")
+        raise ValueError(f"k = {routing.k}: k must be between 1 and E = {E}")
     z_TE, (block, width) = rows(z_TE), _block(E)
     blocks = triton.cdiv(T, block)
     q_TE, gates_TE = (torch.empty(T, E, dtype=z_TE.dtype, device=z_TE.device) for _ in range(2))

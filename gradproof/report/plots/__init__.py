@@ -1,4 +1,4 @@
-"""Plots as inline SVG: plain records in, markup out, nothing for nothing to show."""
+"""Plots as inline SVG: plain records in, markup out; empty markup if there is nothing to show."""
 
 from gradproof.report.plots import ablation, curves, decisions, diagnosis, gate, numbers
 from gradproof.report.plots.proof import claims, tensors

@@ -1,4 +1,6 @@
-"""What a study found: scores and differences with their intervals, curves, accuracy against cost, who serves whom."""
+"""Plots of an ablation study: scores and differences with intervals, learning curves, accuracy against cost, use of
+experts.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ MOST = 24  # groups in a heat map
 
 
 def scores(record: dict[str, Any]) -> Markup:
-    """The accuracy of every row of the table, its interval and its seeds, above the best possible where it is known."""
+    """The accuracy of every row of the table with its interval and seeds, and the best possible accuracy if it is
+    known.
+    """
     rows = record["rows"]
     figure, (axes,) = sheet(10.0, 0.9 + 0.34 * len(rows))
     for y, row in enumerate(rows):
@@ -45,7 +49,7 @@ def scores(record: dict[str, Any]) -> Markup:
 
 
 def differences(record: dict[str, Any]) -> Markup:
-    """Every comparison in points, with its interval: what crosses the line may be chance."""
+    """Every comparison in percentage points, with its interval. An interval that crosses the line may be chance."""
     comparisons = record["comparisons"]
     if not comparisons:
         return Markup("")
@@ -57,12 +61,12 @@ def differences(record: dict[str, Any]) -> Markup:
         colour = GREY if not comparison["significant"] else GREEN if better else ORANGE
         _interval(axes, comparison["difference"], y, colour)
     _named(axes, [f"{labels[comparison['first']]} − {labels[comparison['second']]}" for comparison in comparisons], 52)
-    axes.set_xlabel("difference of the accuracies, points", fontsize=9)
+    axes.set_xlabel("difference in accuracy, percentage points", fontsize=9)
     return svg(figure)
 
 
 def curves(record: dict[str, Any]) -> Markup:
-    """The validation accuracy over the steps: the mean of the seeds, and from the lowest to the highest of them."""
+    """Validation accuracy over steps: the mean of the seeds, and their range."""
     from matplotlib.ticker import MaxNLocator
 
     if not record["curves"]:
@@ -81,7 +85,7 @@ def curves(record: dict[str, Any]) -> Markup:
 
 
 def against(record: dict[str, Any], key: str, label: str) -> Markup:
-    """Accuracy over a cost, on a log axis; who has no such cost is a line across."""
+    """Accuracy over a cost, on a log axis. Contestants without that cost are horizontal lines."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     rows = record["rows"]
@@ -111,7 +115,7 @@ def against(record: dict[str, Any], key: str, label: str) -> Markup:
 
 
 def shares(grouping: dict[str, Any]) -> Markup:
-    """Which expert serves which group: the fuller the cell, the larger the expert's share of the group."""
+    """Which expert serves which group. The stronger the colour, the larger the expert's share of the group."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
@@ -140,11 +144,11 @@ def shares(grouping: dict[str, Any]) -> Markup:
 
 
 def energy(energy_and_error: dict[str, Any]) -> Markup:
-    """The error rate in tenths of the rows, from the least to the most gluing energy."""
+    """The error rate in each tenth of the rows, ordered by gluing energy."""
     figure, (axes,) = sheet(*SIZE)
     tenths = range(1, len(energy_and_error["error"]) + 1)
     axes.bar(list(tenths), [100 * rate for rate in energy_and_error["error"]], color=BLUE, alpha=0.8, width=0.8)
-    _plain(axes, "tenth of the rows, by gluing energy", "wrong, %")
+    _plain(axes, "decile of gluing energy", "errors, %")
     axes.set_xticks(list(tenths))
     return svg(figure)
 
@@ -170,7 +174,7 @@ def _plain(axes: Any, x: str, y: str) -> None:
 
 
 def _colour(record: dict[str, Any], name: str) -> str:
-    """The same for a contestant in every plot."""
+    """The colour of a contestant, the same in every plot."""
     names = [row["name"] for row in record["rows"]]
     return SERIES[names.index(name) % len(SERIES)]
 

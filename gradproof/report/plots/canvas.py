@@ -1,6 +1,7 @@
-"""What all plots share: a sheet to draw on, and the way from there to SVG in a page.
+"""What all plots share: figures, legends, shortened names, and conversion to inline SVG.
 
-Colours follow the page (`currentColor`), so that plots read in light and in dark."""
+Colours follow the page (`currentColor`), so plots are readable in light and in dark mode.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ from markupsafe import Markup
 
 FOREGROUND = "#010203"  # replaced by currentColor
 BLUE, ORANGE, GREEN, GREY = "#3d85c6", "#e0803a", "#2a9d5c", "#8a8f98"
-SERIES = (BLUE, ORANGE, GREEN, "#9b6fc4", "#c9a227", "#d0568c", "#35a3a8", GREY)  # each reads on white and on black
+SERIES = (BLUE, ORANGE, GREEN, "#9b6fc4", "#c9a227", "#d0568c", "#35a3a8", GREY)  # readable on white and on black
 
 
 def sheet(width: float, *heights: float) -> tuple[Any, list[Any]]:
-    """A figure, and one axes of each height (inches), one below the other on the same x."""
+    """A figure with one axes per height (in inches), stacked, with a shared x axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
@@ -33,7 +34,7 @@ def sheet(width: float, *heights: float) -> tuple[Any, list[Any]]:
 
 
 def legend(axes: Any, columns: int) -> None:
-    """A legend above the axes, where no curve can run through it."""
+    """A legend above the axes, where it covers no curve."""
     axes.legend(
         loc="lower center",
         bbox_to_anchor=(0.5, 1.0),
@@ -46,13 +47,13 @@ def legend(axes: Any, columns: int) -> None:
 
 
 def cut(name: Any, most: int = 18) -> str:
-    """The name on one line, shortened in the middle: what sets names apart is at either end."""
+    """The name on one line, shortened in the middle: names differ most often at their ends."""
     name = " ".join(str(name).split())
     return name if len(name) <= most else f"{name[: most * 2 // 3 - 1]}…{name[-(most // 3) :]}"
 
 
 def cut_apart(names: list[Any]) -> list[str]:
-    """Names cut as by `cut`; where that makes two alike, what all have in common at either end goes first."""
+    """Names shortened by `cut`. If two become equal, their common prefix and suffix are removed first."""
     short = [cut(name) for name in names]
     if len(set(short)) == len(names):
         return short
@@ -63,7 +64,7 @@ def cut_apart(names: list[Any]) -> list[str]:
 
 
 def svg(figure: Any) -> Markup:
-    """The figure as an SVG element that refers to nothing outside and scales with the page."""
+    """The figure as an SVG element that has no external references and scales with the page."""
     import matplotlib
     from matplotlib.text import Text
 
@@ -75,15 +76,15 @@ def svg(figure: Any) -> Markup:
         matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "gradproof", "font.family": "sans-serif"}),
         warnings.catch_warnings(),
     ):
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser's fonts draw, not matplotlib's
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser draws the text
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawn = buffer.getvalue()[buffer.getvalue().index("<svg") :]
     drawn = re.sub(r"<!--.*?-->\s*", "", drawn, flags=re.DOTALL)
-    return Markup(re.sub(r"<[^>]+>", lambda tag: _tidy(tag[0]), drawn))  # text is escaped: only tags match
+    return Markup(re.sub(r"<[^>]+>", lambda tag: _tidy(tag[0]), drawn))  # text is escaped, so only tags match
 
 
 def _shared_words(names: list[str]) -> int:
-    """How many letters all names begin with, up to the end of a word."""
+    """The length of the common prefix of all names, up to the end of a word."""
     shared = 0
     for i, letters in enumerate(zip(*names, strict=False)):
         if len(set(letters)) > 1:
@@ -97,6 +98,6 @@ def _tidy(tag: str) -> str:
     if tag.startswith("<svg"):
         view = re.search(r'viewBox="[^"]*"', tag)
         return f'<svg {view[0] if view else ""} role="img" style="width:100%;height:auto;max-width:60rem">'
-    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)  # matplotlib numbers them anew in each figure of the page
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)  # matplotlib reuses ids across the figures of a page
     tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
     return tag.replace(FOREGROUND, "currentColor").replace("xlink:href", "href")

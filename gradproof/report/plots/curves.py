@@ -1,4 +1,4 @@
-"""What a training run did, step by step: loss, accuracy, learning rate, gradient norm, experts."""
+"""Plots of a training run by step: loss, accuracy, learning rate, gradient norm, experts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loss(record: dict[str, Any]) -> Markup:
         return Markup("")
     figure, axes = _over_steps("loss")
     _log_where_wide(axes, raw + mean + validation, 30)
-    _line(axes, raw, color=BLUE, alpha=0.5, lw=0.8, label="one batch")
+    _line(axes, raw, color=BLUE, alpha=0.5, lw=0.8, label="batch")
     _line(axes, mean, color=BLUE, lw=1.8, label="running mean")
     _line(axes, validation, color=ORANGE, lw=1.6, marker="o", ms=2.5, label="validation")
     _mark_best(axes, record)
@@ -30,7 +30,7 @@ def loss(record: dict[str, Any]) -> Markup:
 
 
 def accuracy(record: dict[str, Any]) -> Markup:
-    """The validation accuracy, and as lines across what the other rows of the score table reach."""
+    """The validation accuracy, with horizontal lines for the other rows of the score table."""
     points = [(step, 100 * value) for step, value in series(record["history"], "validation_accuracy")]
     if not points:
         return Markup("")
@@ -51,7 +51,7 @@ def accuracy(record: dict[str, Any]) -> Markup:
 
 
 def rmse(record: dict[str, Any]) -> Markup:
-    """The validation RMSE, and as lines across what the other rows of the score table reach."""
+    """The validation RMSE, with horizontal lines for the other rows of the score table."""
     points = series(record["history"], "validation_rmse")
     if not points:
         return Markup("")
@@ -91,13 +91,13 @@ def gradient_norm(record: dict[str, Any]) -> Markup:
 
 
 def shares(record: dict[str, Any]) -> Markup:
-    """The share of the routed rows that each expert got, stacked; experts are numbered at the right."""
+    """The share of routed rows that each expert received, stacked. Experts are numbered at the right."""
     lines = _share_lines(record["history"])
     if not lines:
         return Markup("")
     experts = len(lines[0][1])
-    lines = spread(lines, max(50, min(300, 6000 // experts)))  # one polygon an expert: many experts, fewer points
-    if len(lines) == 1:  # a band needs two ends
+    lines = spread(lines, max(50, min(300, 6000 // experts)))  # one polygon per expert: more experts, fewer points
+    if len(lines) == 1:  # an area needs two points
         lines = [(lines[0][0] - 0.5, lines[0][1]), (lines[0][0] + 0.5, lines[0][1])]
     figure, axes = _over_steps("share of routed rows, %")
     bands = [[100 * share[e] for _, share in lines] for e in range(experts)]
@@ -115,7 +115,7 @@ def shares(record: dict[str, Any]) -> Markup:
 
 
 def entropy(record: dict[str, Any]) -> Markup:
-    """The mean entropy of the router's probabilities below ln E, that of a router without an opinion."""
+    """The mean entropy of the router's probabilities, and its maximum ln E."""
     points, lines = series(record["history"], "router_entropy"), _share_lines(record["history"])
     if not points or not lines:
         return Markup("")
@@ -123,20 +123,22 @@ def entropy(record: dict[str, Any]) -> Markup:
     figure, axes = _over_steps("router entropy, nats")
     _line(axes, points, color=BLUE, lw=1.2, label="mean over the rows")
     most = math.log(experts)
-    axes.axhline(most, color=FOREGROUND, ls="--", lw=1.2, label=f"all experts alike: ln {experts} = {most:.2f}")
+    axes.axhline(most, color=FOREGROUND, ls="--", lw=1.2, label=f"uniform: ln {experts} = {most:.2f}")
     axes.set_ylim(0, 1.06 * max(most, *(value for _, value in points)))
     legend(axes, 2)
     return svg(figure)
 
 
 def series(history: list[dict[str, Any]], key: str) -> list[Point]:
-    """(step, value) of the lines that have the value."""
+    """(step, value) of the lines that have a finite value."""
     points = ((line.get("step"), line.get(key)) for line in history)
     return [(step, value) for step, value in points if step is not None and value is not None and math.isfinite(value)]
 
 
 def thin(points: list[Point], most: int = 400) -> list[Point]:
-    """The first, the last, and of each stretch between them the lowest and the highest: no spike is lost."""
+    """At most `most` points: the first, the last, and the minimum and maximum of each interval, so that no spike is
+    lost.
+    """
     if len(points) <= most:
         return points
     stretches = most // 2 - 1
@@ -149,14 +151,14 @@ def thin(points: list[Point], most: int = 400) -> list[Point]:
 
 
 def spread(lines: list[Any], most: int) -> list[Any]:
-    """At most `most` of the lines, evenly picked, the first and the last among them."""
+    """At most `most` of the lines, evenly spaced, including the first and the last."""
     if len(lines) <= most:
         return lines
     return [lines[i * (len(lines) - 1) // (most - 1)] for i in range(most)]
 
 
 def _share_lines(history: list[dict[str, Any]]) -> list[tuple[float, list[float]]]:
-    """(step, shares) of the lines where every expert has one; none for a model without experts."""
+    """(step, shares) of the lines that have a share for every expert; empty for a model without experts."""
     lines = [(line.get("step"), line.get("per_expert_share") or []) for line in history]
     experts = max((len(share) for _, share in lines), default=0)
     if experts < 2:
@@ -180,14 +182,14 @@ def _over_steps(label: str) -> tuple[Any, Any]:
 
 def _line(axes: Any, points: list[Point], **style: Any) -> None:
     points = thin(points)
-    if len(points) == 1 or len(points) > 60:  # a lone point needs a marker; many would hide the line
+    if len(points) == 1 or len(points) > 60:  # a single point needs a marker; many would hide the line
         style["marker"] = "o" if len(points) == 1 else None
     if points:
         axes.plot([x for x, _ in points], [y for _, y in points], **style)
 
 
 def _log_where_wide(axes: Any, points: list[Point], factor: float) -> None:
-    """A log axis where all is positive and the largest is more than `factor` times the smallest."""
+    """Uses a log axis if all values are positive and the largest is more than `factor` times the smallest."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = min(y for _, y in points), max(y for _, y in points)
@@ -206,7 +208,7 @@ def _mark_best(axes: Any, record: dict[str, Any]) -> None:
 
 
 def _read_as_written(axes: Any) -> None:
-    """A $ in a name is a $, not the start of a formula."""
+    """Draws a $ in a name as a $, not as the start of a formula."""
     for text in axes.get_legend().get_texts():
         text.set_parse_math(False)
 

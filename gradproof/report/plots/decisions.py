@@ -1,4 +1,4 @@
-"""How a model decided on held-out rows: which classes it mixes up, and whether its confidence can be believed."""
+"""Plots of a model's decisions on held-out rows: the confusion matrix and the calibration curve."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ from markupsafe import Markup
 from gradproof.report.plots.canvas import BLUE, FOREGROUND, GREY, ORANGE, cut_apart, sheet, svg
 
 MOST = 20  # classes in the confusion matrix
-HALF = 12  # up to so many fit into half the width of the page
+HALF = 12  # up to this many fit into half the width of the page
 
 
 def confusion(test: dict[str, Any], most: int = MOST) -> Markup:
-    """Counts by true and predicted class, coloured by the share of the row; the most confused classes of many."""
+    """Counts by true and predicted class, coloured by the share of the row; only the most confused classes if there are
+    many.
+    """
     import numpy as np
 
     counts = np.asarray(test["confusion"], dtype=np.int64)
@@ -40,13 +42,13 @@ def confusion(test: dict[str, Any], most: int = MOST) -> Markup:
 
 
 def most_confused(counts: Any, most: int = MOST) -> list[int]:
-    """The classes with the most wrong decisions, from or to them, in the order of the classes."""
+    """The classes with the most errors, as true or as predicted class, in class order."""
     wrong = counts.sum(0) + counts.sum(1) - 2 * counts.diagonal()
     return sorted((-wrong).argsort(kind="stable")[:most].tolist())
 
 
 def pairs(test: dict[str, Any], most: int = 10) -> list[dict[str, Any]]:
-    """The commonest wrong decisions: true class, predicted class, rows, share of the true class's rows."""
+    """The most common errors: true class, predicted class, rows, share of the true class's rows."""
     import numpy as np
 
     counts = np.array(test["confusion"], dtype=np.int64)
@@ -66,7 +68,7 @@ def pairs(test: dict[str, Any], most: int = 10) -> list[dict[str, Any]]:
 
 
 def calibration(test: dict[str, Any]) -> Markup:
-    """How often the model is right at each confidence, with 95% intervals, over how many rows have it."""
+    """Accuracy at each confidence with 95% intervals, above a histogram of the confidences."""
     bins = [b for b in test["calibration"] if b["count"] and b["confidence"] is not None and b["accuracy"] is not None]
     if not bins:
         return Markup("")
@@ -91,7 +93,7 @@ def calibration(test: dict[str, Any]) -> Markup:
 
 
 def _cells(axes: Any, counts: Any, shares: Any) -> None:
-    """One square a cell: right in blue, wrong in orange, the larger its share of the row the fuller."""
+    """One square per cell, blue if right, orange if wrong. The larger the share of the row, the stronger the colour."""
     from matplotlib.collections import PolyCollection
     from matplotlib.colors import to_rgb
 
@@ -103,7 +105,7 @@ def _cells(axes: Any, counts: Any, shares: Any) -> None:
             if not counts[y, x]:
                 continue
             squares.append([(x, y), (x + 1, y), (x + 1, y + 1), (x, y + 1)])
-            # Fainter than full, so that the number reads on it in light and in dark.
+            # Translucent, so that the number stays readable in light and in dark mode.
             colours.append((*to_rgb(BLUE if x == y else ORANGE), 0.06 + 0.69 * float(shares[y, x])))
             axes.text(x + 0.5, y + 0.52, _short(int(counts[y, x])), **style)
     axes.add_collection(PolyCollection(squares, facecolors=colours, linewidths=0))
@@ -115,7 +117,7 @@ def _cells(axes: Any, counts: Any, shares: Any) -> None:
 
 
 def _interval(share: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval for a share of `count`."""
+    """Wilson's interval for a proportion of `count`."""
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
     return middle - half, middle + half

@@ -1,4 +1,4 @@
-"""Low-precision gradients for `diagnose`: error beside noise, the sweep over units, decisions beside their margins."""
+"""Plots for `diagnose`: error and noise of low-precision gradients, the sweep over units, and decision margins."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from gradproof.report.plots.canvas import FOREGROUND, GREY, cut, legend, sheet, svg
 
-COLOURS = {  # the worst first, as in base.html
+COLOURS = {  # worst first, as in base.html
     "bug": "#d33a2c",
     "overflow": "#d0568c",
     "underflow": "#9b6fc4",
@@ -19,17 +19,17 @@ COLOURS = {  # the worst first, as in base.html
     "clean": "#2a9d5c",
 }
 MOST = 40  # tensors in a plot
-LARGEST = 1e2  # a relative error beyond this says no more
+LARGEST = 1e2  # relative errors above this are clipped
 Edge = tuple[float, int]  # where to draw, and −1, 0 or 1: below, within or above the axis
 
 
 def worst_first(precisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The formats, the worst verdict first; formats of the same verdict stay in order."""
+    """The formats, worst verdict first; formats with the same verdict keep their order."""
     return sorted(precisions, key=lambda p: _rank(p["verdict"]))
 
 
 def judged(precision: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every tensor of a format with its kind and error/noise, the worst verdict first, then by z."""
+    """Every tensor of a format with its kind and error/noise, worst verdict first, then by z."""
     judgements = [
         {**j, "kind": kind, "excess": _excess(j["rel_error"], j["noise"]), "z": _z(j)}
         for kind, of in (("parameter", "parameters"), ("input", "inputs"))
@@ -39,19 +39,19 @@ def judged(precision: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def places(precisions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where values left the range, in every format: what overflowed first, then by how many."""
+    """Where values left the range, in every format: most overflows first, then most underflows."""
     out_of_range = [{"format": p["format"], **place} for p in precisions for place in p["range"]]
     return sorted(out_of_range, key=lambda r: (-r["overflow"], -r["underflow"]))
 
 
 def power(value: float) -> str:
-    """A power of two as one."""
+    """Formats a power of two as 2^n, and any other value as 1.2e-03."""
     exponent = math.log2(value) if value > 0 else math.nan
     return f"2^{exponent:.0f}" if exponent == exponent and exponent == round(exponent) else f"{value:.1e}"
 
 
 def tensors(precision: dict[str, Any], most: int = MOST) -> Markup:
-    """Side by side for each tensor: error and noise, ratio of the norms, 1 − cosine; the worst `most`."""
+    """For each of the worst `most` tensors, side by side: error and noise, ratio of norms, 1 − cosine."""
     shown = judged(precision)[:most][::-1]
     if not shown:
         return Markup("")
@@ -81,12 +81,14 @@ def sweep(swept: dict[str, Any], most: int = MOST) -> Markup:
     finest, coarsest = points[0]["unit"], points[-1]["unit"]
     low, high = _decades([finest, coarsest, *(e for line in (together, *lines) for _, e in line)], span=12)
     figure, (axes,) = sheet(4.6, 3.2)
-    axes.loglog([finest, coarsest], [finest, coarsest], ls="--", lw=1.2, color=FOREGROUND, label="one unit, slope 1")
+    axes.loglog(
+        [finest, coarsest], [finest, coarsest], ls="--", lw=1.2, color=FOREGROUND, label="error = unit (slope 1)"
+    )
     for i, line in enumerate(lines):
         drawn = [_at(e, low, high)[0] for _, e in line]
-        axes.plot([u for u, _ in line], drawn, color=GREY, lw=0.8, alpha=0.5, label=None if i else "one tensor")
+        axes.plot([u for u, _ in line], drawn, color=GREY, lw=0.8, alpha=0.5, label=None if i else "single tensor")
     drawn = [_at(e, low, high)[0] for _, e in together]
-    axes.plot([u for u, _ in together], drawn, "o-", color="#3d85c6", lw=2, ms=4, label="all together")
+    axes.plot([u for u, _ in together], drawn, "o-", color="#3d85c6", lw=2, ms=4, label="all tensors")
     _log(axes.yaxis, low, high, 6)
     axes.set_xticks([p["unit"] for p in points], [f"{cut(p['format'], 9)}\n{power(p['unit'])}" for p in points])
     axes.minorticks_off()
@@ -99,14 +101,14 @@ def sweep(swept: dict[str, Any], most: int = MOST) -> Markup:
 
 
 def margins(routing: dict[str, Any]) -> Markup:
-    """The margin of each sampled decision beside the noise of its scores; where it flipped, in colour."""
+    """The margin of each sampled decision against the noise of its scores. Flipped decisions are coloured."""
     flips = [f for f in routing["flipped"] if f["op"] != "branch"]
     everything = [*routing["margins"], *flips]
     if not everything:
         return Markup("")
     bottom, top = _decades([d["noise"] for d in everything], most=math.inf, span=12)
     left, right = _decades([d["margin"] for d in everything], most=math.inf, span=12)
-    left, right = min(left, top / 10), max(right, 10 * bottom)  # a piece of the line at least
+    left, right = min(left, top / 10), max(right, 10 * bottom)  # keep part of the line visible
     figure, (axes,) = sheet(4.6, 3.4)
     groups = (
         ("sampled", routing["margins"], dict(color=GREY, ms=3, alpha=0.6)),
@@ -124,15 +126,15 @@ def margins(routing: dict[str, Any]) -> Markup:
     _log(axes.yaxis, bottom, top, 6)
     axes.minorticks_off()
     axes.tick_params(labelsize=8)
-    axes.set_xlabel("margin: the last chosen score above the next", fontsize=9)
-    axes.set_ylabel("noise of the scores", fontsize=9)
+    axes.set_xlabel("margin: last chosen score minus the next", fontsize=9)
+    axes.set_ylabel("noise in the scores", fontsize=9)
     axes.grid(alpha=0.15, color=FOREGROUND)
     legend(axes, 3 if len(axes.get_lines()) == 3 else 2)
     return _unclipped(figure)
 
 
 def beyond(values: list[float | None], most: float = math.inf) -> bool:
-    """Whether some have no place on a log axis up to `most`: 0, too large, not finite."""
+    """Whether any value cannot be drawn on a log axis up to `most`: 0, too large, or not finite."""
     return any(not v or v > most for v in values)
 
 
@@ -180,7 +182,7 @@ def _angles(axes: Any, shown: list[dict[str, Any]]) -> set[int]:
 
 
 def _dots(axes: Any, shown: list[dict[str, Any]], at: list[Edge | None]) -> set[int]:
-    """One dot a tensor in the colour of its verdict, an arrow at the edge for what lies beyond it."""
+    """One dot per tensor in the colour of its verdict; an arrow at the edge for values beyond it."""
     drawn = {(j["verdict"], where[1]) for j, where in zip(shown, at, strict=True) if where}
     for verdict, edge in sorted(drawn):
         here = [
@@ -197,10 +199,10 @@ def _key(figure: Any, verdicts: list[str], edges: set[int]) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Any] = [Patch(facecolor=GREY, alpha=0.28, label="up to the noise")]
+    handles: list[Any] = [Patch(facecolor=GREY, alpha=0.28, label="noise band")]
     for verdict in sorted(set(verdicts), key=_rank):
         handles.append(Line2D([], [], marker="o", ls="", ms=5.5, mew=0, color=_colour(verdict), label=verdict))
-    for edge, label in ((-1, "0, or below the axis"), (1, "not finite, or beyond the axis")):
+    for edge, label in ((-1, "0 or below the axis"), (1, "not finite or above the axis")):
         if edge in edges:
             marker = "<" if edge < 0 else ">"
             handles.append(Line2D([], [], marker=marker, ls="", ms=5.5, mew=0, color=FOREGROUND, label=label))
@@ -208,7 +210,7 @@ def _key(figure: Any, verdicts: list[str], edges: set[int]) -> None:
 
 
 def _side_by_side(width: float, height: float, *ratios: float) -> tuple[Any, list[Any]]:
-    """As `sheet`, but axes next to each other."""
+    """Like `sheet`, but with the axes next to each other."""
     figure, (first,) = sheet(width, height)
     first.remove()
     row = figure.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
@@ -222,14 +224,14 @@ def _side_by_side(width: float, height: float, *ratios: float) -> tuple[Any, lis
 
 
 def _unclipped(figure: Any) -> Markup:
-    """As SVG without clip paths: figures share them, and one in a closed <details> may not be found."""
+    """Converts to SVG without clip paths: figures share them, and browsers ignore one in a closed <details>."""
     for artist in figure.findobj():
         artist.set_clip_on(False)
     return svg(figure)
 
 
 def _decades(values: list[float | None], most: float = LARGEST, span: int = 8) -> tuple[float, float]:
-    """Powers of ten around the positive values up to `most`, at most `span` of them apart."""
+    """Powers of ten around the positive values up to `most`, at most `span` decades."""
     known = [math.log10(min(v, most)) for v in values if v is not None and v > 0]
     if not known:
         return 1e-3, 1.0
@@ -238,14 +240,14 @@ def _decades(values: list[float | None], most: float = LARGEST, span: int = 8) -
 
 
 def _at(value: float | None, low: float, high: float) -> Edge:
-    """Where to draw a value; what is not finite (null) is beyond."""
+    """Where to draw a value. A value that is not finite (null) lies above the axis."""
     if value is None or value > high:
         return high, 1
     return (low, -1) if value < low else (value, 0)
 
 
 def _log(axis: Any, low: float, high: float, most: int) -> None:
-    """At most `most` labelled powers of ten, and room for the marks at either end."""
+    """At most `most` labelled powers of ten, with room for the markers at both ends."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     first, last = round(math.log10(low)), round(math.log10(high))
@@ -258,13 +260,13 @@ def _log(axis: Any, low: float, high: float, most: int) -> None:
 
 
 def _round(far: float) -> float:
-    """The largest 1, 2 or 5 times a power of ten that is no larger."""
+    """The largest number of the form 1, 2 or 5 times a power of ten that is at most `far`."""
     power = 10.0 ** math.floor(math.log10(far))
     return next((m * power for m in (5, 2) if m * power <= far * (1 + 1e-9)), power)
 
 
 def _excess(error: float | None, noise: float | None) -> float | None:
-    """error/noise; infinite over no noise, nothing where the noise is unknown."""
+    """error/noise; infinite if the noise is 0, None if it is unknown."""
     if noise is None:
         return None
     if error is None or not noise:
@@ -273,7 +275,7 @@ def _excess(error: float | None, noise: float | None) -> float | None:
 
 
 def _z(j: dict[str, Any]) -> float:
-    """Null stands for both infinities: no error at all, or one that no noise explains."""
+    """The JSON writes both infinities as null: no error at all, or an error that no noise explains."""
     if j["z"] is not None:
         return j["z"]
     return -math.inf if j["rel_error"] == 0 else math.inf

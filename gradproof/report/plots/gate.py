@@ -1,4 +1,4 @@
-"""How good a gate is: the ROC where a gate works, and the curve over a stream."""
+"""Plots of a gate's quality: the ROC at low false positive rates, and recall over a stream."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from markupsafe import Markup
 from gradproof.report.plots.canvas import BLUE, FOREGROUND, GREY, ORANGE, legend, sheet, svg
 
 SIZE = (4.6, 2.9)  # inches
-LEAST = 1e-4  # of the allowed calls; the axis is a logarithm
+LEAST = 1e-4  # share of allowed calls; the axis is logarithmic
 
 
 def roc(curves: dict[str, list[list[float]]]) -> Markup:
-    """Recall of block over the share of allowed calls blocked, by name; upright lines at 1% and 0.1%."""
+    """Recall of `block` over the share of allowed calls blocked, by name; vertical lines at 0.1% and 1%."""
     drawn = {name: points for name, points in curves.items() if points}
     if not drawn:
         return Markup("")
@@ -28,13 +28,13 @@ def roc(curves: dict[str, list[list[float]]]) -> Markup:
     axes.set_xlim(LEAST, 1)
     axes.set_ylim(0, 102)
     axes.set_xticks([1e-4, 1e-3, 1e-2, 1e-1, 1], ["0.01%", "0.1%", "1%", "10%", "100%"])
-    _label(axes, "allowed calls that are blocked", "blocked of those to block, %")
+    _label(axes, "allowed calls blocked (false positive rate)", "recall of block, %")
     legend(axes, 2)
     return svg(figure)
 
 
 def over_time(passes: dict[str, list[dict[str, Any]]], key: str, label: str, begins: int) -> Markup:
-    """A figure of each window of the stream, by name; the upright line is where the rest begins."""
+    """A metric of each window of the stream, by name; the vertical line marks where the evaluated part begins."""
     figure, (axes,) = sheet(*SIZE)
     for (name, windows), colour in zip(passes.items(), (BLUE, ORANGE), strict=False):
         there = [(window["position"], 100 * window[key]) for window in windows if window[key] is not None]

@@ -1,4 +1,4 @@
-"""How well predicted numbers agree with the true ones."""
+"""Plot of predicted against true values."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from markupsafe import Markup
 
 from gradproof.report.plots.canvas import BLUE, FOREGROUND, ORANGE, sheet, svg
 
-BARS = 150  # intervals that are drawn, so that they can be told apart
+BARS = 150  # intervals drawn; more would overlap
 
 
 def against(test: dict[str, Any]) -> Markup:
-    """Predicted against true values; the intervals of some rows, orange where they miss the true value."""
+    """Predicted against true values, with the intervals of some rows, orange where they miss the true value."""
     points = [point for point in test["points"] if None not in point]
     if not points:
         return Markup("")

@@ -1,4 +1,4 @@
-"""Errors of tensors and of claims beside their bounds, for `verify`."""
+"""Plots for `verify`: errors of tensors and claims against their bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STATUS_COLOURS = {"proven": "#2a9d5c", "refuted": "#d33a2c", "inconclusive": "#d
 
 
 def tensors(subject: dict[str, Any], most: int = 40) -> Markup:
-    """The measured error of each tensor beside its bound and its resolution; the worst `most` where there are more."""
+    """The measured error, bound and resolution of each tensor; the worst `most` if there are more."""
     judged = [j for j in (*subject["parameters"], *subject["inputs"]) if j["error"] is not None and j["bound"]]
     judged = sorted(judged, key=lambda j: j["error"] / j["bound"], reverse=True)[:most][::-1]
     if not judged:
@@ -34,7 +34,7 @@ def tensors(subject: dict[str, Any], most: int = 40) -> Markup:
 
 
 def claims(subjects: list[dict[str, Any]]) -> Markup:
-    """How near each claim came to its bound, over all subjects: every dot left of 1 holds."""
+    """Measured error over bound for each claim, over all subjects. Dots left of 1 hold."""
     ratios: dict[str, list[tuple[float, str]]] = {}
     for subject in subjects:
         for e in subject["evidence"]:

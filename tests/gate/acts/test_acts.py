@@ -192,3 +192,9 @@ def test_a_correction_does_not_reach_another_of_its_kind(allowed, other):
     """What is published, and which file is sent, is part of what was allowed."""
     assert covers(read(at(allowed), STORE).acts, read(at(allowed), STORE).acts)
     assert not covers(read(at(allowed), STORE).acts, read(at(other), STORE).acts)
+
+
+@pytest.mark.filterwarnings("error")
+def test_odd_escapes_in_code_say_nothing():
+    """Python warns about them wherever it parses; a gate that reads them must not print to the agent's terminal."""
+    assert outcome(at("python -c \"import re; re.sub('\\d', '', 'a')\"")) == "allow"

@@ -12,7 +12,7 @@ pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installe
 
 from fuzzed_calls import Fuzz, real_calls
 
-from gradproof.gate.acts.shell import _parser
+from gradproof.gate.acts.shell_text import parser
 from gradproof.gate.acts.tools import is_shell
 from gradproof.gate.calls import parse
 from gradproof.gate.decider import Decider
@@ -68,4 +68,4 @@ def _has_error(raw):
     command = call.arguments.get("command")
     if not isinstance(command, str) or not is_shell(call.tool, call.arguments) or len(command) > CHECKED_AGAIN:
         return False
-    return "<<" not in command and _parser().parse(command.encode()).root_node.has_error
+    return "<<" not in command and parser().parse(command.encode()).root_node.has_error

@@ -1,0 +1,211 @@
+"""Builtins of the shell: cd, echo, printf, eval, source, set, alias, read, trap."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from gradproof.gate.acts.act import ActTarget
+from gradproof.gate.acts.paths import (
+    TILDE,
+    UNKNOWN,
+    alternatives,
+    resolve,
+    unglobbed,
+)
+from gradproof.gate.acts.programs import READERS, Command, builtin, execute_file
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.targets import fetch_and_run
+from gradproof.gate.acts.word import Word, below
+
+
+@builtin("cd", "pushd", "chdir")
+def _cd(command: Command) -> Output:
+    words = [word for word in command.words if not word.text.startswith("-") or word.text == "-"]
+    state, around = command.state, command.reading.around
+    if state.elsewhere is not None:
+        return Output("")
+    if not words:
+        state.cwds = (around.home,)
+        return Output("")
+    folders = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
+    if words[0].text == "-" or any(path is None for path in folders):
+        state.cwds = (UNKNOWN,)
+    else:
+        state.cwds = tuple(dict.fromkeys(path for path in folders if path is not None))[:4]
+    return Output("")
+
+
+@builtin("popd")
+def _popd(command: Command) -> Output:
+    command.state.cwds = (UNKNOWN,)
+    return Output("")
+
+
+@builtin("echo")
+def _echo(command: Command) -> Output:
+    words = command.words
+    escapes = False
+    while words and words[0].text in ("-n", "-e", "-E", "-ne", "-en"):
+        escapes = escapes or "e" in words[0].text
+        words = words[1:]
+    text = " ".join(unglobbed(word.texts[0]) if len(word.texts) == 1 else UNKNOWN for word in words)
+    if escapes:
+        text = _escaped(text)
+    return _told(command, words, text + "\n")
+
+
+@builtin("printf")
+def _printf(command: Command) -> Output:
+    words = command.words
+    if words and words[0].text == "-v":
+        if len(words) > 1:
+            command.state.variables[words[1].text] = [Word((UNKNOWN,))]
+        return Output("")
+    if not words:
+        return Output("")
+    shape, *rest = [word.text for word in words]
+    text = _escaped(shape)
+    if "%" in text:
+        pieces = iter(rest)
+        filled: list[str] = []
+        while True:
+            filled.append(_filled(text, pieces))
+            if len(filled) > 64 or not rest or (rest := list(pieces)) == []:
+                break
+            pieces = iter(rest)
+        text = "".join(filled)
+    return _told(command, words, text)
+
+
+def _filled(shape: str, pieces: Iterator[str]) -> str:
+    def put(match: re.Match[str]) -> str:
+        if match[0] == "%%":
+            return "%"
+        piece = next(pieces, "")
+        return _escaped(piece) if match[0].endswith("b") else piece
+
+    return re.sub(r"%(?:%|[-+ #0]*\d*(?:\.\d+)?[a-zA-Z])", put, shape)
+
+
+def _escaped(text: str) -> str:
+    from gradproof.gate.acts.word import ANSI, ansi_escape
+
+    return ANSI.sub(ansi_escape, text)
+
+
+def _told(command: Command, words: Sequence[Word], text: str) -> Output:
+    fetched = next((word.fetched for word in words if word.fetched), "")
+    secret = any(word.secret for word in words)
+    return Output(text, fetched, secret, True)
+
+
+@builtin("pwd")
+def _pwd(command: Command) -> Output:
+    cwds = command.state.cwds
+    one = len(cwds) == 1 and cwds[0] and command.state.elsewhere is None
+    return Output(cwds[0] if one else None, piped=True)
+
+
+@builtin("eval")
+def _eval(command: Command) -> Output:
+    for word in command.words:
+        if word.fetched:
+            command.reading.acts.append(fetch_and_run("eval", word.fetched, command.state))
+    text = " ".join(word.text for word in command.words)
+    if any(word.substituted for word in command.words):
+        command.program = "eval"
+        command.unknown("a command that is made while it runs")
+    if UNKNOWN in text and len(command.words) == 1 and command.words[0].texts == (UNKNOWN,):
+        command.program = "eval"
+        command.unknown("a command that is made while it runs")
+        return Output()
+    return command.shell(text, command.state, command.stdin)
+
+
+@builtin("source", ".")
+def _source(command: Command) -> Output:
+    if not command.words:
+        return Output()
+    file = command.words[0]
+    if file.inner is not None or file.texts[0].startswith("/dev/fd/"):
+        feed = Output(file.inner, file.fetched, file.secret, True)
+        READERS["fed"](replace(command, program="source", stdin=feed, words=[]))
+        return Output()
+    if file.texts[0] == "/dev/stdin":
+        READERS["fed"](replace(command, program="source", words=[]))
+        return Output()
+    command.program = "source"
+    if re.search(r"(?:^|/)\.?v?env[^/]*/(?:bin|Scripts)/activate$", file.text) and not file.starts("/", "~", ".."):
+        command.state.venv = True
+    execute_file(command, file, command.words[1:])
+    return Output()
+
+
+@builtin("set", "shopt")
+def _set(command: Command) -> Output:
+    texts = command.texts
+    if "history" in texts and not {"+o", "-ou", "-uo"}.isdisjoint(texts):
+        command.act("stop", "system", ActTarget("resource", "shell history"))
+    if any(text.startswith("-") and "e" in text and not text.startswith("--") for text in texts) or "errexit" in texts:
+        command.state.strict = True
+    if "--" in texts:
+        command.state.parameters = tuple(command.words[texts.index("--") + 1 :])
+    return Output("")
+
+
+@builtin("alias")
+def _alias(command: Command) -> Output:
+    for word in command.words:
+        name, equals, value = word.text.partition("=")
+        if equals:
+            command.state.aliases[name] = value
+    return Output("")
+
+
+@builtin("read", "mapfile", "readarray", "getopts", "let", "select")
+def _read(command: Command) -> Output:
+    for word in command.words:
+        if word.known and word.text.isidentifier():
+            source = command.stdin
+            texts = below(source.names) or (UNKNOWN,)
+            command.state.variables[word.text] = [Word(texts, source.fetched, source.secret)]
+    return Output("")
+
+
+@builtin("history")
+def _history(command: Command) -> Output:
+    if any(re.fullmatch(r"-[a-z]*[cd][a-z]*\d*", text) for text in command.texts):
+        command.touch("delete", Word((f"{TILDE}/.bash_history",)))
+    return Output("")
+
+
+@builtin("trap")
+def _trap(command: Command) -> Output:
+    words = [word for word in command.words if not word.text.startswith("-")]
+    if words and words[0].text:
+        command.shell(words[0].text, command.beside())
+    return Output("")
+
+
+@builtin(
+    *("true", "false", ":", "test", "[", "exit", "return", "break", "continue", "shift", "wait", "jobs", "fg", "bg"),
+    *(
+        "type",
+        "hash",
+        "umask",
+        "ulimit",
+        "times",
+        "disown",
+        "local",
+        "declare",
+        "typeset",
+        "readonly",
+        "unalias",
+        "help",
+    ),
+    *("export", "unset", "dirs", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
+)
+def _nothing(command: Command) -> Output:
+    return Output("")

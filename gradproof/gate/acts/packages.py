@@ -1,0 +1,252 @@
+"""Package managers: what they install, and where."""
+
+from __future__ import annotations
+
+from gradproof.gate.acts.act import ActTarget, Effect
+from gradproof.gate.acts.knowledge import Deed, knowledge
+from gradproof.gate.acts.options import parse
+from gradproof.gate.acts.paths import TILDE, UNKNOWN
+from gradproof.gate.acts.programs import Command, _argument, here, locate, reader
+from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.word import Word
+
+
+@reader("pip")
+def pip(command: Command) -> Output | None:
+    """Into a virtual environment of the project, the user's home, or the system."""
+    deed = Deed(
+        values=frozenset(
+            {
+                "-r",
+                "--requirement",
+                "-c",
+                "--constraint",
+                "-i",
+                "--index-url",
+                "--extra-index-url",
+                "-t",
+                "--target",
+                "--prefix",
+                "-e",
+                "--editable",
+                "-f",
+                "--find-links",
+                "--proxy",
+                "--cert",
+                "--python",
+                "--root",
+            }
+        )
+    )
+    parsed = parse(command.words, deed)
+    words = parsed.positional
+    verb = words[0].text if words else "help"
+    command.verb = verb
+    if verb in (
+        "list",
+        "show",
+        "freeze",
+        "check",
+        "search",
+        "index",
+        "help",
+        "config",
+        "debug",
+        "inspect",
+        "hash",
+        "cache",
+    ):
+        command.act("read", "local")
+        return None
+    if verb in ("download", "wheel"):
+        here(command, "write")
+        return None
+    for name in ("-i", "--index-url", "--extra-index-url", "-f", "--find-links", "--proxy"):
+        for url in parsed.values(name):
+            locate(command, "fetch_and_run", "url", url)
+    packages = [*words[1:], *parsed.values("-e", "--editable")]
+    for package in packages:
+        if "://" in package.text:
+            locate(command, "fetch_and_run", "url", Word((package.text.removeprefix("git+"),)))
+    effect: Effect = "install" if verb == "install" else "delete" if verb == "uninstall" else "execute"
+    target = parsed.value("-t", "--target", "--prefix", "--root")
+    name = ActTarget("package", " ".join(word.text for word in packages).replace(UNKNOWN, "?"))
+    if target is not None:
+        command.touch("write", target)
+    if parsed.has("--break-system-packages", "--system"):
+        command.act(effect, "system", name, marks=("flag:system",))
+    elif parsed.has("--user"):
+        command.act(effect, "home", name)
+    else:
+        command.act(effect, "project" if command.state.venv or target is not None else "system", name)
+    return None
+
+
+@reader("npm")
+def npm(command: Command) -> Output | None:
+    """npm, yarn, pnpm, bun: scripts of the project, its packages, or global ones."""
+    parsed = parse(
+        command.words,
+        Deed(values=frozenset({"--prefix", "-w", "--workspace", "--registry", "--filter", "-C", "--cwd", "--dir"})),
+    )
+    words = [word.text for word in parsed.positional]
+    verb = words[0] if words else "install"
+    command.verb = verb
+    is_global = parsed.has("-g", "--global", "--location") or words[:2] == ["global", "add"]
+    if registry := parsed.value("--registry"):
+        locate(command, "fetch_and_run", "url", registry)
+    name = ActTarget("package", " ".join(words[1:]).replace(UNKNOWN, "?"))
+    if verb in ("install", "i", "add", "ci", "update", "up", "upgrade", "link", "dedupe", "rebuild"):
+        for text in words[1:]:
+            if "://" in text or text.startswith("git+"):
+                locate(command, "fetch_and_run", "url", Word((text.removeprefix("git+"),)))
+        _installed(command, "install", is_global, name)
+    elif verb in ("uninstall", "remove", "rm", "un", "prune"):
+        _installed(command, "install", is_global, name)
+    elif verb in ("publish", "unpublish", "deprecate", "dist-tag", "owner", "access", "team"):
+        reads = verb in ("dist-tag", "owner", "access", "team") and words[1:2] in (["ls"], ["list"])
+        effect: Effect = (
+            "read"
+            if reads
+            else "delete"
+            if verb == "unpublish"
+            else "publish"
+            if verb in ("publish", "dist-tag", "deprecate")
+            else "change_rights"
+        )
+        if effect == "publish" and parsed.has("--dry-run"):
+            effect = "read"
+        command.act(effect, "remote", name)
+    elif verb in (
+        "ls",
+        "list",
+        "outdated",
+        "view",
+        "info",
+        "why",
+        "audit",
+        "search",
+        "config",
+        "root",
+        "bin",
+        "prefix",
+        "whoami",
+        "help",
+        "explain",
+        "doctor",
+        "fund",
+        "ping",
+    ):
+        if verb == "config" and words[1:2] == ["set"]:
+            command.touch("write", Word((f"{TILDE}/.npmrc",)))
+        elif verb == "audit" and "fix" in words:
+            here(command, "install")
+        else:
+            command.act("read", "local")
+    elif verb in ("token", "login", "adduser", "logout"):
+        command.act("change_rights", "remote", name)
+    elif verb in ("dlx", "create") and len(words) > 1:
+        command.act("fetch_and_run", "remote", name)
+    elif verb in ("exec", "x", "init") and len(words) > 1:
+        command.act("execute", "project" if command.reading.around.project else "outside", name)
+    elif verb == "cache":
+        command.act(
+            "read" if "ls" in words or "verify" in words else "delete", "home" if "clean" in words else "local", name
+        )
+    else:
+        here(command, "execute")
+    return None
+
+
+def _installed(command: Command, effect: Effect, is_global: bool, name: ActTarget) -> None:
+    if is_global:
+        command.act(effect, "system", name, marks=("flag:global",))
+    else:
+        command.act(effect, "project" if command.reading.around.project else "outside", name)
+
+
+@reader("make")
+def make(command: Command) -> Output | None:
+    """Runs what the folder's own file says."""
+    parsed = parse(command.words, command.deed)
+    folder = parsed.value("-C", "--directory", "--cwd", "--dir", "--manifest-path")
+    file = parsed.value("-f", "--file", "--makefile")
+    if folder is not None:
+        command.touch("execute", folder)
+    elif file is not None:
+        command.touch("execute", file)
+    else:
+        here(command, "execute")
+    for word in parsed.positional:
+        name, equals, value = word.text.partition("=")
+        if equals and value.startswith(("/", "~", "..")):
+            command.touch("execute", Word((value,)))
+        del name
+    return None
+
+
+@reader("npx")
+def npx(command: Command) -> Output | None:
+    """A package's program; with -y, one that is fetched for it."""
+    parsed = parse(command.words, Deed(values=frozenset({"-p", "--package", "-c", "--call"})), stop=True)
+    for code in parsed.values("-c", "--call"):
+        command.shell(code.text, command.beside())
+    words = parsed.positional
+    if parsed.has("-y", "--yes", "-p", "--package") or command.program in ("uvx", "bunx"):
+        name = words[0].text if words else ""
+        command.act("fetch_and_run", "remote", ActTarget("package", name.replace(UNKNOWN, "?")))
+        return None
+    if words and words[0].text in knowledge().programs:
+        return command.again(words)
+    here(command, "execute")
+    for word in words[1:]:
+        _argument(command, word, "execute")
+    return None
+
+
+@reader("pipx")
+def pipx(command: Command) -> Output | None:
+    verb = next((text for text in command.texts if not text.startswith("-")), "list")
+    command.verb = verb
+    if verb == "run":
+        command.act("fetch_and_run", "remote", ActTarget("package", command.texts[-1].replace(UNKNOWN, "?")))
+    else:
+        command.act("read" if verb in ("list", "environment") else "install", "local" if verb == "list" else "home")
+    return None
+
+
+@reader("uv")
+def uv(command: Command) -> Output | None:
+    """`uv pip` is pip, `uv run` runs."""
+    parsed = parse(
+        command.words,
+        Deed(
+            values=frozenset(
+                {"--directory", "--project", "--python", "-p", "--with", "--index-url", "--extra", "--group"}
+            )
+        ),
+        stop=True,
+    )
+    words = parsed.positional
+    verb = words[0].text if words else "help"
+    if verb == "pip":
+        return command.again([Word(("pip",)), *words[1:]], command.beside(venv=not parsed.has("--system")))
+    if verb == "run":
+        inner = parse(
+            words[1:],
+            Deed(values=frozenset({"--with", "--python", "-p", "--extra", "--group", "--env-file", "--directory"})),
+            stop=True,
+        ).positional
+        return command.again(inner) if inner else None
+    command.verb = verb
+    if verb == "publish":
+        command.act("publish", "remote")
+    elif verb in ("tool", "python") and len(words) > 1 and words[1].text in ("install", "upgrade", "uninstall"):
+        command.act("install", "home")
+    elif verb in ("add", "sync", "lock", "remove", "venv", "init", "export"):
+        here(command, "install")
+    elif verb in ("tree", "version", "help", "cache") or (verb in ("tool", "python") and "list" in command.texts):
+        command.act("read", "local")
+    else:
+        here(command, "execute")
+    return None

@@ -1,0 +1,109 @@
+"""Targets: what the words of a command name, a path, a host or a URL, and acts on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
+from gradproof.gate.acts.paths import (
+    UNKNOWN,
+    alternatives,
+    is_loopback,
+    place,
+    resolve,
+    turned,
+    unglobbed,
+)
+from gradproof.gate.acts.shell import Reading
+from gradproof.gate.acts.shell_state import State
+from gradproof.gate.acts.word import Word
+
+WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
+METADATA = (  # hosts of a cloud that hand out credentials
+    *("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254", "169.254.170.2"),
+    *("169.254.170.23", "fd00:ec2::23", "192.0.0.192", "168.63.129.16", "instance-data", "metadata.tencentyun.com"),
+)
+
+
+def touch(
+    reading: Reading,
+    effect: Effect,
+    program: str,
+    word: Word,
+    state: State,
+    *,
+    verb: str = "",
+    folder: bool = False,
+    marks: Sequence[str] = (),
+) -> list[Act]:
+    """An act on a path, once for each path that it may be."""
+    done: list[Act] = []
+    reading.explained.update(word.texts)
+    for text, cwd in alternatives(word.texts, state.cwds):
+        reading.pay(WORK_OF_ACT)
+        if state.elsewhere is not None:
+            scope, host = state.elsewhere
+            if "/dev/null" in text:
+                continue
+            target = ActTarget("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
+        elif text == "-" or text.startswith("/dev/fd/"):
+            continue
+        else:
+            located = place(text, effect, reading.around, UNKNOWN if UNKNOWN in cwd else cwd, folder=folder)
+            if located is None:
+                continue
+            target, scope = located
+            if UNKNOWN in target.name:
+                target, scope = ActTarget("path", "?", folder), "unknown"
+        done_there = turned(target.name, effect) if target.kind == "path" else effect
+        if target.kind == "host" and effect == "write" and state.elsewhere is None:  # /dev/tcp/HOST/PORT
+            done_there = "send"
+        act = Act(done_there, program, scope, verb, target, state.via, frozenset(marks))
+        if act not in done:
+            done.append(act)
+    if word.fetched and effect == "execute":
+        done.append(fetch_and_run(program, word.fetched, state))
+    reading.acts += done
+    return done
+
+
+def resolved(reading: Reading, word: Word, state: State) -> list[str]:
+    """The paths that a word may name, as far as they are known."""
+    if state.elsewhere is not None:
+        return []
+    paths = (resolve(text, cwd, reading.around.home) for text, cwd in alternatives(word.texts, state.cwds))
+    return [path for path in paths if path is not None]
+
+
+def of_url(text: str) -> tuple[ActTarget, ActScope]:
+    """Host and scope of a URL, a connection string or `host:port`."""
+    text = unglobbed(text)
+    rest = text.split("://", 1)[1] if "://" in text else text
+    if text.startswith("file://"):
+        return ActTarget("path", rest), "unknown"
+    authority = rest.split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
+    host = authority.rsplit("@", 1)[-1]
+    if host.startswith("["):
+        host = host[1:].split("]", 1)[0]
+    else:
+        host = host.partition(":")[0]
+    if not host or UNKNOWN in host or "$" in host:
+        return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
+    host = _dotted(host)
+    within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
+    if host.lower() in METADATA:
+        return ActTarget("host", host.lower(), within=within_), "secret"
+    return ActTarget("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"
+
+
+def _dotted(host: str) -> str:
+    """An IPv4 address that is written as one number, in dots."""
+    if not host[:1].isdigit() or "." in host or not re.fullmatch(r"\d{8,10}|0[xX][0-9a-fA-F]{8}", host):
+        return host
+    number = int(host, 0) if not host.isdigit() else int(host)
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0)) if number < 2**32 else host
+
+
+def fetch_and_run(program: str, host: str, state: State) -> Act:
+    return Act("fetch_and_run", program, "remote", target=ActTarget("host", host), via=state.via)
