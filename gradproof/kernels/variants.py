@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -88,6 +88,12 @@ class Kernels:
     reading: ModuleType | None = None
     workspace: Workspace | None = None
     capturable: bool = False
+    final: Callable[[str], None] | None = None  # is told the prefix of parameters whose gradients are final
+
+    def announce(self, prefix: str) -> None:
+        """The backward is done with the gradients of these parameters."""
+        if self.final is not None:
+            self.final(prefix)
 
     @classmethod
     def of(

@@ -67,10 +67,14 @@ class Model(ABC):
         """Without a seed the parameters stay as they are in `flat_P`, or are zeros: others are about to be put
         there."""
         self.config = config
-        self.params = ParamSpace(config.spec(), dtype=dtype, device=device, flat_P=flat_P)
+        self.params = ParamSpace(self._entries(config), dtype=dtype, device=device, flat_P=flat_P)
         if seed is not None:
             self.params.initialise(seed)
         self.buffers: dict[str, Tensor] = {}
+
+    def _entries(self, config: Any) -> list[Entry]:
+        """The parameters that this model holds."""
+        return config.spec()
 
     @abstractmethod
     def apply(
@@ -143,7 +147,17 @@ class Model(ABC):
         """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
         raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
 
-    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+    @property
+    def balanced(self) -> bool:
+        """Whether the auxiliary loss depends on the load of the whole batch."""
+        return False
+
+    @property
+    def held_alike(self) -> int:
+        """How many numbers, at the beginning of the flat buffer, every rank holds that shares out the experts."""
+        return self.params.flat_P.numel()
+
+    def load(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
         """load_E: how many of these rows choose each expert."""
         return torch.full((1,), x_TI.shape[0], device=x_TI.device)
 

@@ -20,10 +20,11 @@ from torch import Tensor
 from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Outputs, equivariant
 from gradproof.kernels.shapes import ROW_FUSED, Shape
 from gradproof.kernels.variants import REFERENCE, Kernels
+from gradproof.models.expert_ranks import ExpertRanks
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
-from gradproof.ops.mixture import Experts, Mixture, Parameters
+from gradproof.ops.mixture import Experts, Mixture, MixtureOps, Parameters
 from gradproof.ops.sheaf import Cover
 from gradproof.params import Entry, Weights
 
@@ -200,11 +201,25 @@ class MoE(Model):
 
     Config = MoEConfig
     config: MoEConfig
+    ranks: ExpertRanks | None = None
 
-    def __init__(self, config: MoEConfig, **options: Any):
+    def __init__(self, config: MoEConfig, *, ranks: ExpertRanks | None = None, **options: Any):
+        """`ranks` spreads the experts over ranks: this model then holds its share of them."""
+        self.ranks = ranks
         super().__init__(config, **options)
         if config.correction:
             self.buffers["router.correction"] = self.params.flat_P.new_zeros(config.experts)
+
+    def _entries(self, config: MoEConfig) -> list[Entry]:
+        return config.spec() if self.ranks is None else self.ranks.spec(config.spec())
+
+    @property
+    def held(self) -> int:
+        """How many experts this model holds."""
+        return self.config.experts if self.ranks is None else self.ranks.held
+
+    def _parts(self, kernels: Kernels) -> MixtureOps:
+        return kernels.parts if self.ranks is None else self.ranks.parts(kernels)
 
     @classmethod
     def sized(cls, name: str, **options: Any) -> MoE:
@@ -213,7 +228,8 @@ class MoE(Model):
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
         c, flat_P = self.config, self.params.flat_P
-        fused = ROW_FUSED if c.cover is None else ("update",)  # a mixture has the linear router
+        whole = c.cover is None and self.ranks is None  # what the fused ops compute: the linear router, all experts
+        fused = ROW_FUSED if whole else ("update",)
         of = (rows, c.experts, c.k, c.chain, c.routing)
         return Shape(flat_P.device.type, str(dtype)[6:], *of, fused=fused, parameters=flat_P.numel())
 
@@ -253,9 +269,19 @@ class MoE(Model):
         busiest = route.load(first_T, self.config.experts).argmax()
         return x_TI[(first_T != busiest).int().argsort(stable=True)[:rows]]
 
-    def load(self, weights: Weights, x_TI: Tensor) -> Tensor:
+    @property
+    def balanced(self) -> bool:
+        return self.config.balance > 0
+
+    @property
+    def held_alike(self) -> int:
+        return next(start for name, start in self.params.offsets.items() if name.startswith("experts."))
+
+    def load(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
+        if not x_TI.shape[0]:
+            return x_TI.new_zeros(self.config.experts, dtype=torch.int64)
         z_TE = self._logits(weights, x_TI)
-        _, saved = route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
+        _, saved = kernels.route.forward(z_TE, self.buffers.get("router.correction"), self.config.routing)
         return route.load(saved.index_TK, self.config.experts)
 
     def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
@@ -288,7 +314,7 @@ class MoE(Model):
         if self._fused(weights, kernels):
             mixed, saved = kernels.mixture.forward(x_TI, self.params.flat_P, *given)  # pyright: ignore[reportOptionalMemberAccess]
         else:
-            mixed, saved = mixture.compose(x_TI, self._parameters(weights), *given, kernels.parts)
+            mixed, saved = mixture.compose(x_TI, self._parameters(weights), *given, self._parts(kernels))
         return MoEOutput(*mixed), saved
 
     def _apply_glued(
@@ -301,7 +327,9 @@ class MoE(Model):
     ) -> tuple[MoEOutput, GluedSaved]:
         """With the sheaf router, whose energy joins the auxiliary loss."""
         (z_TE, energy_T), router = sheaf.forward(x_TI, self._sheaf(weights), cover)
-        (y_TO, gates_TE, aux), rest = mixture.of_logits(x_TI, z_TE, self._experts(weights), *given, kernels.parts)
+        (y_TO, gates_TE, aux), rest = mixture.of_logits(
+            x_TI, z_TE, self._experts(weights), *given, self._parts(kernels)
+        )
         aux = aux + self.config.gluing / rest.routed.rows * energy_T.sum()
         return MoEOutput(y_TO, gates_TE, aux), GluedSaved(energy_T, router, rest)
 
@@ -311,13 +339,13 @@ class MoE(Model):
 
     def _fused(self, weights: Weights, kernels: Kernels) -> bool:
         """The fused kernel reads one flat buffer, in the dtype of the products."""
-        return kernels.mixture is not None and weights is self.params
+        return kernels.mixture is not None and weights is self.params and self.ranks is None
 
     def _parameters(self, weights: Weights) -> Parameters:
         return Parameters(weights["router.weight"], weights["router.bias"], *self._experts(weights))
 
     def _experts(self, weights: Weights) -> Experts:
-        return Experts(*weights.shards("experts.", self.config.experts))
+        return Experts(*weights.shards("experts.", self.held))
 
     def _sheaf(self, weights: Weights) -> Tensor:
         """theta_P of the sheaf router. From the masters: a router is never narrow."""
@@ -341,10 +369,10 @@ class MoE(Model):
         if self._fused(weights, kernels):
             flat = (x_TI, self.params.flat_P, self.config.mixture, grad_P)
             return kernels.mixture.backward(cotangents, saved, *flat, *how)[0]  # pyright: ignore[reportOptionalMemberAccess]
-        views, shards_EP = self.params.views_of(grad_P), self.params.shards_of(grad_P, "experts.", self.config.experts)
+        views, shards_EP = self.params.views_of(grad_P), self.params.shards_of(grad_P, "experts.", self.held)
         out = Parameters(views["router.weight"], views["router.bias"], shards_EP)
         of = self._parameters(weights)
-        return mixture.pull_back(*cotangents, saved, x_TI, of, out, self.config.mixture, *how, kernels.parts)
+        return mixture.pull_back(*cotangents, saved, x_TI, of, out, self.config.mixture, *how, self._parts(kernels))
 
     def _pull_back_glued(
         self,
@@ -359,9 +387,9 @@ class MoE(Model):
         """The same through the sheaf router, the energy's share in the auxiliary loss included."""
         (accumulate, want_dx, _), cover = how, self.config.cover
         assert cover is not None
-        out = Experts(self.params.shards_of(grad_P, "experts.", self.config.experts))
+        out = Experts(self.params.shards_of(grad_P, "experts.", self.held))
         dz_TE, dx_TI = mixture.to_logits(
-            *cotangents, saved.rest, self._experts(weights), out, self.config.mixture, *how, kernels.parts
+            *cotangents, saved.rest, self._experts(weights), out, self.config.mixture, *how, self._parts(kernels)
         )
         denergy_T = self._denergy(cotangents[2], saved.energy_T, saved.rest.routed.rows)
         glued, theta_P = sheaf.Glued(dz_TE, denergy_T), self._sheaf(weights)

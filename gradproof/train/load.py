@@ -91,6 +91,7 @@ def restore(model: Model, saved: checkpoint.Checkpoint) -> None:
     """Parameters and buffers of a checkpoint."""
     tensors = saved.tensors(checkpoint.MODEL)
     for name, view in (*model.params.items(), *model.buffers.items()):
-        if name not in tensors or tensors[name].shape != view.shape:
+        stored = tensors.get(name)
+        if stored is None or stored.shape != view.shape:
             raise ValueError(f"{saved.folder} is of another model: its {name} does not fit this run's data and config")
-        view.copy_(tensors[name])
+        view.copy_(stored)

@@ -23,6 +23,24 @@ class Backed(NamedTuple):
     entropy: Tensor  # of a micro-batch the sum over its rows, of a batch the mean; so is the energy
     energy: Tensor | None
 
+    def per_row(self, rows: int) -> Backed:
+        """Sums over rows as means."""
+        return self._replace(entropy=self.entropy / rows, energy=None if self.energy is None else self.energy / rows)
+
+
+def added_up(parts: Sequence[Backed]) -> Backed:
+    """Micro-batches as one."""
+    if len(parts) == 1:
+        return parts[0]
+    energies = [part.energy for part in parts if part.energy is not None]
+    return Backed(
+        torch.stack([part.loss for part in parts]).sum(),
+        torch.cat([part.gates for part in parts]),
+        torch.stack([part.load for part in parts]).sum(0),
+        sum((part.entropy for part in parts[1:]), parts[0].entropy),
+        sum(energies[1:], energies[0]) if energies else None,
+    )
+
 
 class Parts:
     """`gradients` and `Training.end`, one after the other; whoever shares gradients with others comes in between."""
@@ -42,18 +60,7 @@ class Parts:
         total = self.training.loss.total([target for _, target in batches])
         whole = self._whole(batches)
         backed = [self._one(batch, total, whole, accumulate=i > 0) for i, batch in enumerate(batches)]
-        rows = sum(len(x_TI) for x_TI, _ in batches)
-        if len(backed) == 1:
-            (one,) = backed
-            return one._replace(entropy=one.entropy / rows, energy=None if one.energy is None else one.energy / rows)
-        energies = [part.energy for part in backed if part.energy is not None]
-        return Backed(
-            torch.stack([part.loss for part in backed]).sum(),
-            torch.cat([part.gates for part in backed]),
-            torch.stack([part.load for part in backed]).sum(0),
-            sum((part.entropy for part in backed[1:]), backed[0].entropy) / rows,
-            sum(energies[1:], energies[0]) / rows if energies else None,
-        )
+        return added_up(backed).per_row(sum(len(x_TI) for x_TI, _ in batches))
 
     def _whole(self, batches: Sequence[MicroBatch]) -> Whole | None:
         """The load of the whole batch, which the balance term of each part needs before its own backward."""

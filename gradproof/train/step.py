@@ -20,10 +20,13 @@ from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.kernels.workspace import Workspace
 from gradproof.models.model import Model
 from gradproof.precision.probe import check_bf16_on_cpu
+from gradproof.ranks.mesh import Mesh
 from gradproof.train.adamw import AdamW
 from gradproof.train.fused import Fused
 from gradproof.train.graph import Captures, Graph
 from gradproof.train.loss import Loss, Target
+from gradproof.train.mesh_parts import MeshParts
+from gradproof.train.mesh_training import MeshTraining
 from gradproof.train.parts import Parts
 from gradproof.train.schedule import Schedule
 from gradproof.train.step_plan import MicroBatch, StepPlan, StepResult
@@ -39,6 +42,9 @@ class TrainStep:
     `loss` is a `Loss`, its name, or an op of your own. bf16 and fp16 keep fp32 masters and gradients; fp16 scales the
     loss, by a power of two that adapts. `micro_rows` bounds the rows that are in flight at a time; the result is that
     of the whole batch.
+
+    On a `mesh`, every rank calls the step with rows of its own, and the result is that of all ranks' rows in one batch;
+    only `gates` are those of the own rows. `shard_optimizer` shares AdamW's moments out along the axis `data`.
     """
 
     def __init__(
@@ -52,6 +58,8 @@ class TrainStep:
         schedule: Schedule | None = None,
         micro_rows: int | None = None,
         kernels: Mapping[str, str] | None = None,
+        mesh: Mesh | None = None,
+        shard_optimizer: bool = False,
     ):
         masters = torch.float64 if compute_dtype == "fp64" else torch.float32
         if compute_dtype not in DTYPES:
@@ -67,7 +75,12 @@ class TrainStep:
         options = model.loss_options.get(loss, {}) if isinstance(loss, str) else {}
         criterion = loss if isinstance(loss, Loss) else Loss(loss, **options)
         self.model, self.optimizer = model, optimizer
-        self.training = Training(model, criterion, optimizer, DTYPES[compute_dtype], clip)
+        self.mesh = mesh if mesh is not None and mesh.spread else None
+        given = (model, criterion, optimizer, DTYPES[compute_dtype], clip)
+        if self.mesh is None:
+            self.training = Training(*given)
+        else:
+            self.training = MeshTraining(*given, self.mesh, shard_optimizer, micro_rows is not None)
         self.schedule, self.micro_rows, self.steps, self.peak = schedule, micro_rows, 0, optimizer.lr
         self.dtype, self.kernels, self.workspace, self._asked = DTYPES[compute_dtype], REFERENCE, Workspace(), kernels
         self._chosen: dict[int, Kernels] = {}  # by the number of rows
@@ -94,8 +107,9 @@ class TrainStep:
     def accumulate(self, batches: Sequence[MicroBatch]) -> StepResult:
         """One update by these micro-batches, of any sizes: the same as by their rows in one batch."""
         for x_TI, _ in batches:
-            self.model.check_input(x_TI)
-        self.choose(max(x_TI.shape[0] for x_TI, _ in batches))
+            if x_TI.shape[0] or self.mesh is None:  # a rank may have no rows of a batch
+                self.model.check_input(x_TI)
+        self.choose(max(1, *(x_TI.shape[0] for x_TI, _ in batches)))
         if self.schedule is not None:
             self.optimizer.set_rate(self.peak * self.schedule.factor(self.steps))
         result = self.plan(batches).take(batches)
@@ -105,6 +119,8 @@ class TrainStep:
     def plan(self, batches: Sequence[MicroBatch]) -> StepPlan:
         """How a step on these is taken: as a graph or by one kernel where that can be, or else part by part."""
         training, kernels = self.training, self.kernels
+        if isinstance(training, MeshTraining):
+            return MeshParts(training, kernels)
         # A loss of the user's may read the device, which a graph cannot.
         if self.replays and kernels.capturable and training.loss.name and len(batches) == 1:
             return Graph(

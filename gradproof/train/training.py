@@ -6,7 +6,7 @@ loss scale follow. All of it stays on the device.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from gradproof.models.model import Model
 from gradproof.ops import NARROW
 from gradproof.ops.update import CLIP_EPS
 from gradproof.params import Weights
-from gradproof.train.adamw import AdamW
+from gradproof.train.adamw import AdamW, copy_pieces
 from gradproof.train.loss import Loss
 from gradproof.train.narrow import NarrowWeights
 
@@ -28,8 +28,17 @@ class Training:
     """A model with its loss and its optimizer. `dtype` is that of the products: narrow ones read a copy of the weights,
     and those of fp16 have a loss scale."""
 
-    def __init__(self, model: Model, loss: Loss, optimizer: AdamW, dtype: torch.dtype, clip: float | None):
-        self.model, self.loss, self.optimizer, self.clip = model, loss, optimizer.bind(model.params), clip
+    def __init__(
+        self,
+        model: Model,
+        loss: Loss,
+        optimizer: AdamW,
+        dtype: torch.dtype,
+        clip: float | None,
+        own: Sequence[slice] | None = None,
+    ):
+        """`own` are the parts of the flat buffer that this optimizer moves; None for all of it."""
+        self.model, self.loss, self.optimizer, self.clip = model, loss, optimizer.bind(model.params, own), clip
         narrow, flat_P = dtype in NARROW, model.params.flat_P
         self.weights: Weights = NarrowWeights(model.params, dtype) if narrow else model.params
         self.scaling = dtype == torch.float16
@@ -56,16 +65,24 @@ class Training:
 
     def _update(self, loss: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
         """Without a kernel for all of it: norm, clip factor and skip in torch, then AdamW."""
-        norm = kernels.adamw.norm(self.model.params.grad_P) / self.scale
+        norm = self._norm(kernels) / self.scale
         skipped = 1 - (norm * 0 + loss * 0 == 0).float()  # not finite times zero is not zero
         divisor = self.scale
         if self.clip is not None:
             divisor = self.scale * ((norm + CLIP_EPS) / self.clip).clamp(min=1.0)
         unscaled = self.scaling or self.clip is not None
-        narrow_P = self.weights.flat_P if isinstance(self.weights, NarrowWeights) else None
-        self.optimizer.step(divisor if unscaled else None, skipped, narrow_P, kernels.adamw)
+        self._move(divisor if unscaled else None, skipped, kernels)
         self.skipped += skipped
         return norm, skipped
+
+    def _norm(self, kernels: Kernels) -> Tensor:
+        """‖g‖ of the whole gradient, times the loss scale."""
+        return kernels.adamw.norm(self.model.params.grad_P)
+
+    def _move(self, divisor: Tensor | None, skipped: Tensor, kernels: Kernels) -> None:
+        """AdamW by the gradient over `divisor`, unless the step is skipped."""
+        narrow_P = self.weights.flat_P if isinstance(self.weights, NarrowWeights) else None
+        self.optimizer.step(divisor, skipped, narrow_P, kernels.adamw)
 
     def _rebalance(self, load_E: Tensor, skipped: Tensor) -> None:
         if not self.model.buffers:
@@ -95,6 +112,9 @@ class Training:
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Takes over what `state` gave; the parameters are restored before."""
-        for name, own in self.state().items():
-            own.copy_(state[name])
+        copy_pieces(self.state(), state)
         self.refresh()
+
+    def written(self) -> dict[str, Tensor]:
+        """The part of `state` that this process writes to a checkpoint."""
+        return self.state()
