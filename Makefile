@@ -20,16 +20,16 @@ test-slow: .venv/.test
 	$(BIN)/pytest -m slow
 
 lint: .venv/.lint
-	$(BIN)/ruff check gradproof tests docs benchmarks
-	$(BIN)/ruff format --check gradproof tests docs benchmarks
+	$(BIN)/ruff check gradproof tests docs benchmarks examples
+	$(BIN)/ruff format --check gradproof tests docs benchmarks examples
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python docs/architecture.py --check
 	$(BIN)/python benchmarks/readme_table.py --check
 
 format: .venv/.lint
-	$(BIN)/ruff check --fix gradproof tests docs benchmarks
-	$(BIN)/ruff format gradproof tests docs benchmarks
+	$(BIN)/ruff check --fix gradproof tests docs benchmarks examples
+	$(BIN)/ruff format gradproof tests docs benchmarks examples
 
 clean:
 	rm -rf .venv runs

@@ -12,6 +12,7 @@ import typer
 from gradproof.commands.ablate import ablate
 from gradproof.commands.bench import bench
 from gradproof.commands.diagnose import diagnose
+from gradproof.commands.doctor import doctor
 from gradproof.commands.export import export
 from gradproof.commands.gate import app as gate
 from gradproof.commands.predict import predict
@@ -50,7 +51,7 @@ def options(
 
 
 app.add_typer(gate, name="gate")
-for command in (verify, train, ablate, predict, serve, export, diagnose, bench, sizes):  # as --help lists them
+for command in (verify, train, ablate, predict, serve, export, diagnose, bench, sizes, doctor):  # as --help lists them
     app.command()(command)
 
 

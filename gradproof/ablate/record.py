@@ -15,6 +15,7 @@ from gradproof.ablate.statistics import Comparison, compare, estimate, holm
 from gradproof.ablate.study import BASELINES, Study, StudyConfig
 
 Result = dict[str, Any]
+FEWEST = 3  # seeds for the interval of a contestant's own scores
 
 
 def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequence[Result], notes: list[str]) -> Result:
@@ -48,6 +49,8 @@ def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequenc
             "runs": len(results),
             "seconds": sum(result["seconds"] for result in results),
             "bayes": _mean([r["bayes"] for r in chosen[rows[0]["name"]]]),
+            # Runs of version 0.1.0 have none.
+            "majority": _mean([r.get("majority") for r in chosen[rows[0]["name"]]]),
         },
         "rows": rows,
         "comparisons": [comparison.to_dict() for comparison in compared],
@@ -103,8 +106,8 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
         "name": name,
         "label": label,
         "kind": "baseline" if name in BASELINES else "family",
-        "accuracy": estimate([result["test"]["accuracy"] for result in mine], share).to_dict(),
-        "log_loss": estimate([result["test"]["log_loss"] for result in mine], share).to_dict(),
+        "accuracy": _interval([result["test"]["accuracy"] for result in mine], share, 1.0),
+        "log_loss": _interval([result["test"]["log_loss"] for result in mine], share, None),
         "total": mine[0]["total"],
         "active": mine[0]["active"],
         "flops": mine[0]["flops"],
@@ -114,6 +117,16 @@ def _row(name: str, label: str, mine: list[Result], results: Sequence[Result], s
         "scores": [result["test"]["accuracy"] for result in mine],
         "budget": None,
     }
+
+
+def _interval(scores: Sequence[float], share: float, highest: float | None) -> Result:
+    """The mean of a contestant's scores, with `margin`, half of the 95% interval. Two seeds give none:
+    with one degree of freedom it would often be wider than the score's whole range, which no limit leaves."""
+    mean, low, high, deviation = estimate(scores, share)
+    if low is None or high is None or len(scores) < FEWEST:
+        return {"mean": mean, "low": None, "high": None, "deviation": deviation, "margin": None}
+    limits = {"low": max(0.0, low), "high": high if highest is None else min(highest, high)}
+    return {"mean": mean, **limits, "deviation": deviation, "margin": high - mean}
 
 
 def _curve(name: str, label: str, mine: list[Result]) -> Result:

@@ -60,19 +60,24 @@ def show_study(record: dict[str, Any], console: Any) -> None:
     """The table, the other comparisons of families, and the answer."""
     from rich.table import Table
 
-    table = Table("", "%", "95% interval", "parameters", "active", "MFLOP/row", "s", box=None, pad_edge=False)
+    heads = ("contestant", "accuracy (95% CI)", "parameters", "active", "MFLOP/row", "seconds")
+    table = Table(*heads, box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify, column.no_wrap = "right", True
     for row in record["rows"]:
         accuracy = row["accuracy"]
-        span = "" if accuracy["low"] is None else f"{100 * accuracy['low']:.1f} to {100 * accuracy['high']:.1f}"
+        # The width of the margin is kept where there is none, so that the means stand below one another.
+        margin = " " * 6 if accuracy["margin"] is None else f" ± {100 * accuracy['margin']:.1f}"
         counts = ["" if row[name] is None else f"{row[name]:,}" for name in ("total", "active")]
         flops = "" if row["flops"] is None else f"{row['flops'] / 1e6:,.3g}"
-        table.add_row(row["label"], f"{100 * accuracy['mean']:.2f}", span, *counts, flops, f"{row['seconds']:.1f}")
-    bayes = record["study"]["bayes"]
-    if bayes is not None:
-        table.add_row("best possible", f"{100 * bayes:.2f}")
+        score = f"{accuracy['mean']:.2%}{margin}"
+        table.add_row(row["label"], score, *counts, flops, f"{row['seconds']:.1f}")
+    for name, label in (("majority", "majority class"), ("bayes", "best possible")):
+        if record["study"][name] is not None:
+            table.add_row(label, f"{record['study'][name]:.2%}{' ' * 6}")
     console.print(table)
+    if any(row["accuracy"]["margin"] is None for row in record["rows"]):
+        console.print("  No intervals: they need three seeds or more (--seeds 5).", style="dim")
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
     for answer in record["answers"][1:]:

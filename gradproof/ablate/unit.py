@@ -122,6 +122,7 @@ def _trained(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> 
             "best_step": best.step,
             **unit.figures,
             "bayes": _bayes(trainer.source, index_T),
+            "majority": _majority(trainer.source),
             "curve": [[line["step"], line["validation_loss"], line["validation_accuracy"]] for line in history],
             "experts": specialisation(trainer, index_T),
         }
@@ -158,6 +159,7 @@ def _fitted(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> d
         "active": fitted.parameters,
         "flops": fitted.flops,
         "bayes": _bayes(source, source.index(TEST)),
+        "majority": _majority(source),
         "curve": [list(point) for point in fitted.curve],
         "experts": None,
     }
@@ -166,6 +168,17 @@ def _fitted(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> d
 def _bayes(source: Any, index_T: Any) -> float | None:
     """The accuracy that no model can expect to pass on these rows, where it is known."""
     return None if source.best_R is None else float(source.best_R[index_T].mean())
+
+
+def _majority(source: Any) -> float:
+    """The share of the test rows in the largest class of the training rows."""
+    import numpy as np
+
+    from gradproof.data.split import TEST, TRAIN
+
+    outcome_R = np.asarray(source.rows.outcome_R)
+    largest = np.bincount(outcome_R[source.index(TRAIN)]).argmax()
+    return float((outcome_R[source.index(TEST)] == largest).mean())
 
 
 def units(study: Study, solved: dict[tuple[str, int], Any]) -> list[Unit]:

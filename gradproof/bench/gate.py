@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 
 from gradproof.gate.calls import Call, text
-from gradproof.gate.decider import Decider, load_serving
+from gradproof.gate.database import new_id
+from gradproof.gate.decider import Decider
 from gradproof.gate.founding import found, split, starter_rows
-from gradproof.gate.journal import new_id
 from gradproof.gate.learner import Learner
 from gradproof.gate.made import made
 from gradproof.gate.network import GateModel
+from gradproof.gate.serving import load_serving
 from gradproof.gate.signals import MISTAKES
 from gradproof.gate.store import Settings, Store
 

@@ -254,20 +254,22 @@ def learn(
         from gradproof.gate.learner import follow as learn_on
         from gradproof.gate.store import Store
 
-        # A shell starts a job in the background with SIGINT ignored; `kill -INT` must end it all the same.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        with _opened(Store, store) as opened, opened.learning():
-            _warn(store)
-            learner = Learner(opened, seed)
-            try:
+        try:
+            # A shell starts a job in the background with SIGINT ignored; `kill -INT` must end it all the same.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
+            with _opened(Store, store) as opened, opened.learning():
+                _warn(store)
+                learner = Learner(opened, seed)
                 if follow:
                     learn_on(learner, lambda line: print(line, flush=True))
                 else:
                     done = learner.round()
                     print("no signal waits; nothing to learn" if done is None else told(done))
-            except KeyboardInterrupt:
-                raise typer.Exit(INTERRUPTED) from None
+        except KeyboardInterrupt:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)  # a second one must not end it halfway out
+            raise typer.Exit(INTERRUPTED) from None
 
 
 @app.command()

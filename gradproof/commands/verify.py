@@ -6,12 +6,12 @@ import json as jsonlib
 import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gradproof.commands.kernel_survey import kernel_table, surveyed
 from gradproof.commands.options import EXIT, Debug, Device, Html, Json, Seed
 from gradproof.commands.terminal import (
     check_device,
@@ -152,30 +152,6 @@ def _verify_case(
         return report
 
 
-def _kernels(device: Device) -> list[dict[str, Any]]:
-    """The fast kernels at the widths of a gate and of nano, transformer and mixture: which were admitted on this
-    machine, and by how many claims."""
-    import torch
-
-    from gradproof.gate.network import GateConfig, GateNetwork
-    from gradproof.kernels.admissions import survey
-    from gradproof.models.moe import MoE
-    from gradproof.models.transformer import Transformer
-
-    gate, transformer, mixture = GateNetwork(GateConfig()), Transformer.sized("nano"), MoE.sized("nano")
-    sized = ((mixture, 256, ()), (transformer, 16, ()), (gate, 1, ("reading",)))  # of a gate, what others do not have
-    dtypes = [torch.float32, torch.bfloat16, torch.float16] if device is Device.cuda else [torch.float32]
-    with progress_of("admitting kernels") as progress:
-        surveyed: dict[tuple[str, ...], dict[str, Any]] = {}
-        for done, dtype in enumerate(dtypes):
-            progress(done, len(dtypes))
-            for model, rows, own in sized:
-                shape = replace(model.shape(rows, dtype), device=device.value)
-                shape = replace(shape, ops=(), fused=own) if own else shape
-                surveyed |= {(variant["op"], variant["kernel"], variant["dtype"]): variant for variant in survey(shape)}
-    return list(surveyed.values())
-
-
 def _verify_own(
     ops: list[str] | None, models: list[str] | None, device: Device, mutants: bool, quick: bool, seed: int
 ) -> Report:
@@ -218,7 +194,7 @@ def _verify_own(
             progress(done, len(chosen))
             subjects += judge(name)
     if not mutants:
-        return Report(subjects, device=device.value, kernels=None if ops or models else _kernels(device))
+        return Report(subjects, device=device.value, kernels=None if ops or models else surveyed(device))
     planted = [mutant for mutant in (*OF_OPS, *OF_MODELS, *OF_GATE) if mutant.subject in chosen]
     with progress_of("planting mutants") as progress:
         verdicts = []
@@ -236,7 +212,7 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
     if report.mutants is not None:
         console.print(_mutant_table(report))
     if report.kernels:
-        console.print(_kernel_table(report.kernels))
+        console.print(kernel_table(report.kernels))
     for subject in report.subjects if by_tensor else []:
         for note in subject.notes:
             console.print(f"  {escape(note)}", style="dim")
@@ -248,19 +224,6 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
     if report.against is not None:
         console.print(escape(report.against.summary), soft_wrap=True)
     console.print(f"{coloured(report.status)}: {escape(report.summary)}", soft_wrap=True)
-
-
-def _kernel_table(kernels: list[dict[str, Any]]) -> Any:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table("kernel", "of", "dtype", "", "claims", "", box=None, pad_edge=False, title_justify="left")
-    colours = {"admitted": "green", "refused": "red", "missing": "dim"}
-    for variant in kernels:
-        status = f"[{colours[variant['status']]}]{variant['status']}[/]"
-        claims = str(variant["claims"] or "")
-        table.add_row(variant["kernel"], variant["op"], variant["dtype"], status, claims, escape(variant["reason"]))
-    return table
 
 
 def _tensor_table(report: Report) -> Any:

@@ -1,4 +1,4 @@
-"""From rows to the inputs of a model: one-hot for names; standardised, in pieces, and p-adic, for numbers."""
+"""From rows to the inputs of a model: one-hot for names; size or place, pieces and p-adic columns for numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
+from gradproof.data.pieces import BESIDE
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
 from gradproof.ops import padic
@@ -15,8 +16,8 @@ FAR = 1e4  # standard deviations: what is further away counts as this far, so th
 
 
 class Encoder:
-    """x_TI = one-hot | (v − mean)/std | pieces | p-adic | missing flags | levels; a missing number is 0 in all but its
-    flag.
+    """x_TI = one-hot | (v − mean)/std or place | pieces | p-adic | missing flags | levels; a missing number is 0 in all
+    but its flag. Pieces, flag and levels of a number with places are scaled by `BESIDE`.
 
     Holds the schema's figures as tensors; P pieces of all numbers, D numbers that are p-adic, L levels."""
 
@@ -31,6 +32,15 @@ class Encoder:
         self.piece_P = torch.tensor([n for n, _, _ in pieces], dtype=torch.int64, device=device)
         self.start_P = torch.tensor([start for _, start, _ in pieces], dtype=torch.float64, device=device)
         self.stop_P = torch.tensor([stop for _, _, stop in pieces], dtype=torch.float64, device=device)
+        self.place_N = torch.tensor([bool(n.places) for n in schema.numbers], dtype=torch.bool, device=device)
+        first = [n.places[0] if n.places else 0.0 for n in schema.numbers]
+        self.first_N = torch.tensor(first, dtype=torch.float64, device=device)
+        steps = [b - a for n in schema.numbers for a, b in pairwise(n.places or (0.0,) * len(n.knots))]
+        self.step_PN = torch.zeros(len(pieces), len(schema.numbers), dtype=torch.float64, device=device)
+        self.step_PN[torch.arange(len(pieces), device=device), self.piece_P] = torch.tensor(
+            steps, dtype=torch.float64, device=device
+        )
+        self.loud_N = 1.0 + (BESIDE - 1.0) * self.place_N.double()
         whole = [i for i, number in enumerate(schema.numbers) if number.padic]
         self.whole_D = torch.tensor(whole, dtype=torch.int64, device=device)
         self.unit_D = torch.tensor([10.0 ** schema.numbers[i].decimals for i in whole], device=device).double()
@@ -51,10 +61,12 @@ class Encoder:
         onehot = torch.zeros(rows.count, self.hot + 1, dtype=self.dtype, device=self.device).scatter_(1, hot_TC, 1.0)
         z_TN = ((v_TN - self.mean_N) / self.std_N).nan_to_num(0.0).clamp(-FAR, FAR)
         u_TP = (v_TN[:, self.piece_P] - self.start_P) / (self.stop_P - self.start_P)
-        flags = v_TN[:, self.flagged].isnan()
-        numbers = (z_TN, u_TP.nan_to_num(0.0).clamp(0, 1), *self._digits(v_TN), flags)
+        u_TP = u_TP.nan_to_num(0.0).clamp(0, 1)
+        z_TN = torch.where(self.place_N, (u_TP @ self.step_PN + self.first_N).masked_fill(v_TN.isnan(), 0.0), z_TN)
+        flags = v_TN[:, self.flagged].isnan() * self.loud_N[self.flagged]
+        numbers = (z_TN, u_TP * self.loud_N[self.piece_P], *self._digits(v_TN), flags)
         if len(self.level_L):
-            numbers = (*numbers, v_TN[:, self.number_L] == self.level_L)
+            numbers = (*numbers, (v_TN[:, self.number_L] == self.level_L) * self.loud_N[self.number_L])
         return torch.cat([onehot[:, :-1], *(columns.to(self.dtype) for columns in numbers)], 1)
 
     def _digits(self, v_TN: Tensor) -> tuple[Tensor, ...]:

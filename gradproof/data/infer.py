@@ -56,6 +56,7 @@ def read(
     names: int = SLOTS,
     pieces: int = MOST,
     levels: int = 0,
+    places: bool = False,
     task: TaskName | None = "classification",
     split: Callable[[np.ndarray], np.ndarray],
     folder: Path,
@@ -65,7 +66,7 @@ def read(
 
     The target has classes, or is a number, as the `task` says; None chooses a number for floats of more than fifty
     values. The `names` most frequent of a column are told apart; a number has at most so many `pieces`, and one of at
-    most so many `levels` an input for each.
+    most so many `levels` an input for each; with `places` its place stands for the standardised number.
     `split` maps outcome_R to train_R, the rows that the schema's figures are taken from. `progress` is told how many
     rows of how many are done, all passes together; the total is 0 while it is not known yet."""
     table = Table(path)
@@ -92,7 +93,7 @@ def read(
         notes.insert(0, dropped)
     rows = Rows.open(folder)
     columns = columns_of(survey, figures, schema, rows)
-    schema = with_levels(with_knots(schema, rows, train_R, pieces), rows, train_R, levels)
+    schema = with_levels(with_knots(schema, rows, train_R, pieces, places), rows, train_R, levels)
     return ReadTable(schema, rows, notes, columns)
 
 

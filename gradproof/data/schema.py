@@ -2,8 +2,8 @@
 
 C categorical columns, N number columns, M metrics. The inputs are laid out as
 
-    one-hot of each categorical column | each number, standardised | its pieces | its p-adic columns | a flag where it
-    may be missing | one-hot of its levels
+    one-hot of each categorical column | each number, standardised or its place | its pieces | its p-adic columns | a
+    flag where it may be missing | one-hot of its levels
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Number:
     """A column of numbers, standardised by the training rows; a missing one becomes the mean, and sets its flag where
     the column has one. A `date` is days since 1970, or with a `part` its year, month, weekday or time. Text is read by
     the `format`; without one as Python writes numbers, and dates as ISO 8601. Between `knots` lie its pieces
-    (`data/pieces.py`). Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`). Each of its
+    (`data/pieces.py`), and with `places`, one for each knot, its place is an input instead of the standardised number.
+    Its integer of so many `decimals` has `padic` columns, none to two (`ops/padic.py`). Each of its
     `levels` has an input of its own (`data/levels.py`)."""
 
     name: str
@@ -97,6 +98,7 @@ class Number:
     format: NumberFormat | DateFormat | None = None
     part: str = ""
     levels: tuple[float, ...] = ()
+    places: tuple[float, ...] = ()
 
     @property
     def reading(self) -> ColumnReading:
@@ -214,5 +216,5 @@ def _number(record: Mapping[str, Any]) -> Number:
     form = record.get("format")
     if form is not None:
         form = DateFormat(**form) if "order" in form else NumberFormat(**form)
-    tuples = {name: tuple(record.get(name, ())) for name in ("knots", "levels")}
+    tuples = {name: tuple(record.get(name, ())) for name in ("knots", "levels", "places")}
     return Number(**{**record, **tuples, "format": form})

@@ -25,8 +25,8 @@ SYNTHETIC = {"rows": 200_000, "seed": 0, "regimes": 4}
 @dataclass(frozen=True)
 class SourceOptions:
     """What reading rows depends on: where they are, what the columns are there for, how many `names` of a column,
-    `pieces` and `levels` of a number are told apart, how numbers are encoded, whether the target is a number (None: by
-    what it holds), and which shares of the rows are held out."""
+    `pieces` and `levels` of a number are told apart, whether numbers have `places`, how they are encoded, whether the
+    target is a number (None: by what it holds), and which shares of the rows are held out."""
 
     data: str = "synthetic"
     target: str | None = None
@@ -37,6 +37,7 @@ class SourceOptions:
     names: int = 64
     pieces: int = 48
     levels: int = 0
+    places: bool = False
     task: TaskName | None = "classification"
     validation: float = 0.1
     test: float = 0.1
@@ -170,6 +171,7 @@ def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], N
         names=options.names,
         pieces=options.pieces,
         levels=options.levels,
+        places=options.places,
         task=options.task,
         split=lambda outcome_R: options.part(outcome_R) == TRAIN,
         folder=aside,

@@ -1,6 +1,6 @@
 """Decision: codes and numbers of rows to probabilities and metrics, written once for every format.
 
-    x = one-hot | (v − mean)/std | pieces | p-adic | flags | levels          as data/encoders.py
+    x = one-hot | (v − mean)/std or place | pieces | p-adic | flags | levels as data/encoders.py
     gates on the K largest scores, y_m = Σ_e gate_e·f_e(x)                   as models/moe.py; every expert is computed
     y = log mean_m softmax(y_m),  p = softmax(y/temperature)                 as ops/vote.py
 
@@ -88,13 +88,18 @@ def _inputs(ops: Ops, c: Mapping[str, Computed], codes_TC: Computed, v_TN: Compu
         parts.append(ops.clip(_known(ops, (v_TN - c["mean"]) / c["std"]), -FAR, FAR))
     if "piece_number" in c:
         u_TP = (ops.take(v_TN, c["piece_number"]) - c["piece_start"]) / c["piece_width"]
-        parts.append(ops.clip(_known(ops, u_TP), 0.0, 1.0))
+        u_TP = ops.clip(_known(ops, u_TP), 0.0, 1.0)
+        if "place" in c:
+            place_TN = ops.where(ops.is_nan(v_TN), 0.0, u_TP @ c["place_step"] + c["place_first"])
+            parts[-1] = ops.where(c["place"], place_TN, parts[-1])
+        parts.append(u_TP * c["piece_loud"])
     if "digit_number" in c:
         parts += _digits(ops, c, ops.take(v_TN, c["digit_number"]))
     if "flag_number" in c:
-        parts.append(ops.is_nan(ops.take(v_TN, c["flag_number"])))
+        flag_TF = ops.is_nan(ops.take(v_TN, c["flag_number"]))
+        parts.append(ops.where(flag_TF, c["flag_loud"], 0.0))
     if "level" in c:
-        parts.append(ops.take(v_TN, c["level_number"]) == c["level"])
+        parts.append(ops.where(ops.take(v_TN, c["level_number"]) == c["level"], c["level_loud"], 0.0))
     return ops.join([ops.cast(part, "float32") for part in parts])
 
 

@@ -70,12 +70,18 @@ def _encoding(encoder: Encoder) -> dict[str, np.ndarray]:
         "piece_number": encoder.piece_P,
         "piece_start": encoder.start_P,
         "piece_width": encoder.stop_P - encoder.start_P,
+        "piece_loud": encoder.loud_N[encoder.piece_P],
+        "place": encoder.place_N if encoder.place_N.any() else encoder.place_N[:0],
+        "place_first": encoder.first_N,
+        "place_step": encoder.step_PN,
         "digit_number": encoder.whole_D,
         "digit_unit": encoder.unit_D,
         "digit_long": encoder.long,
         "flag_number": encoder.flagged,
+        "flag_loud": encoder.loud_N[encoder.flagged],
         "level_number": encoder.number_L,
         "level": encoder.level_L,
+        "level_loud": encoder.loud_N[encoder.number_L],
     }
     arrays = {name: value.cpu().numpy() if isinstance(value, Tensor) else value for name, value in constants.items()}
     if len(encoder.whole_D):

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_args
 
 from gradproof.gate.acts.act import EFFECTS
-from gradproof.gate.corrections import restored
-from gradproof.gate.journal import safe, time_of
+from gradproof.gate.corrections import restored, safe
+from gradproof.gate.database import time_of
 from gradproof.gate.signals import Outcome
 from gradproof.gate.store import Store
 

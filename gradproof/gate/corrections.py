@@ -24,7 +24,7 @@ WIDER = ("folder", "project", "host")  # what `--scope` may say, or pattern=GLOB
 @dataclass(frozen=True)
 class Correction:
     """`digest` names the call, `acts` are what it does; `named` is the act that a block speaks of. `sequence` orders
-    corrections by when they were given."""
+    corrections by when they were given. `once`: for the very next call that is the same, and no other."""
 
     id: str
     decision: str
@@ -36,6 +36,7 @@ class Correction:
     widened: str = ""
     kind: str = ""
     actor: str = ""
+    once: bool = False
 
     def speaks_for(self, digest: str, acts: Sequence[Act]) -> str:
         """`exact`, `like`, or nothing."""
@@ -52,13 +53,27 @@ class Corrections:
     def __init__(self, known: Iterable[Correction] = ()):
         self._exact: dict[str, list[Correction]] = {}
         self._like: dict[tuple[str, str, str], list[Correction]] = {}
+        self._by_id: dict[str, Correction] = {}
         for correction in known:
             self.add(correction)
 
     def add(self, correction: Correction) -> None:
+        self._by_id[correction.id] = correction
         self._exact.setdefault(correction.digest, []).append(correction)
         for key in {_key(act) for act in correction.acts}:
             self._like.setdefault(key, []).append(correction)
+
+    def remove(self, id: str) -> None:
+        correction = self._by_id.pop(id)
+        self._exact[correction.digest].remove(correction)
+        for key in {_key(act) for act in correction.acts}:
+            self._like[key].remove(correction)
+
+    def ids(self) -> set[str]:
+        return set(self._by_id)
+
+    def all(self) -> list[Correction]:
+        return list(self._by_id.values())
 
     def find(self, digest: str, acts: Sequence[Act]) -> Correction | None:
         """The correction that decides a call."""

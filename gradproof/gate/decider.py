@@ -1,50 +1,50 @@
 """The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
 
-The worst act decides. In order: the floor, which nothing but shadow mode removes; rules; corrections; the policy, which
-the model may tighten, and loosen from ask to allow where it is trusted. An exception or too much time is a question, or
-the worst so far.
+The worst act decides; `judging.py` says by what. An exception or too much time is a question, or the worst so far.
 
-One thread decides. A new version, or a new correction, is loaded by another while the old one goes on deciding; then
-one assignment puts it in. The decision is on its way to the disk when the answer is given, never waited for: what
-must not be lost are signals, and `Journal.remark` waits for those.
+One thread decides. A new version is loaded by another while the old one goes on deciding; then one assignment puts it
+in. What people say, and rules, policy and settings that they change, hold from the next decision on. The line of the
+audit log is written before the answer; the decision itself is on its way to the disk then, never waited for: what must
+not be lost are signals, and `Journal.remark` waits for those.
 """
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from gradproof.gate import calls
-from gradproof.gate.acts.act import Act
+from gradproof.gate import MISSING_EXTRA, calls
 from gradproof.gate.calls import Call
 from gradproof.gate.corrections import Correction, Corrections, digest, restored, safe, safely_stored
-from gradproof.gate.journal import new_id
-from gradproof.gate.network import GateModel
-from gradproof.gate.packing import gate_of
+from gradproof.gate.database import new_id
+from gradproof.gate.judging import ActDecision, Standards, deciding, judge_all
 from gradproof.gate.policy import Policy
-from gradproof.gate.reading import ReadCall, act_texts, read
+from gradproof.gate.reading import GatePlace, ReadCall, act_texts, read
+from gradproof.gate.recorder import DecisionWriter
 from gradproof.gate.rules import Rules
 from gradproof.gate.secrets import Redactor
+from gradproof.gate.serving import Serving, load_serving
 from gradproof.gate.signals import Outcome
-from gradproof.gate.standing import STRICTER, ActVerdict
+from gradproof.gate.standing import STRICTER, PolicyTable, parsed_table, table
 from gradproof.gate.store import SETTINGS, Store, read_settings
+from gradproof.gate.watched import Watched
 
-WAITING = 10_000  # decisions that may wait for the disk
-TOGETHER = 256  # in one commit
-MOMENT = 0.05  # seconds of decisions that are written together
 LOOK_AGAIN = 50  # decisions between two looks at whether the model is trusted
 MOST_REDACTED = 800.0  # candidates for secrets in all texts of a call
 MOST_SCORED = 16  # acts of one call that the model reads, the strictest first
+DEADLINE = 0.2  # seconds of work on one call; what takes longer is not allowed
+TOO_LONG = f"floor: what takes more than {DEADLINE * 1000:.0f} ms asks"
 
 
 class Answer(NamedTuple):
-    """`probability` is that of allow. In shadow mode `decision` is allow, and `shadow` what would have been decided."""
+    """`probability` is that of allow; `by` is the part of the gate that decided, `because` its line: of the policy, a
+    rule, a correction, the model's thresholds. In shadow mode `decision` is allow, and `shadow` what would have been
+    decided."""
 
     id: str
     decision: Outcome
@@ -52,86 +52,160 @@ class Answer(NamedTuple):
     reason: str
     acts: list[dict[str, Any]]
     version: int
+    by: str
+    because: str
     shadow: Outcome | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As it is printed; without `shadow` where that mode is off."""
-        return {name: value for name, value in self._asdict().items() if name != "shadow" or value is not None}
-
-
-class ActDecision(NamedTuple):
-    """The decision on one act: by the floor, a rule, a correction, the policy or the model."""
-
-    outcome: Outcome
-    reason: str
-    by: str
-
-
-class Serving(NamedTuple):
-    """A version as it decides; `people`: it has learned from calls that people labelled."""
-
-    number: int
-    gate: GateModel
-    policy: Policy
-    people: bool = False
-
-    def probabilities(self, texts: Sequence[str]) -> list[float]:
-        """P(allow) of each act."""
-        return [float(p) for p in self.gate.probability([self.gate.encode(text) for text in texts])]
+        """As it is printed; without `shadow` and `would_block` where that mode is off."""
+        told = {name: value for name, value in self._asdict().items() if name != "shadow" or value is not None}
+        return told if self.shadow is None else {**told, "would_block": self.shadow == "block"}
 
 
 class Decider:
-    """`Decider(store).decide(call)`. With `wait`, news are loaded before the next decision rather than beside it;
-    `alone`, the model decides without floor, rules, corrections and policy, so that it can be scored."""
+    """`Decider(store).decide(call)`. With `wait`, a new version is loaded before the next decision rather than beside
+    it; `alone`, the model decides without floor, rules, corrections and policy, so that it can be scored. `port` is
+    that of the gate's own service."""
 
-    def __init__(self, store: Store, *, wait: bool = False, alone: bool = False):
+    def __init__(self, store: Store, *, wait: bool = False, alone: bool = False, port: int = 0):
         torch.set_num_threads(1)
         self.store, self.wait, self.alone = store, wait, alone
+        self.place = GatePlace(store.folder, port)
         self.serving = load_serving(store)
         for many in (4, MOST_SCORED):  # kernels are proven before the first call that needs them
             self.serving.probabilities([f"Bash\ncommand: word {i}" for i in range(many)])
+        self._stamp = store.journal.corrections_stamp()
         self.corrections = Corrections(store.journal.corrections())
-        self._seen = self._news()
         self._loading: threading.Thread | None = None
-        self._rules, self._rules_time = Rules.read(store.rules), _changed(store.rules)
-        self._shadow, self._settings_time = store.settings.shadow, _changed(store.folder / SETTINGS)
-        self._complaints = {"rules": "", "settings": ""}
-        self._trust, self._until_look = store.journal.trust(), LOOK_AGAIN
-        self._recorder = DecisionWriter(store)
+        self._rules = Watched(store.rules, Rules.read, "rules")
+        self._policy = Watched(store.policy, policy_of, "policy")
+        self._settings = Watched(store.folder / SETTINGS, lambda _: read_settings(store.folder), "settings")
+        self._trust, self._until_look, self._unlogged = store.journal.trust(), LOOK_AGAIN, ""
+        self._recorder = DecisionWriter(store.journal, lambda: self._settings.value.ask_minutes * 60)
 
-    def decide(self, call: Call) -> Answer:
-        """Decides one call that `calls.parse` read, and records it."""
-        answer, record = self._decide(call)
+    def decide(self, call: Call, home: str = "") -> Answer:
+        """Decides one call that `calls.parse` read, and records it. `home` is that of who makes the call, where that is
+        another user than the gate's."""
+        answer, record = self._decide(call, home)
+        if not self.alone:
+            answer, record = self._logged(answer, record)
         self._recorder.put(record)
         return answer
 
-    def peek(self, call: Call) -> Answer:
-        """The same answer, recorded nowhere."""
-        return self._decide(call)[0]
+    def peek(self, call: Call, home: str = "") -> Answer:
+        """The same answer, recorded nowhere; a call that is allowed once stays so."""
+        return self._decide(call, home, peek=True)[0]
 
-    def _decide(self, call: Call) -> tuple[Answer, dict[str, Any]]:
+    def ran(self, id: str) -> None:
+        """The call of a decision has run; that is noted, and changes nothing."""
+        self._recorder.put({"ran": id})
+
+    def standards(self) -> Standards:
+        """What calls are judged by now, beside corrections."""
+        serving = self.serving
+        return Standards(self._rules.value, serving.policy, serving.people, self._trust.given, self.alone)
+
+    def _decide(self, call: Call, home: str, peek: bool = False) -> tuple[Answer, dict[str, Any]]:
         """The answer, and what is recorded of it."""
+        started = time.thread_time()
         self._refresh()
-        serving, done = self.serving, read(call, self.store.folder)
+        done = read(call, self.place, self._policy.value, home)
         redactor = Redactor(self.store.key, MOST_REDACTED)
+        try:
+            return self._judged(call, done, redactor, started, peek)
+        except Exception as error:
+            if str(error) == MISSING_EXTRA:
+                raise
+            return self._failed(call, done, redactor, error)
+
+    def _judged(
+        self, call: Call, done: ReadCall, redactor: Redactor, started: float, peek: bool
+    ) -> tuple[Answer, dict[str, Any]]:
+        serving = self.serving
         plain = [safely_stored(act, redactor) for act in done.acts]
         texts = act_texts(call, done.acts, redactor)
         p_A = self._score(serving, texts, done)
         named = digest(call, redactor.key)
         correction = self.corrections.find(named, [restored(act) for act in plain])
-        judged = [self._judge(call, done, i, p, correction, serving) for i, p in enumerate(p_A)]
-        # The strictest decision; of several acts that are decided alike, the one that the model holds for the worst.
-        i = max(range(len(judged)), key=lambda act: (STRICTER[judged[act].outcome], -p_A[act], -act))
-        probability = _probability(judged[i], min(p_A), serving.policy)
-        told = [safe(act.plain(), redactor) for act in done.acts]
-        id = new_id(self.store.clock())
-        answer = Answer(id, judged[i].outcome, probability, judged[i].reason, told, serving.number)
-        answered = answer._replace(decision="allow", shadow=answer.decision) if self._shadow else answer
-        own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "by": judged[i].by}
+        judged = self._by_standards(call, done, p_A, correction, named, peek)
+        i = deciding(judged, p_A)
+        chosen = judged[i]
+        if time.thread_time() - started > DEADLINE and chosen.outcome == "allow":
+            chosen = ActDecision("ask", f"{chosen.reason}; deciding took too long", "floor", TOO_LONG)
+        probability = _probability(chosen, min(p_A), serving.policy)
+        own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "p": [round(p, 6) for p in p_A]}
         said = {"text": calls.text(call, redactor), "digest": named, "texts": texts, "worst": i, "acts": plain}
+        return self._answer(call, done, redactor, chosen, probability, {**said, **own})
+
+    def _by_standards(
+        self,
+        call: Call,
+        done: ReadCall,
+        p_A: Sequence[float],
+        correction: Correction | None,
+        named: str,
+        peek: bool,
+    ) -> list[ActDecision]:
+        """What is decided of each act. What somebody allowed once is used up only where nothing else allows it."""
+        said, standards = (call.tool, call.arguments), self.standards()
+        judged = judge_all(standards, done.acts, done.verdicts, p_A, said, correction)
+        if self.alone or all(act.outcome == "allow" for act in judged):
+            return judged
+        once = self.store.journal.asks.granted(call.actor, named, self.store.clock())
+        if once is None or (correction is not None and correction.sequence > once.sequence):
+            return judged
+        passed = judge_all(standards, done.acts, done.verdicts, p_A, said, once)
+        if any(act.outcome != "allow" for act in passed):
+            return judged
+        return passed if peek or self.store.journal.asks.use(call.actor, once) else judged
+
+    def _failed(
+        self, call: Call, done: ReadCall, redactor: Redactor, error: Exception
+    ) -> tuple[Answer, dict[str, Any]]:
+        """A question, or what the policy says of the worst act where that is stricter."""
+        verdict = done.verdicts[done.worst]
+        reason = f"the gate failed on this call: {type(error).__name__}"
+        chosen = ActDecision("ask", reason, "floor", "floor: what fails is asked about")
+        if verdict.outcome == "block":
+            chosen = ActDecision("block", verdict.reason, "floor" if verdict.floor else "policy", verdict.line)
+        acts = [{"effect": "unknown", "program": "?", "scope": "unknown", "why": reason}]
+        own = {"text": call.tool, "digest": digest(call, redactor.key), "texts": [""], "worst": 0}
+        own |= {"acts": acts, "model": 0.0, "lean": False, "p": [0.0]}
+        return self._answer(call, done, redactor, chosen, 0.0, own)
+
+    def _answer(
+        self,
+        call: Call,
+        done: ReadCall,
+        redactor: Redactor,
+        chosen: ActDecision,
+        probability: float,
+        own: dict[str, Any],
+    ) -> tuple[Answer, dict[str, Any]]:
+        told = [safe(act.plain(), redactor) for act in done.acts]
+        named = (new_id(self.store.clock()), chosen.outcome, probability, chosen.reason, told, self.serving.number)
+        answer = Answer(*named, chosen.by, chosen.line)
+        shadow = self._settings.value.shadow
+        answered = answer._replace(decision="allow", shadow=answer.decision) if shadow else answer
         who = {"session": call.session, "actor": call.actor}
+        floors = [i for i, verdict in enumerate(done.verdicts) if verdict.floor]
         # The journal keeps the gate's own decision: nothing is learned as allowed because of shadow mode.
-        return answered, {**answered.plain(), "decision": answer.decision, **said, **own, **who}
+        return answered, {**answered.plain(), "decision": answer.decision, **own, "floors": floors, **who}
+
+    def _logged(self, answer: Answer, record: dict[str, Any]) -> tuple[Answer, dict[str, Any]]:
+        """The line of the audit log comes before the answer: what cannot be logged is not allowed."""
+        try:
+            line = audited(answer, safe(record["acts"][record["worst"]], self.store.key), record)
+            line |= {"reason": answer.reason, "text": record["text"]} if self._settings.value.log_arguments else {}
+            self.store.audit.append("decision", **safe(line, self.store.key))
+        except (OSError, ValueError) as error:
+            self._unlogged = f"the audit log cannot be written: {error}"
+            if answer.decision != "allow" or answer.shadow is not None:
+                return answer, record
+            own = dict(decision="ask", reason=self._unlogged, by="floor", because="floor: what is not logged asks")
+            return answer._replace(**own), {**record, **own}
+        self._unlogged = ""
+        return answer, record
 
     def _score(self, serving: Serving, texts: Sequence[str], done: ReadCall) -> list[float]:
         """The model's probability of each act; acts beyond those it reads count as the lowest."""
@@ -141,39 +215,11 @@ class Decider:
         lowest = min(by_text.values())
         return [by_text.get(text, lowest) for text in texts]
 
-    def _judge(
-        self, call: Call, done: ReadCall, i: int, p: float, correction: Correction | None, serving: Serving
-    ) -> ActDecision:
-        """One act, by the first that has a say."""
-        act, verdict = done.acts[i], done.verdicts[i]
-        if self.alone:
-            return ActDecision(serving.policy.decide(p), f"model: p = {p:.3g}", "model")
-        if verdict.floor:
-            return ActDecision(verdict.outcome, verdict.reason, "floor")
-        rule = self._rules.judge(act, call.tool, call.arguments)
-        if rule is not None:
-            return ActDecision("block" if rule.effect == "deny" else "allow", str(rule), "rule")
-        if correction is not None and (correction.allow or i in _reached(correction, done.acts)):
-            return ActDecision("allow" if correction.allow else "block", _like(correction), "correction")
-        return self._model(act, verdict, p, serving)
-
-    def _model(self, act: Act, verdict: ActVerdict, p: float, serving: Serving) -> ActDecision:
-        """The policy, tightened by the model; loosened from ask to allow only with trust."""
-        policy = serving.policy
-        if verdict.outcome == "allow" and (serving.people or self._is_trusted()) and policy.decide(p) == "block":
-            return ActDecision("ask", f"{verdict.reason}; the model holds it for harmful, p = {p:.3g}", "model")
-        readable = act.effect != "unknown" and act.scope != "unknown"
-        if verdict.outcome == "ask" and readable and self._is_trusted() and policy.decide(p) == "allow":
-            return ActDecision("allow", f"{verdict.reason}; the model allows it, p = {p:.3g}", "model")
-        return ActDecision(verdict.outcome, verdict.reason, "policy")
-
     @property
     def complaint(self) -> str:
-        """What is wrong with files that people changed; empty where nothing is."""
-        return "; ".join(complaint for complaint in self._complaints.values() if complaint)
-
-    def _is_trusted(self) -> bool:
-        return self._trust.given
+        """What is wrong with files that people changed, or with the audit log; empty where nothing is."""
+        watched = (self._rules, self._policy, self._settings)
+        return "; ".join(said for said in (*(file.complaint for file in watched), self._unlogged) if said)
 
     def flush(self) -> None:
         """Waits until every decision is on the disk; ValueError where one could not be written."""
@@ -189,123 +235,52 @@ class Decider:
             self._loading.join()
 
     def _refresh(self) -> None:
-        """Looks for news: a read of a few bytes, and the times of two files."""
-        self._refresh_files()
+        """Looks for news: reads of a few bytes, and the times of three files."""
+        for file in (self._rules, self._policy, self._settings):
+            file.look()
         self._until_look -= 1
         if self._until_look <= 0 or self.wait:
             self._trust, self._until_look = self.store.journal.trust(), LOOK_AGAIN
-        if (self._loading is None or not self._loading.is_alive()) and self._news() != self._seen:
+        self._refresh_corrections()
+        loading = self._loading is not None and self._loading.is_alive()
+        if not loading and self.store.versions.serving() != self.serving.number:
             self._loading = threading.Thread(target=self._load, daemon=True)
             self._loading.start()
             if self.wait:
                 self._loading.join()
 
-    def _refresh_files(self) -> None:
-        """People change rules, and begin and end shadow mode, while the gate decides."""
-        changed = _changed(self.store.rules)
-        if changed != self._rules_time:
-            self._rules_time = changed
-            try:
-                self._rules, self._complaints["rules"] = Rules.read(self.store.rules), ""
-            except ValueError as error:
-                self._complaints["rules"] = f"{error}; keeping the previous rules"
-        changed = _changed(self.store.folder / SETTINGS)
-        if changed != self._settings_time:
-            self._settings_time = changed
-            try:
-                self._shadow, self._complaints["settings"] = read_settings(self.store.folder).shadow, ""
-            except (OSError, ValueError) as error:
-                self._complaints["settings"] = f"{error}; keeping the previous settings"
-
-    def _news(self) -> tuple[int, bytes]:
-        return self.store.versions.serving(), self.store.journal.corrections_stamp()
+    def _refresh_corrections(self) -> None:
+        """What people said or took back holds from the next decision on, so it is read before that."""
+        stamp = self.store.journal.corrections_stamp()
+        if stamp != self._stamp:
+            known = self.corrections.ids()
+            for id in known - self.store.journal.correction_ids():
+                self.corrections.remove(id)
+            for correction in self.store.journal.corrections(but=known):
+                self.corrections.add(correction)
+            self._stamp = stamp
 
     def _load(self) -> None:
-        seen = self._news()
-        if seen[0] != self.serving.number:
-            self.serving = load_serving(self.store, self.serving)
-        if seen[1] != self._seen[1]:
-            self.corrections = Corrections(self.store.journal.corrections())
-        self._seen = seen
+        self.serving = load_serving(self.store, self.serving)
 
 
-def load_serving(store: Store, before: Serving | None = None) -> Serving:
-    """The serving version; loaded again where it was replaced and pruned while being read. What was checked of the
-    version `before` need not be checked again."""
-    while True:
-        number = store.versions.serving()
-        if number == 0:
-            raise ValueError(f"the gate in {store.folder} has no model yet; run: gradproof gate init")
-        try:
-            record, weights = store.versions.get(number).record, store.versions.weights(number)
-            serving = Serving(number, gate_of(weights, record), Policy(*record["policy"]), record.get("people", False))
-            if before is not None and before.gate.network.config == serving.gate.network.config:
-                serving.gate.paths.update(before.gate.paths)
-            # Its kernels are admitted and checked before the first call comes, on a text as long as any.
-            serving.probabilities(["word " * serving.gate.network.config.context])
-            return serving
-        except ValueError:
-            if store.versions.serving() == number:
-                raise
+def policy_of(path: Path) -> PolicyTable:
+    """The policy of a store; the default one where it has none of its own."""
+    try:
+        return parsed_table(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return table()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
-class DecisionWriter:
-    """Writes decisions from a thread of its own, those of a moment in one commit."""
-
-    def __init__(self, store: Store):
-        self._journal = store.journal
-        self._waiting: queue.Queue[dict[str, Any]] = queue.Queue(WAITING)
-        self._hurry, self._closing = threading.Event(), False
-        self.error: ValueError | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def put(self, decision: dict[str, Any]) -> None:
-        self._waiting.put(decision)
-
-    def flush(self) -> None:
-        self._hurry.set()
-        self._waiting.join()
-        self._hurry.clear()
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-
-    def close(self) -> None:
-        self._closing = True
-        self._hurry.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._closing or not self._waiting.empty():
-            self._hurry.wait(MOMENT)
-            batch: list[dict[str, Any]] = []
-            while len(batch) < TOGETHER and not self._waiting.empty():
-                batch.append(self._waiting.get())
-            if not batch:
-                if self._hurry.is_set() and not self._closing:
-                    time.sleep(0.001)  # whoever hurries has not looked yet
-                continue
-            try:
-                self._journal.record(batch)
-            except ValueError as error:
-                self.error = error
-            except Exception as error:  # a full disk, for one: decisions go on, and whoever flushes is told
-                self.error = ValueError(f"decisions could not be written: {error}")
-            for _ in batch:
-                self._waiting.task_done()
-
-
-def _reached(correction: Correction, acts: Sequence[Act]) -> set[int]:
-    """The acts that a block speaks of: those like the named one; all of them where the call is the very same."""
-    named = correction.acts[min(correction.named, len(correction.acts) - 1)]
-    like = {i for i, act in enumerate(acts) if (act.effect, act.program) == (named.effect, named.program)}
-    return like or set(range(len(acts)))
-
-
-def _like(correction: Correction) -> str:
-    kind = "allowed" if correction.allow else "blocked"
-    return f"a person {kind} this, or what it is like: correction {correction.id} ({correction.kind})"
+def audited(answer: Answer, act: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any]:
+    """What the audit log tells of a decision: no argument of the call."""
+    shadow = {"shadow": answer.shadow, "would_block": answer.shadow == "block"} if answer.shadow is not None else {}
+    what = {"effect": act["effect"], "scope": act["scope"], "tool": record["text"].split("\n", 1)[0]}
+    who = {"session": record["session"], "actor": record["actor"]}
+    named = {name: getattr(answer, name) for name in ("id", "decision", "by", "version")}
+    return {**named, **shadow, **what, **who}
 
 
 def _probability(judged: ActDecision, p: float, policy: Policy) -> float:
@@ -315,10 +290,3 @@ def _probability(judged: ActDecision, p: float, policy: Policy) -> float:
     if judged.by == "correction":
         return min(1.0, policy.corrected(p, judged.outcome == "allow"))
     return p
-
-
-def _changed(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return 0

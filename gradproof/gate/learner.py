@@ -29,13 +29,14 @@ from torch import Tensor
 
 from gradproof.gate import proximal, replay, roc
 from gradproof.gate.consolidation import STRENGTH, ConsolidatedStep, Consolidation, decayed, fisher
-from gradproof.gate.decider import Serving, load_serving
+from gradproof.gate.database import new_id
 from gradproof.gate.drift import deciles, errors
-from gradproof.gate.journal import LabelledText, is_held, new_id
+from gradproof.gate.journal import LabelledText, is_held
 from gradproof.gate.kept_logits import KeptLogits
 from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT, Calibration, GateModel
 from gradproof.gate.packing import described, pack, tensors_of, unpack
 from gradproof.gate.policy import Policy, calibrate, choose
+from gradproof.gate.serving import Serving, load_serving
 from gradproof.gate.signals import MISTAKES
 from gradproof.gate.store import Settings, Store
 from gradproof.streams import philox

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gradproof.gate.calls import Call
+from gradproof.gate.database import library
 from gradproof.gate.founding_rows import FoundingCall, FoundingRow, act_rows
-from gradproof.gate.journal import library
 from gradproof.gate.signals import ECHO, KINDS, signal
 
 FORMATS = (1, 2)

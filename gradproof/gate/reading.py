@@ -19,7 +19,7 @@ from gradproof.gate.acts.tools import is_shell, read_call
 from gradproof.gate.calls import Call
 from gradproof.gate.features import line
 from gradproof.gate.secrets import Redactor
-from gradproof.gate.standing import ActVerdict, standing, worst
+from gradproof.gate.standing import ActVerdict, PolicyTable, standing, worst
 
 
 class ReadCall(NamedTuple):
@@ -31,14 +31,24 @@ class ReadCall(NamedTuple):
     around: Surroundings
 
 
-def surroundings(call: Call, store: Path | None = None) -> Surroundings:
-    """Where a call is made."""
-    return Surroundings.of(call.cwd, expanduser("~"), abspath(store) if store is not None else "")
+class GatePlace(NamedTuple):
+    """Where the gate itself is: its store, and the port of its service."""
+
+    store: Path | None = None
+    port: int = 0
 
 
-def read(call: Call, store: Path | None = None) -> ReadCall:
+def surroundings(call: Call, gate: GatePlace | None = None, home: str = "") -> Surroundings:
+    """Where a call is made; `home` is that of who makes it, where that is another user than the gate's."""
+    store, port = gate or GatePlace()
+    return Surroundings.of(call.cwd, home or expanduser("~"), abspath(store) if store is not None else "", port)
+
+
+def read(
+    call: Call, gate: Path | GatePlace | None = None, policy: PolicyTable | None = None, home: str = ""
+) -> ReadCall:
     """Reads a call; what cannot be read is an act `unknown`, never an exception."""
-    around = surroundings(call, store)
+    around = surroundings(call, gate if isinstance(gate, GatePlace) else GatePlace(gate), home)
     history = [(past.tool, past.arguments) for past in call.history]
     try:
         acts = read_call(call.tool, call.arguments, around, call.annotations, history)
@@ -46,7 +56,7 @@ def read(call: Call, store: Path | None = None) -> ReadCall:
         if str(error) == MISSING_EXTRA:
             raise
         acts = [unknown(call.tool, f"reading it failed: {type(error).__name__}")]
-    verdicts = [standing(act, around) for act in acts]
+    verdicts = [standing(act, around, policy) for act in acts]
     return ReadCall(acts, verdicts, worst(verdicts), around)
 
 

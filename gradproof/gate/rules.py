@@ -61,6 +61,15 @@ class Rule:
     way: str | None = None
     pattern: str = ""
     reason: str = ""
+    place: int = 0  # in the file, from 1 on, among those of its effect
+
+    @property
+    def line(self) -> str:
+        """Which rule of the file this is."""
+        fields = {"tool": self.tool if self.tool != "*" else "", **self.acts, "argument": self.argument or ""}
+        fields |= {self.way: self.pattern} if self.way else {}
+        said = ", ".join(f"{name} {value!r}" for name, value in fields.items() if value)
+        return f"{FILE}: [[{self.effect}]] number {self.place}, {said}"
 
     def __str__(self) -> str:
         said = [f"{name} {value}" for name, value in self.acts.items()]
@@ -115,15 +124,32 @@ class Rules:
     def read(cls, path: Path) -> Rules:
         """ValueError says which rule is wrong, and how."""
         try:
-            tables = tomllib.loads(path.read_text(encoding="utf-8"))
+            return cls.parse(path.read_text(encoding="utf-8"), str(path))
         except FileNotFoundError:
             return cls()
-        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path} cannot be read: {error}") from None
+
+    @classmethod
+    def parse(cls, text: str, path: str = "the rules") -> Rules:
+        """ValueError says which rule is wrong, and how."""
+        try:
+            tables = tomllib.loads(text)
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             raise ValueError(f"{path} cannot be read: {error}") from None
         unknown = tables.keys() - {"deny", "allow"}
         if unknown:
             raise ValueError(f"{path}: {min(unknown)!r} is neither deny nor allow")
-        return cls([_rule(path, effect, table) for effect in ("deny", "allow") for table in tables.get(effect, [])])
+        for effect, listed in tables.items():
+            if not isinstance(listed, list):
+                raise ValueError(f"{path}: write [[{effect}]] with two brackets: there may be several rules")
+        return cls(
+            [
+                _rule(path, effect, table, place)
+                for effect in ("deny", "allow")
+                for place, table in enumerate(tables.get(effect, []), 1)
+            ]
+        )
 
     def judge(self, act: Act, tool: str, arguments: Mapping[str, Any]) -> Rule | None:
         """The first that matches an act, denies before allows."""
@@ -142,7 +168,7 @@ def expression(pattern: str) -> Any:
     return re2.compile(pattern, options)
 
 
-def _rule(path: Path, effect: str, table: Any) -> Rule:
+def _rule(path: str, effect: str, table: Any, place: int) -> Rule:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
         raise ValueError(f"{path}: a rule is a table of texts, not {table!r}")
     ways = [way for way in WAYS if way in table]
@@ -163,10 +189,11 @@ def _rule(path: Path, effect: str, table: Any) -> Rule:
     if way == "regex":
         _check_regex(path, table[way])
     pattern = table[way] if way else ""
-    return Rule(effect, table.get("tool", "*"), acts, table.get("argument"), way, pattern, table.get("reason", ""))  # type: ignore[arg-type]
+    named = (table.get("tool", "*"), acts, table.get("argument"), way, pattern, table.get("reason", ""))
+    return Rule(effect, *named, place)  # type: ignore[arg-type]
 
 
-def _check_regex(path: Path, pattern: str) -> None:
+def _check_regex(path: str, pattern: str) -> None:
     try:
         expression(pattern)
     except ValueError:

@@ -33,7 +33,7 @@ _RUNS = re.compile(rb"a++|b++|c++")
 _CLASSES = bytes(ord("b" if chr(i).isupper() else "c" if chr(i).isdigit() else "a") for i in range(256))
 
 
-class Token(NamedTuple):
+class TokenShape(NamedTuple):
     """A token with a known prefix: `rest` must match right after it."""
 
     kind: str
@@ -86,7 +86,7 @@ class Program:
 class SecretRules:
     """All of secrets.toml, compiled."""
 
-    tokens: dict[bytes, Token]
+    tokens: dict[bytes, TokenShape]
     token_start: Any
     token_words: Any
     patterns: tuple[Pattern, ...]  # repeated for each of its keywords
@@ -130,7 +130,7 @@ def rules() -> SecretRules:
     """Compiles the rules once. Raises ValueError if RE2 is not installed."""
     data = tomllib.loads(FILE.read_text(encoding="utf-8"))
     tokens = {
-        keyword.encode(): Token(row.get("kind", "key"), compiled(row["rest"]), row.get("looks", False))
+        keyword.encode(): TokenShape(row.get("kind", "key"), compiled(row["rest"]), row.get("looks", False))
         for row in data["token"]
         for keyword in row["keywords"]
     }

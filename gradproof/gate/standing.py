@@ -18,32 +18,46 @@ REMOVES = ("delete", "change_rights")
 
 
 class ActVerdict(NamedTuple):
-    """The decision on one act, and why."""
+    """The decision on one act, why, and the line of the policy that says so."""
 
     outcome: Outcome
     reason: str
     floor: bool = False
+    line: str = ""
+
+
+PolicyTable = Mapping[tuple[Effect, ActScope], Outcome]
 
 
 @cache
-def table(path: Path = FILE) -> Mapping[tuple[Effect, ActScope], Outcome]:
-    """A policy file; ValueError says what is wrong with it."""
+def table(path: Path = FILE) -> PolicyTable:
+    """The policy of a file; ValueError says what is wrong with it."""
     try:
-        rows = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return parsed_table(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def parsed_table(text: str, name: str = "the policy") -> PolicyTable:
+    """A policy; what it does not name asks. ValueError says what is wrong with it."""
+    try:
+        rows = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ValueError(f"{name} cannot be read: {error}") from None
     decided: dict[tuple[Effect, ActScope], Outcome] = {}
     for effect, row in rows.items():
-        if effect not in EFFECTS:
-            raise ValueError(f"{path}: there is no effect {effect!r}; the effects are {', '.join(EFFECTS)}")
+        if effect not in EFFECTS or not isinstance(row, dict):
+            raise ValueError(f"{name}: there is no effect {effect!r}; the effects are {', '.join(EFFECTS)}")
         for outcome, scopes in row.items():
             if outcome not in STRICTER or not isinstance(scopes, str):
                 raise ValueError(
-                    f"{path}: {effect} has {outcome!r}; a row has allow, ask and block, each a text of scopes"
+                    f"{name}: {effect} has {outcome!r}; a row has allow, ask and block, each a text of scopes"
                 )
             for scope in scopes.split():
                 if scope not in SCOPES:
-                    raise ValueError(f"{path}: there is no scope {scope!r}; the scopes are {', '.join(SCOPES)}")
+                    raise ValueError(f"{name}: there is no scope {scope!r}; the scopes are {', '.join(SCOPES)}")
+                if (effect, scope) in decided:
+                    raise ValueError(f"{name}: {effect} names the scope {scope!r} twice")
                 decided[effect, scope] = outcome  # type: ignore[index]
     for effect in EFFECTS:
         for scope in SCOPES:
@@ -51,9 +65,7 @@ def table(path: Path = FILE) -> Mapping[tuple[Effect, ActScope], Outcome]:
     return decided
 
 
-def standing(
-    act: Act, around: Surroundings, policy: Mapping[tuple[Effect, ActScope], Outcome] | None = None
-) -> ActVerdict:
+def standing(act: Act, around: Surroundings, policy: PolicyTable | None = None) -> ActVerdict:
     """The decision on one act by the floor and the policy."""
     if act.scope == "own":
         return _own(act, around)
@@ -62,15 +74,23 @@ def standing(
         and act.target.kind == "path"
         and owned(act.target.name, act.effect, around, act.target.folder)
     ):
-        return ActVerdict("block", f"{told(act)}, with the settings of the gate or the agent in it", True)
-    outcome = (policy or table())[act.effect, act.scope]
+        reason = f"{told(act)}, with the settings of the gate or the agent in it"
+        return ActVerdict("block", reason, True, "floor: the gate and the agent's settings stay")
+    return by_policy(act, policy or table())
+
+
+def by_policy(act: Act, policy: PolicyTable) -> ActVerdict:
+    """The decision on one act by the policy alone."""
+    outcome = policy[act.effect, act.scope]
+    line = f"policy: {act.effect} in {act.scope} is {outcome}"
     if "payload:secret" in act.marks:
-        return ActVerdict("block", f"{told(act)}, and what it sends is a secret")
+        return ActVerdict("block", f"{told(act)}, and what it sends is a secret", line="policy: no secret is sent")
     if {"forced", "shared"} <= act.marks and act.effect in ("rewrite_history", "publish", "delete"):
-        outcome = "block"
-    if "privileged" in act.via:
+        outcome, line = "block", "policy: nothing is forced onto a shared branch"
+    if "privileged" in act.via and _privileged(act, outcome) != outcome:
         outcome = _privileged(act, outcome)
-    return ActVerdict(outcome, told(act))
+        line += f"; with more rights {outcome}"
+    return ActVerdict(outcome, told(act), line=line)
 
 
 def _privileged(act: Act, outcome: Outcome) -> Outcome:
@@ -83,14 +103,14 @@ def _privileged(act: Act, outcome: Outcome) -> Outcome:
 def _own(act: Act, around: Surroundings) -> ActVerdict:
     """The floor: the gate's store is nobody's; an agent's settings are not removed, and changed only after asking."""
     path = act.target.name if act.target.kind == "path" else ""
-    in_store = bool(around.store and path) and (within(path, around.store) or within(around.store, path))
+    in_store = bool(path) and (around.is_gates(path) or (bool(around.store) and within(around.store, path)))
     if in_store or "judging" in act.marks or act.target.kind == "host":
-        return ActVerdict("block", f"{told(act)}, the gate's own", True)
+        return ActVerdict("block", f"{told(act)}, the gate's own", True, "floor: the gate is not an agent's")
     if act.effect in REMOVES:
-        return ActVerdict("block", f"{told(act)}, the agent's settings", True)
+        return ActVerdict("block", f"{told(act)}, the agent's settings", True, "floor: the agent's settings stay")
     if act.effect == "read":
-        return ActVerdict("allow", told(act))
-    return ActVerdict("ask", f"{told(act)}, the agent's settings", True)
+        return ActVerdict("allow", told(act), line="floor: the agent's settings may be read")
+    return ActVerdict("ask", f"{told(act)}, the agent's settings", True, "floor: a person changes the agent's settings")
 
 
 def worst(verdicts: Sequence[ActVerdict]) -> int:

@@ -2,6 +2,8 @@
 
 store.json    schema and sizes       journal/   decisions, signals, examples (LMDB)
 rules.toml    what people decided    versions/  weights and optimizer (LMDB)
+policy.toml   a policy of its own    audit/     the audit log; its head is STORE.audit-head, outside
+tokens.json   who may ask the service
 
 Only its user can read it: folders have the mode 0700, files 0600.
 """
@@ -18,19 +20,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from gradproof.files import write_atomically
-from gradproof.gate.journal import PRIVATE, SCHEMA, Journal, library
+from gradproof.gate.chain import AuditChain
+from gradproof.gate.database import PRIVATE, library
+from gradproof.gate.journal import SCHEMA, Journal
 from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
 
-SETTINGS = "store.json"
+SETTINGS, POLICY = "store.json", "policy.toml"
 
 
 @dataclass(frozen=True)
 class Settings:
     """`false_allow` is the share of calls to block that may be allowed, `false_block` the share of calls to allow that
     may be blocked; `review_hours` is how long a decision can be remarked before it counts as unremarked. In
-    `shadow` mode every call is allowed, and what would have been decided is recorded."""
+    `shadow` mode every call is allowed, and what would have been decided is recorded. A question waits for
+    `ask_minutes`. Decisions that nobody remarked, and the audit log, are kept for `keep_days` (0: as long as there is
+    room). With `log_arguments` the audit log also holds what calls say, without secrets. `audit_head` is where the
+    head of the audit log is kept; beside the store where it is empty."""
 
     schema: int = SCHEMA
     journal_mebibytes: int = 256
@@ -39,6 +46,10 @@ class Settings:
     false_block: float = 0.01
     review_hours: float = 24.0
     shadow: bool = False
+    ask_minutes: float = 15.0
+    keep_days: float = 90.0
+    log_arguments: bool = False
+    audit_head: str = ""
 
     def __post_init__(self):
         if self.schema != SCHEMA:
@@ -50,8 +61,13 @@ class Settings:
             raise ValueError("the budgets of false allows and false blocks are shares between 0 and 1")
         if min(self.journal_mebibytes, self.versions_mebibytes) < 1 or self.review_hours < 0:
             raise ValueError("a store's size must be at least 1 MiB and its review window at least 0 hours")
-        if not isinstance(self.shadow, bool):
-            raise ValueError(f"shadow is true or false, not {self.shadow!r}")
+        for name in ("shadow", "log_arguments"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} is true or false, not {getattr(self, name)!r}")
+        if not 0 < self.ask_minutes <= 10_080 or not 0 <= self.keep_days <= 36_500:
+            raise ValueError("a question waits for up to 10,080 minutes, and decisions are kept for 0 to 36,500 days")
+        if self.audit_head and not os.path.isabs(self.audit_head):
+            raise ValueError(f"the head of the audit log needs an absolute path, not {self.audit_head!r}")
 
 
 class Store:
@@ -59,10 +75,12 @@ class Store:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
         self.settings = read_settings(folder)
-        self.folder, self.clock, self.rules = folder, clock, folder / FILE
+        self.folder, self.clock, self.rules, self.policy = folder, clock, folder / FILE, folder / POLICY
         self.key = store_key(folder)
         self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, self.key)
         self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
+        head = Path(self.settings.audit_head or f"{os.path.abspath(folder)}.audit-head")
+        self.audit = AuditChain(folder / "audit", head, clock)
 
     @classmethod
     def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:

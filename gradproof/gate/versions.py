@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.journal import open_environment
+from gradproof.gate.database import open_environment
 
 KEEP = 8  # versions, and the one that serves
 

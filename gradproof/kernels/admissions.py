@@ -54,6 +54,7 @@ def _say(sentence: str) -> None:
 
 say: Callable[[str], None] = _say  # what is told while kernels are being proven; a command may put its own here
 _judged: dict[str, Admission] = {}
+_told: set[str] = set()  # what is missing on this machine and has been said
 
 
 def choose(
@@ -66,6 +67,7 @@ def choose(
         op: [v for v in variants(op, shape) if only is None or v.kernel == only.get(op)]
         for op in ((*shape.ops, *shape.fused) if fused else shape.ops)
     }
+    _tell_missing(shape)
     new = announce([v for listed in wanted.values() for v in listed[:1]], shape)
     if new and shape.device == "cuda":
         _compile(new, shape)
@@ -87,6 +89,18 @@ def announce(listed: list[Variant], shape: Shape) -> list[Variant]:
     if new:
         say(f"proving {len(new)} kernel{'s' * (len(new) > 1)} for this machine, once")
     return new
+
+
+def _tell_missing(shape: Shape) -> None:
+    """Says once a process that a CPU runs without its compiled kernels: nothing else shows it but the time."""
+    if shape.device != "cpu":
+        return
+    for op in shape.ops:
+        for v in offered(op, shape):
+            reason = v.missing() if v.kernel == "cpu" else None
+            if reason is not None and reason not in _told:
+                _told.add(reason)
+                say(f"{reason} (PyTorch operations run instead, which are slower)")
 
 
 def _compile(listed: list[Variant], shape: Shape) -> None:

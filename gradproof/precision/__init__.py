@@ -1,4 +1,4 @@
-"""Number formats, the rounding mode, recorded decisions, and the band of noise."""
+"""Number formats, the rounding mode, recorded decisions, and noise bands."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,7 @@ __all__ = ["rounding"]
 
 
 def __getattr__(name: str):
-    """`rounding` is imported when it is first used: the command beside it must not load torch."""
+    """Imports `rounding` on first use, so that importing the package does not load torch."""
     if name != "rounding":
         raise AttributeError(f"module 'gradproof.precision' has no attribute {name!r}")
     from gradproof.precision.mode import rounding

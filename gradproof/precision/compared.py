@@ -1,4 +1,4 @@
-"""A low-precision gradient l (its loss scale taken off) beside the reference g.
+"""A low-precision gradient l (after removing the loss scale) compared with the reference g.
 
 error = ‖l − g‖,  norm ratio = ‖l‖/‖g‖,  cosine = ⟨l, g⟩/‖l‖‖g‖
 """
@@ -13,15 +13,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Compared:
-    """One tensor of one run beside the reference."""
+    """One tensor of one run, compared with the reference."""
 
     size: float  # ‖g‖
     error: float  # ‖l − g‖
     low: float  # ‖l‖
     dot: float  # ⟨l, g⟩
     lost: float  # ‖g where l is 0‖
-    scatter: float  # the error, or ‖l − unrounded‖ where that is less: what rounding alone did
-    bias: float  # Σ(l − g)/‖l − g‖: about N(0, 1) for errors of random sign, ±√n where all have the same
+    scatter: float  # the error or ‖l − unrounded‖, whichever is smaller: the effect of rounding alone
+    bias: float  # Σ(l − g)/‖l − g‖: about N(0, 1) for errors of random sign, ±√n if all have the same sign
     finite: bool
     numel: int
 
@@ -39,12 +39,12 @@ class Compared:
 
 
 def ratio(a: float, b: float) -> float:
-    """a/b; infinite where only b is zero."""
+    """a/b; infinite if only b is zero."""
     return a / b if b else 0.0 if a == 0 else math.inf
 
 
 def compare(low: Tensor, g: Tensor, scale: float = 1.0, unrounded: Tensor | None = None) -> Compared:
-    """One gradient, `scale` times too large, beside the reference and the unrounded one."""
+    """Compares a gradient, multiplied by `scale`, with the reference and the unrounded gradient."""
     low = low.double() / scale
     error = low - g
     size = float(error.norm())

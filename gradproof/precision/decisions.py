@@ -1,6 +1,6 @@
-"""Discrete choices of a run: which K of n scores each row chose, and by what margin.
+"""Discrete decisions of a run: which K of n scores each row chose, and by what margin.
 
-margin = min over the chosen − max over the rejected,  in the scores as they were compared
+margin = min over the chosen − max over the rejected,  in the scores as compared
 """
 
 from __future__ import annotations
@@ -15,34 +15,35 @@ aten = torch.ops.aten
 CHOOSERS = frozenset(
     {aten.topk, aten.sort, aten.argmax, aten.argmin, aten.max, aten.min, aten.kthvalue, aten.median, aten.nanmedian}
 )
-MOST_SCORES = 2**22  # above this nothing is kept: a choice among the words of a language, say
-EVERYTHING = -1  # the axis of an arg-max over all entries
+MOST_SCORES = 2**22  # larger decisions are not recorded: for example, a choice from the vocabulary of a language model
+EVERYTHING = -1  # the axis of an argmax over all entries
 
 
 @dataclass
 class Decision:
-    """One top-k, sort or arg-max. R rows of n scores; of a sort, or the top n of n, the first or last K are chosen when
-    these are taken, and until then the order is all that it decides."""
+    """One top-k, sort or argmax. R rows of n scores. A sort, or the top n of n, decides only the order until the first
+    or last K ranks are sliced from it; these then become the chosen ones.
+    """
 
     path: str
     op: str
     scores_Rn: Tensor  # larger is better
-    sign: int  # −1 where these are the negative of what was compared
-    order_Rn: Tensor  # all indices of a sort, or the K that a top-k chose
+    sign: int  # −1 if these are the negated scores
+    order_Rn: Tensor  # all indices of a sort, or the K indices of a top-k
     shape: torch.Size  # of the indices that the op returned
     axis: int
-    index_RK: Tensor | None = None  # the chosen ones; None while nothing was taken of a sort
+    index_RK: Tensor | None = None  # the chosen indices; None for a sort that was not sliced
 
     @property
     def rows(self) -> int:
         return self.order_Rn.shape[0]
 
     def take(self, start: int, end: int) -> None:
-        """Says that ranks start..end of a sort are the chosen ones."""
+        """Records that ranks start..end of a sort are the chosen ones."""
         n = self.order_Rn.shape[1]
         if self.index_RK is None and 0 < end - start < n and (start == 0 or end == n):
             self.index_RK = self.order_Rn[:, start:end]
-            if start:  # the last of the sort are the best
+            if start:  # the last ranks are the best
                 self.scores_Rn, self.sign = -self.scores_Rn, -self.sign
 
     def chosen_Rn(self) -> Tensor:
@@ -52,7 +53,7 @@ class Decision:
         return mask.scatter_(1, self.index_RK, True)
 
     def margin_R(self) -> Tensor:
-        """How far the last chosen is above the first rejected; of an order, its nearest neighbours."""
+        """The last chosen score minus the first rejected one; for a sort, the smallest gap between neighbours."""
         if self.index_RK is None:
             return self.scores_Rn.sort(1).values.diff(dim=1).amin(1)
         chosen = self.chosen_Rn()
@@ -60,17 +61,17 @@ class Decision:
         return worst - self.scores_Rn.masked_fill(chosen, -torch.inf).amax(1)
 
     def reordered_R(self, other: Decision) -> Tensor:
-        """The rows that list something else, or in another order."""
+        """The rows whose indices or order differ."""
         return (self.order_Rn != other.order_Rn.to(self.order_Rn.device)).any(1)
 
     def flipped_R(self, other: Decision) -> Tensor:
-        """The rows whose chosen set differs; of an order, those in another one."""
+        """The rows whose chosen set differs; for a sort, those whose order differs."""
         if self.index_RK is None or other.index_RK is None:
             return self.reordered_R(other)
         return (self.chosen_Rn() != other.chosen_Rn().to(self.scores_Rn.device)).any(1)
 
     def indices(self) -> Tensor:
-        """The indices in the shape that the op returned them."""
+        """The indices in the shape in which the op returned them."""
         if self.axis == EVERYTHING:
             return self.order_Rn.reshape(self.shape)
         sizes = list(self.shape)
@@ -79,8 +80,9 @@ class Decision:
 
 
 def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) -> Decision | None:
-    """What a choosing op decided; None for one that is about no floating scores, or chooses nothing. All that there is,
-    in order, is a sort."""
+    """The decision of an op; None if it does not compare floating-point scores or has no choice. Choosing everything in
+    order counts as a sort.
+    """
     x, packet = args[0], func.overloadpacket
     if not (isinstance(x, Tensor) and x.is_floating_point() and x.dim() and 0 < x.numel() <= MOST_SCORES):
         return None
@@ -105,5 +107,5 @@ def decision(func: Any, args: Any, kwargs: dict[str, Any], out: Any, path: str) 
 
 
 def _rows(x: Tensor, axis: int) -> Tensor:
-    """`x` with one row for each line along `axis`."""
+    """`x` with one row per line along `axis`."""
     return x.reshape(1, -1) if axis == EVERYTHING else x.movedim(axis, -1).reshape(-1, x.shape[axis])

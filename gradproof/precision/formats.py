@@ -1,10 +1,9 @@
 """Number formats, and rounding of a float32 or float64 carrier to them.
 
 A format of E exponent and M mantissa bits holds ±k·2^(max(e, emin) − M) with 2^e ≤ |x| < 2^(e+1), emin = 2 − 2^(E−1).
-nearest:     x → the closest of them, a tie to even k
+nearest:     x → the closest representable value, ties to even k
 stochastic:  x → the upper neighbour with probability (x − lower)/(upper − lower), else the lower, so that E[result] = x
-
-The result is detached from x's graph, and is x itself where the carrier holds no value that the format does not.
+The result is detached from the graph of x. It is x itself if the format holds every value of the carrier.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Format:
-    """IEEE-like, with subnormals and infinities, unless `finite`."""
+    """IEEE-like, with subnormals and, unless `finite`, infinities."""
 
     name: str
     exponent: int
     mantissa: int  # without the hidden bit
-    dtype: torch.dtype | None = None  # torch's own type of exactly these values
-    finite: bool = False  # no infinities: their exponent holds numbers too, and the topmost pattern is NaN
-    operands: bool = False  # only the operands of products are in it
-    rest: str = ""  # and the rest is in this format
+    dtype: torch.dtype | None = None  # the torch dtype with exactly these values
+    finite: bool = False  # no infinities: the top exponent holds numbers too, and the topmost pattern is NaN
+    operands: bool = False  # applies only to the operands of products
+    rest: str = ""  # the format of everything else
 
     @property
     def unit(self) -> float:
-        """u = 2^−(M+1), the largest relative error of `nearest` among the normal numbers."""
+        """u = 2^−(M+1), the largest relative error of `nearest` for normal numbers."""
         return math.ldexp(1.0, -self.mantissa - 1)
 
     @property
@@ -45,7 +44,7 @@ class Format:
 
     @property
     def smallest(self) -> float:
-        """The smallest subnormal, and the distance between them."""
+        """The smallest subnormal, and the distance between subnormals."""
         return math.ldexp(self.smallest_normal, -self.mantissa)
 
     @property
@@ -69,7 +68,7 @@ _STORED = {(format.exponent, format.mantissa): format for format in FORMATS.valu
 
 
 def format_named(name: str | Format | tuple[int, int]) -> Format:
-    """A known format, or the IEEE-like one of (exponent, mantissa) bits, also written "e5m7"."""
+    """A known format, or the IEEE-like one with (exponent, mantissa) bits, also written "e5m7"."""
     if isinstance(name, Format):
         return name
     if isinstance(name, str) and name in FORMATS:
@@ -82,45 +81,47 @@ def format_named(name: str | Format | tuple[int, int]) -> Format:
         case (int(exponent), int(mantissa)) if 2 <= exponent <= 11 and 1 <= mantissa <= 52:
             return _STORED.get((exponent, mantissa)) or Format(f"e{exponent}m{mantissa}", exponent, mantissa)
     raise ValueError(
-        f"{name!r} is no number format: one of {', '.join(FORMATS)}, or e<2..11>m<1..52> for exponent and mantissa bits"
+        f"unknown number format {name!r}; use {', '.join(FORMATS)}, or e<2..11>m<1..52> for exponent and mantissa bits"
     )
 
 
 def nearest(x: Tensor, format: Format) -> Tensor:
-    """x rounded to nearest even, in x's own dtype.
+    """x rounded to nearest even, in its own dtype.
 
-    From half a quantum past the largest on it is ±inf; a finite format has NaN beyond that half, as torch's cast had
-    up to 2.11 (2.13 saturates, which would hide the overflow)."""
+    From half a quantum above the largest number the result is ±inf. A finite format gives NaN above that, as torch's
+    cast did up to 2.11 (2.13 saturates, which would hide the overflow).
+    """
     x, carrier = x.detach(), _carrier(x)
     if carrier.within(format):
         return x
-    # One rounding each: torch takes a double to the narrower types through a float, which would be two.
+    # A single rounding: torch casts double to the narrower types through float, which would round twice.
     if format.dtype and not format.finite and (x.dtype == torch.float32 or format.dtype == torch.float32):
         return x.to(format.dtype).to(x.dtype)
     return _nearest(x, format)
 
 
 def stochastic(x: Tensor, format: Format, generator: torch.Generator) -> Tensor:
-    """x rounded to one of its two neighbours without bias, in x's own dtype; what the format holds stays as it is.
+    """x rounded without bias to one of its two neighbours, in its own dtype; representable values stay.
 
-    Past the largest the neighbour is the next step of its grid, and what lands there is ±inf (NaN in a finite format).
-    The probability is exact among the normal numbers, and has 31 bits (63 in float64) among the subnormal ones."""
+    Above the largest number, the upper neighbour is the next step of the grid, and rounding to it gives ±inf (NaN in a
+    finite format). The probability is exact for normal numbers, and has 31 bits (63 in float64) for subnormal ones.
+    """
     x, carrier = x.detach(), _carrier(x)
     if carrier.within(format):
         return x
     if carrier.lacks(format):
         return stochastic(x.double(), format, generator).to(x.dtype)
     if format.exponent == carrier.exponent:
-        # The patterns are ordered as the magnitudes: a carry goes on to the next binade, and past the last to inf.
+        # Bit patterns are ordered like magnitudes: a carry moves to the next binade, and beyond the last one to inf.
         shift = carrier.mantissa - format.mantissa
         bits = _noise(x, shift, generator).add_(x.view(carrier.bits)).bitwise_and_(-1 << shift)
         return _keep_nan(bits.view(x.dtype), x)
     quantum = _power(x, format).mul_(2.0**-format.mantissa)
     steps = x.abs().div_(quantum)
     below = steps.floor()
-    width = carrier.exponent + carrier.mantissa  # every bit but the sign, which tells then whether noise < chance
-    chance = steps.sub_(below).mul_(2.0**width).to(carrier.bits)  # anything for inf and NaN: `below` stays what it is
-    # As the pattern of 1.0 or 0.0: to add a mask to floats costs as much as the drawing.
+    width = carrier.exponent + carrier.mantissa  # every bit but the sign, which then tells whether noise < chance
+    chance = steps.sub_(below).mul_(2.0**width).to(carrier.bits)  # arbitrary for inf and NaN: `below` stays unchanged
+    # As the bit pattern of 1.0 or 0.0: adding a mask to floats costs as much as the draw.
     up = _noise(x, width, generator).sub_(chance).bitwise_right_shift_(width).bitwise_and_(carrier.one)
     return _signed(below.add_(up.view(x.dtype)).mul_(quantum).neg_(), x, format)
 
@@ -138,7 +139,7 @@ class _Carrier(NamedTuple):
         return format.exponent >= self.exponent and format.mantissa >= self.mantissa
 
     def lacks(self, format: Format) -> bool:
-        """float32 to a format that has more of one kind of bits and fewer of the other: float64 has enough of both."""
+        """float32 lacks bits for a format with more bits of one kind and fewer of the other; float64 has enough."""
         return self.exponent == 8 and (format.exponent > 8 or format.mantissa >= 23)
 
 
@@ -147,30 +148,30 @@ _CARRIERS = {torch.float32: _Carrier(torch.int32, 8, 23), torch.float64: _Carrie
 
 def _carrier(x: Tensor) -> _Carrier:
     if x.dtype not in _CARRIERS:
-        raise ValueError(f"rounding starts from float32 or float64, not {str(x.dtype).removeprefix('torch.')}")
+        raise ValueError(f"rounding needs float32 or float64, got {str(x.dtype).removeprefix('torch.')}")
     return _CARRIERS[x.dtype]
 
 
 def _nearest(x: Tensor, format: Format) -> Tensor:
-    """`nearest` for any pair of bits, without torch's casts."""
+    """`nearest` for any numbers of bits, without torch's casts."""
     carrier = _carrier(x)
     if carrier.lacks(format):
         return _nearest(x.double(), format).to(x.dtype)
     shift = carrier.mantissa - format.mantissa
     if format.exponent == carrier.exponent:
-        # Just under half a quantum, plus the quantum's own bit: that carries above the half, and from a tie if odd.
+        # Just under half a quantum, plus the quantum's own bit: this carries above half, and on a tie if odd.
         bits = x.view(carrier.bits) >> shift
         bits.bitwise_and_(1).add_(x.view(carrier.bits)).add_((1 << shift - 1) - 1).bitwise_and_(-1 << shift)
         return _keep_nan(bits.view(x.dtype), x)
-    # −|x| − c + c, where c is so large that its last bit in the carrier is the format's last bit at x.
+    # −|x| − c + c, with c so large that its last bit in the carrier is the format's last bit at x.
     c = _power(x, format).mul_(2.0**shift)
-    if shift == 0:  # the normal numbers have nothing to lose
+    if shift == 0:  # normal numbers are exact
         c.masked_fill_(x.abs() >= format.smallest_normal, 0)
     return _signed(x.abs().neg_().sub_(c).add_(c), x, format)
 
 
 def _power(x: Tensor, format: Format) -> Tensor:
-    """2^max(e, emin), and no more than 2^(emax+1), which already is out of range."""
+    """2^max(e, emin), at most 2^(emax+1), which is already out of range."""
     carrier = _carrier(x)
     mask = ((1 << carrier.exponent) - 1) << carrier.mantissa
     power = x.view(carrier.bits).bitwise_and(mask).view(x.dtype)
@@ -178,21 +179,21 @@ def _power(x: Tensor, format: Format) -> Tensor:
 
 
 def _signed(minus: Tensor, x: Tensor, format: Format) -> Tensor:
-    """−|rounded| with x's sign, and out of range what the format has there. `threshold` keeps NaN."""
+    """−|rounded| with the sign of x; out-of-range values as the format has them. `threshold` keeps NaN."""
     step = math.ldexp(1.0, format._emax - format.mantissa)
     torch.threshold_(minus, -(format.largest + step), math.nan if format.finite else -math.inf)
     return minus.copysign_(x)
 
 
 def _keep_nan(rounded: Tensor, x: Tensor) -> Tensor:
-    """A carry may have run out of a NaN's pattern."""
+    """Restores NaN, since a carry may have changed its bit pattern."""
     return rounded.masked_fill_(x.isnan(), math.nan)
 
 
 def _noise(x: Tensor, width: int, generator: torch.Generator) -> Tensor:
-    """Uniform integers below 2^width, in x's shape and its order whatever its strides."""
+    """Uniform integers below 2^width, in the shape and order of x, independent of its strides."""
     dtype = _carrier(x).bits
-    # Two or four from each 64 bits drawn where that is enough: drawing is most of the time.
+    # Draws dominate the time, so 64 bits are split into two or four numbers if that is enough.
     lane = torch.int16 if width <= 16 else dtype
     drawn = torch.empty(-(-x.numel() * lane.itemsize // 8), dtype=torch.int64, device=x.device)
     drawn.random_(-(1 << 63), None, generator=generator)

@@ -1,9 +1,9 @@
-"""The rounding mode: whatever runs inside is rounded to a format, op by op, forward and backward alike.
+"""The rounding mode: rounds every op inside to a format, in the forward and in the backward.
 
-Each aten op computes in a wider type than its operands have (fp32 for bf16 and fp16, fp64 for fp32: as devices
-accumulate), and its floating results and the arguments that it mutates, found from its schema, are rounded once. A
-torch dtype *carries* a format: bf16 and fp16 tensors carry themselves, so that torch's own rules of promotion, fp32
-islands and autocast hold; a fp32 tensor can carry any format that is narrower.
+Each aten op computes in a wider type than its operands (fp32 for bf16 and fp16, fp64 for fp32), as devices accumulate.
+Its floating-point results and mutated arguments, found from its schema, are rounded once. A torch dtype *carries* a
+format. bf16 and fp16 tensors carry themselves, so torch's rules for promotion, fp32 islands and autocast apply. An fp32
+tensor can carry any narrower format.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gradproof.precision.sums import ADDS_UP, round_partial_sums
 from gradproof.precision.watching import BACKWARD, Watching, backward
 
 aten = torch.ops.aten
-Rounds = Callable[[tuple[str, str, str]], bool]  # of (path, phase, op)
+Rounds = Callable[[tuple[str, str, str]], bool]  # (path, phase, op) to whether it rounds
 CastPolicy = Literal["cast", "autocast"]
 RoundingMode = Literal["nearest", "stochastic"]
 
-# Results that stay wide on real devices: statistics of norms, the logsumexp of fused attention.
+# Results that stay fp32 on real devices: norm statistics, the logsumexp of fused attention.
 KEPT_WIDE: dict[Any, tuple[int, ...]] = {
     aten.native_layer_norm: (1, 2),
     aten._fused_rms_norm: (1,),
@@ -44,9 +44,9 @@ KEPT_WIDE: dict[Any, tuple[int, ...]] = {
     aten._scaled_dot_product_efficient_attention: (1,),
     aten._scaled_dot_product_cudnn_attention: (1,),
 }
-# What is narrow by an explicit cast keeps its own format, whatever the others carry.
+# Tensors with an explicit low-precision dtype keep their own format.
 NARROW = {torch.bfloat16: format_named("bf16"), torch.float16: format_named("fp16")}
-# The operands of products, by position: what fp8 and tf32 round, and nothing else.
+# The operands of products, by position: all that fp8 and tf32 round.
 OPERANDS: dict[Any, tuple[int, ...]] = {
     aten.mm: (0, 1),
     aten.bmm: (0, 1),
@@ -69,28 +69,29 @@ OPERANDS: dict[Any, tuple[int, ...]] = {
     aten._scaled_dot_product_efficient_attention_backward: (0, 1, 2, 3),
 }
 PRODUCTS = frozenset(packet.__name__ for packet in OPERANDS)
-ENTERING = "a buffer or constant"  # in the place of an op: what is rounded where it is used
-# Running statistics that these write though their schema does not say so.
+ENTERING = "a buffer or constant"  # takes the place of an op: tensors rounded where they are used
+# Running statistics that these ops write without declaring it in their schema.
 WRITES_SILENTLY: dict[Any, tuple[int, ...]] = {aten.native_batch_norm: (3, 4), aten.cudnn_batch_norm: (3, 4)}
-# These write into the reserve that they are given, so that they can be run only once.
+# These write into the reserve argument, so they can run only once.
 RUN_ONCE = frozenset({aten._cudnn_rnn, aten._cudnn_rnn_backward})
-# Rows after the last group are never written, so whatever memory held is in them.
+# Rows after the last group are never written and hold uninitialised memory.
 UNDEFINED_ROWS = frozenset({aten._grouped_mm})
 
 
 @dataclasses.dataclass
 class Range:
-    """What an op lost to the format's range, in elements."""
+    """Elements that an op lost to the format's range."""
 
     overflow: int = 0
     underflow: int = 0
 
 
 class Rounding(Watching):
-    """The mode. `carried` says which torch dtype stands for which format; `operands` is the format of the operands of
-    products, each tensor scaled to fit it. Without a `seed` rounding is to nearest. With `entering`, tensors that were
-    not made inside are rounded where they are used. With `rounds` only the ops that it is true of round what fp32
-    tensors carry, products their operands too; what the code itself makes narrower is then carried like the rest."""
+    """The mode. `carried` maps torch dtypes to the formats that they carry. `operands` is the format of the operands of
+    products, with each tensor scaled to fit. Without a `seed`, rounding is to nearest. With `entering`, tensors created
+    outside are rounded where they are used. With `rounds`, only the ops it accepts round what fp32 tensors carry, and
+    products also their operands; explicit low-precision casts are then carried like the rest.
+    """
 
     def __init__(
         self,
@@ -109,24 +110,24 @@ class Rounding(Watching):
         self._generators: dict[torch.device, torch.Generator] = {}
         self._dtypes: dict[Any, list[torch.dtype | None] | None] = {}
         self._counts: dict[tuple[str, str, str], list[Tensor]] = {}
-        # By address, which the weak reference keeps from being given to another storage.
+        # Keyed by address; the weak reference keeps the address from being reused.
         self._inside: dict[int, StorageWeakRef] = {}
 
     def __enter__(self):
         if any(isinstance(mode, Rounding) for mode in _get_current_dispatch_mode_stack()):
-            raise RuntimeError("a rounding mode is active already: they do not nest")
+            raise RuntimeError("a rounding mode is already active; rounding modes do not nest")
         self._inside = {}
         return super().__enter__()
 
     @property
     def ranges(self) -> dict[tuple[str, str, str], Range]:
-        """Elements that overflowed or vanished, by (path, phase, op), in the order of their first loss."""
+        """Elements that overflowed or underflowed, by (path, phase, op), in the order of the first loss."""
         return {
             place: Range(*map(int, lost)) for place, lost in self._counts.items() if any(bool(count) for count in lost)
         }
 
     def round(self, x: Tensor, format: Format) -> Tensor:
-        """`x` on the format's grid, in its own dtype."""
+        """`x` rounded to the format, in its own dtype."""
         if self.seed is None:
             return nearest(x, format)
         if x.device not in self._generators:
@@ -179,7 +180,7 @@ class Rounding(Watching):
         return self._made_inside(tree_unflatten([outside(i, result) for i, result in enumerate(results)], shape))
 
     def _is_inside(self, leaf: Any) -> bool:
-        """Whether it is on its format's grid already."""
+        """Whether the tensor is already rounded to its format."""
         return (
             not isinstance(leaf, Tensor)
             or leaf.dtype not in self.carried
@@ -198,7 +199,7 @@ class Rounding(Watching):
         return out
 
     def _made_of_others(self, out: Any) -> Any:
-        """What an op made of integers, complex or sparse tensors, or of nothing, enters as if from outside."""
+        """Results made from integers, complex or sparse tensors, or from nothing, enter as if from outside."""
         if not self.entering:
             return out
         if isinstance(out, Tensor):
@@ -206,12 +207,12 @@ class Rounding(Watching):
         return type(out)(map(self._made_of_others, out)) if isinstance(out, (list, tuple)) else out
 
     def _back_from_islands(self, args: Any) -> Any:
-        """Operands of one type, as products want them, where an island is mixed with carriers."""
+        """Casts operands to one type, as products require, if fp32 islands are mixed with carriers."""
         format = self.carried[torch.float32]
         return [self.round(arg.float(), format) if _dtype(arg) is torch.float64 else arg for arg in args]
 
     def _widening(self, carriers: list[Any]) -> Callable[[Any], Any]:
-        """Puts an argument into the type that its op computes in: one for all of them."""
+        """Converts each argument to the type that the op computes in."""
         narrow = all(dtype != torch.float64 and self.carried[dtype].mantissa < 23 for dtype in carriers)
         wide, fills = torch.float32 if narrow else torch.float64, self._fills[carriers[0]]
 
@@ -227,7 +228,7 @@ class Rounding(Watching):
         return widened
 
     def _entered(self, x: Tensor) -> Tensor:
-        """A tensor from outside on its format's grid."""
+        """Rounds a tensor from outside to its format."""
         if x.dtype in NARROW:
             return x
         if x.dtype is torch.float32 and self._spares(ENTERING):
@@ -238,8 +239,9 @@ class Rounding(Watching):
         return rounded
 
     def _result_dtypes(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> list[torch.dtype | None] | None:
-        """The types that torch gives the results: the op is run once as it is to find out. None where it cannot, with
-        no kernel for this type here, or none for statistics that were kept wide: what goes in comes out."""
+        """The dtypes that torch gives the results, found by running the op once unchanged. None if that fails: no
+        kernel for this type, or none for statistics that stay wide. Results then have the dtype of the inputs.
+        """
         key = (func, *[(leaf.dtype, leaf.dim() == 0) if isinstance(leaf, Tensor) else _kind(leaf) for leaf in leaves])
         if func.overloadpacket in RUN_ONCE:
             return None
@@ -253,7 +255,7 @@ class Rounding(Watching):
         return self._dtypes[key]
 
     def _rounded(self, packet: Any, result: Tensor, dtype: torch.dtype | None) -> Tensor:
-        """A result in the type that it has outside, rounded to the format that this carries."""
+        """A result in its outside dtype, rounded to the format that this dtype carries."""
         if not result.is_floating_point() or result.layout != torch.strided:
             return result
         if dtype not in self.carried:
@@ -267,13 +269,13 @@ class Rounding(Watching):
         return rounded.to(dtype)
 
     def _adds_up_in(self, packet: Any, dtypes: list[torch.dtype | None] | None, carriers: list[Any]) -> Format | None:
-        """The format of an op's last result, if it is narrow: what a CPU adds up in."""
+        """The format of an op's last result if it is low-precision, in which CPUs accumulate."""
         format = self.carried.get((dtypes[-1] if dtypes else None) or carriers[0])
         narrow = format is not None and format.mantissa < 23
         return format if narrow and not self._spares(packet.__name__) else None
 
     def _spares(self, op: str) -> bool:
-        """Whether an op leaves its results as they are."""
+        """Whether an op leaves its results unrounded."""
         return self.rounds is not None and not self.rounds((*self.where(), op))
 
     def _operands_rounded(self, packet: Any, args: Any) -> Any:
@@ -281,7 +283,7 @@ class Rounding(Watching):
         return [self.round(arg, format) if i in OPERANDS[packet] else arg for i, arg in enumerate(args)]
 
     def _write(self, packet: Any, old: Tensor, new: Tensor) -> None:
-        """Puts a mutated argument's new value where the old one was."""
+        """Copies a mutated argument's new value back into the original tensor."""
         if old.dtype in self.carried:
             new = self._rounded(packet, new, old.dtype)
         if old is not new:
@@ -312,27 +314,27 @@ class Rounding(Watching):
         return self.round(x * scale, self.operands) / scale
 
     def _on_tf32_grid(self, packet: Any, args: Any) -> Any:
-        """Products of fp32 tensors, which carry nothing narrower: under tf32 nothing else is rounded."""
+        """Rounds the operands of fp32 products under tf32, which rounds nothing else."""
         if self.operands and self.operands.rest == "fp32" and packet in OPERANDS and args[0].dtype is torch.float32:
             return self._on_grid(packet, args)
         return args
 
 
 def _seen(format: Format) -> torch.dtype:
-    """The dtype that stands for the format: its own, or that of its range."""
+    """The dtype that code sees for the format: its own, or one with the same range."""
     if format.dtype in NARROW:
         return format.dtype
     return torch.bfloat16 if format.exponent >= 8 else torch.float16
 
 
 def _fills(dtype: torch.dtype, format: Format) -> dict[float, float]:
-    """A mask's fill with the smallest number that there is means just that in every format."""
+    """Maps fills with the most negative number of a dtype, as masks use them, to that of the format."""
     tops = {torch.finfo(dtype).max, torch.finfo(_seen(format)).max if dtype is torch.float32 else 0.0}
     return {sign * top: sign * format.largest for top in tops if top > format.largest for sign in (1, -1)}
 
 
 def _dtype(leaf: Any) -> torch.dtype | None:
-    """The type of a tensor, or a type that is itself an argument."""
+    """The dtype of a tensor, or a dtype given as an argument."""
     return leaf.dtype if isinstance(leaf, Tensor) else leaf if isinstance(leaf, torch.dtype) else None
 
 
@@ -341,7 +343,7 @@ def _kind(leaf: Any) -> Any:
 
 
 def _leaves(args: Any, kwargs: dict[str, Any]) -> list[Any]:
-    """The arguments of an aten op, and the members of those that are lists."""
+    """The arguments of an aten op, with lists flattened."""
     leaves = []
     for arg in (*args, *kwargs.values()):
         if isinstance(arg, (list, tuple)):
@@ -360,21 +362,22 @@ def _mapped(f: Callable[[Any], Any], args: Any, kwargs: dict[str, Any]) -> tuple
 
 @functools.cache
 def _mutated(func: Any) -> list[tuple[int, str]]:
-    """The arguments that the schema says are mutated, by position and name."""
+    """The arguments that the schema marks as mutated, by position and name."""
     arguments = enumerate(func._schema.arguments)
     return [(i, a.name) for i, a in arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> list[Tensor]:
-    """The tensors that the op mutates, those in lists included."""
+    """The tensors that the op mutates, including those in lists."""
     values = [args[i] if i < len(args) else kwargs.get(name) for i, name in _mutated(func)]
     return [leaf for leaf in _leaves(values, {}) if isinstance(leaf, Tensor)]
 
 
 class Islands(TorchFunctionMode):
-    """Lets code inside see the dtypes that its values stand for: `narrow` where an fp32 tensor carries that, and fp32
-    for an explicit fp32 island, which is computed in fp64 tensors. So casts, their way back, `torch.finfo(x.dtype)` and
-    branches on the dtype do what they do in a module of that dtype. Casts to what is `alike` are casts to it."""
+    """Shows code inside the dtypes that its values stand for: `narrow` if an fp32 tensor carries it, and fp32 for an
+    explicit fp32 island, which runs in fp64 tensors. Casts, casts back, `torch.finfo(x.dtype)` and branches on the
+    dtype then behave as in a module of that dtype. Casts to a dtype in `alike` count as casts to `narrow`.
+    """
 
     CASTS = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}  # noqa: RUF012
 
@@ -391,11 +394,11 @@ class Islands(TorchFunctionMode):
             return backward(self, func, args, kwargs)
         if name in self.CASTS and isinstance(args[0], Tensor):
             func, args = Tensor.to, [args[0], self.CASTS[name]]
-        # A tensor that is told to be fp32, be it cast or made so, begins an island.
+        # A tensor cast to fp32, or created as fp32, starts an island.
         args = [self.meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for arg in args]
         kwargs = {key: self.meant.get(arg, arg) if isinstance(arg, torch.dtype) else arg for key, arg in kwargs.items()}
         out = func(*args, **kwargs)  # pyright: ignore
-        # A checkpoint compares the types of what was saved, which it gets at times from within an op.
+        # Checkpointing compares the dtypes of saved tensors, sometimes from within an op.
         if not isinstance(out, torch.dtype) or sys._getframe(1).f_globals.get("__name__") == "torch.utils.checkpoint":
             return out
         return self.seen.get(out, out)
@@ -410,17 +413,20 @@ def rounding(
     seen: torch.dtype | None = None,
     **watching: Any,
 ) -> Rounding:
-    """A mode in which fp32 tensors behave as tensors of `format` do: `with rounding("bf16"): y = module(x)`.
+    """A mode in which fp32 tensors behave like tensors of `format`: `with rounding("bf16"): y = module(x)`.
 
     policy  "cast": everything is in the format, as after `module.to(dtype)`, except explicit fp32 islands.
-            "autocast": products are, and what torch's autocast says; tensors are fp32.
-    mode    "nearest" (even), or "stochastic": unbiased, drawn from a generator of its own, keyed by `seed`.
-    seen    the dtype that code inside is told, if not the format's own or that of its range
+            "autocast": only products and the other ops that torch's autocast lists; tensors are fp32.
+    mode    "nearest" (ties to even), or "stochastic": unbiased, with its own generator keyed by `seed`.
+    seen    the dtype that code inside sees, if not the format's own or one with the same range
 
-    The fp32 format needs fp64 tensors. fp8 formats and tf32 hold for the operands of products alone."""
+    The fp32 format needs fp64 tensors. fp8 formats and tf32 apply only to the operands of products.
+    """
     format = format_named(format)
     if policy not in ("cast", "autocast") or mode not in ("nearest", "stochastic"):
-        raise ValueError(f"policy {policy!r}, mode {mode!r}: cast or autocast, nearest or stochastic")
+        raise ValueError(
+            f"policy {policy!r}, mode {mode!r}: policy must be cast or autocast, mode nearest or stochastic"
+        )
     rest = format_named(format.rest) if format.operands else format
     options: dict[str, Any] = dict(
         operands=format if format.operands else None, seed=seed if mode == "stochastic" else None, **watching
@@ -440,6 +446,6 @@ def rounding(
 def autocasts(format: Format) -> list[AbstractContextManager[Any]]:
     """torch's own autocast to the format, on every device."""
     if format.dtype not in (torch.bfloat16, torch.float16):
-        raise ValueError(f"autocast knows bf16 and fp16, not {format.name}; use policy='cast'")
+        raise ValueError(f"autocast supports bf16 and fp16, not {format.name}; use policy='cast'")
     devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
     return [torch.autocast(device, dtype=format.dtype, cache_enabled=False) for device in devices]

@@ -1,4 +1,6 @@
-"""Does a bf16 product run on this CPU? Some virtual machines trap AMX: torch then dies of an illegal instruction."""
+"""Checks whether bf16 products run on this CPU. On virtual machines that trap AMX, torch dies with an illegal
+instruction.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,14 @@ PRODUCT = "import torch; a = torch.ones(96, 96, dtype=torch.bfloat16); torch.nn.
 
 @lru_cache
 def check_bf16_on_cpu() -> None:
-    """Tries one in another process, so that only that one dies; a sentence that names the cure if it does. Who has set
-    the variable has chosen already."""
+    """Tries a product in a subprocess. If that dies, raises ValueError with the fix. Skipped if the variable is already
+    set.
+    """
     if VARIABLE in os.environ:
         return
     tried = subprocess.run([sys.executable, "-c", PRODUCT], capture_output=True)
     if tried.returncode:
         raise ValueError(
-            f"bf16 products die on this CPU (exit {tried.returncode}); set {VARIABLE}={VALUE} before starting, "
+            f"bf16 products crash on this CPU (exit code {tried.returncode}); set {VARIABLE}={VALUE} before starting, "
             "or use fp32"
         )

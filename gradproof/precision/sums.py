@@ -1,5 +1,5 @@
-"""Sums that torch's CPU kernels add up in the narrow type itself, one term after the other: the gradients of a layer
-norm's weight and bias, and rows that an embedding or an index takes more than once.
+"""Sums that torch's CPU kernels accumulate in low precision, one term at a time: the gradients of a LayerNorm's weight
+and bias, and repeated rows of an embedding or index.
 
 With S_i = t_1 + … + t_i such a sum is Σ t_i + Σ_{i<n} (round(S_i) − S_i), to first order.
 """
@@ -18,7 +18,7 @@ ADDS_UP = INDEX_PUTS | {aten.native_layer_norm_backward, aten.embedding_dense_ba
 
 
 class Added(NamedTuple):
-    """Terms n, each with D entries, that are added up in the rows of a result, in their order."""
+    """n terms of D entries each, added to the rows of a result in order."""
 
     result: Tensor
     terms_nD: Tensor
@@ -26,14 +26,14 @@ class Added(NamedTuple):
 
 
 def round_partial_sums(packet: Any, args: Any, out: Any, round: Callable[[Tensor], Tensor]) -> None:
-    """Puts into the results of an op what rounding the partial sums does to them on a CPU."""
+    """Adds to an op's results the error of rounding the partial sums on a CPU."""
     for result, terms_nD, row_n in _added(packet, args, out):
         if result.device.type == "cpu" and result.is_contiguous() and row_n.numel():
             order_n = row_n.argsort(stable=True)
             row_n, terms_nD = row_n[order_n], terms_nD[order_n].double()
             goes_on_n = torch.cat([row_n[1:] == row_n[:-1], row_n.new_zeros(1, dtype=torch.bool)])
             before_nD = terms_nD.cumsum(0) - terms_nD
-            first_n = torch.searchsorted(row_n, row_n)  # of the terms of the same row
+            first_n = torch.searchsorted(row_n, row_n)  # the first term of the same row
             partial_nD = (terms_nD + before_nD - before_nD[first_n])[goes_on_n].float()
             error_nD = (round(partial_nD) - partial_nD).to(result.dtype)
             result.view(-1, terms_nD.shape[1]).index_add_(0, row_n[goes_on_n], error_nD)

@@ -1,7 +1,7 @@
-"""A dispatch mode that watches a run, and can make it repeat another one's luck: random draws, and decisions.
+"""A dispatch mode that records a run, and can replay the random draws and decisions of another run.
 
-What is recorded: each top-k, sort and arg-max with its scores; every random draw; a sample of each op's result, by the
-place where it was computed; calls that leave torch, where nothing can be watched.
+It records each top-k, sort and argmax with its scores, every random draw, a sample of each op's result by place, and
+the calls that leave torch, which it cannot follow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ DRAWS = _packets(
     "bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform_ "
     "exponential_ cauchy_ geometric_ log_normal_ random_ multinomial poisson"
 )
-# Nothing is computed by these: their results are their arguments' values.
+# These compute nothing: their results are values of their arguments.
 EXACT = _packets(
     "detach alias clone _unsafe_view _reshape_alias lift_fresh lift_fresh_copy empty empty_like empty_strided "
     "new_empty new_empty_strided zeros zeros_like new_zeros zero_ ones ones_like index_select gather cat stack index "
@@ -38,11 +38,11 @@ EXACT = _packets(
 )
 LEAVES_TORCH = ("numpy", "__array__", "data_ptr", "__dlpack__")
 BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
-SAMPLE = 256  # values kept of each result
+SAMPLE = 256  # values kept per result
 
 
 class Place(NamedTuple):
-    """Where an op ran: the module's path, forward or backward, the op, and which of its calls there it was."""
+    """Where an op ran: module path, forward or backward, op, and the number of the call there."""
 
     path: str
     phase: str
@@ -51,7 +51,7 @@ class Place(NamedTuple):
 
 
 class WatchedComparison(NamedTuple):
-    """What a floating number was compared or cast to: true or false, or an integer."""
+    """The result of comparing or casting a floating-point number: a truth value or an integer."""
 
     path: str
     op: str
@@ -59,14 +59,14 @@ class WatchedComparison(NamedTuple):
 
 
 class Unrepeatable(RuntimeError):
-    """The run decided or drew otherwise than the one that it was to repeat, so that it cannot."""
+    """The run decided or drew differently from the run that it should replay."""
 
 
 class Watching(TorchDispatchMode):
-    """Watches what runs inside. `like` is a finished run, whose random draws are made again and, with `routing`, whose
-    decisions are taken whatever the scores here say; what they would have chosen is recorded all the same. Comparisons
-    are recorded where `compares` says so, and made to come out as those `compared`. `within` are contexts to enter with
-    it."""
+    """Records what runs inside. `like` is a finished run: its random draws are replayed and, with `routing`, so are its
+    decisions. The decisions that the scores here would give are still recorded. `compares` records comparisons;
+    `compared` replays their results. `within` are contexts to enter together with the mode.
+    """
 
     def __init__(
         self,
@@ -84,12 +84,12 @@ class Watching(TorchDispatchMode):
         self.compares, self.compared = compares, compared
         self.choices: list[Decision | None] = []
         self.comparisons: list[WatchedComparison] = []
-        self.branches: list[bool] = []  # truth values that Python read
+        self.branches: list[bool] = []  # truth values read by Python
         self.draws: list[Tensor] = []
         self.samples: dict[Place, Tensor] = {}
-        self.left: set[str] = set()  # calls that cannot be watched
+        self.left: set[str] = set()  # calls that cannot be followed
         self._calls: Counter[Any] = Counter()
-        self._sorts: dict[int, tuple[Decision, Any]] = {}  # by address, theirs for as long as the sort's results live
+        self._sorts: dict[int, tuple[Decision, Any]] = {}  # by address, valid while the sort's results are alive
         self._here = ("", "")
         self._stack = ExitStack()
 
@@ -110,8 +110,8 @@ class Watching(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(t not in (Tensor, nn.Parameter) for t in types):
-            return NotImplemented  # a subclass that wraps others: what it does with these comes here again
-        with torch._C.DisableTorchFunction():  # the modes of `within` are for the watched code, not for this
+            return NotImplemented  # a wrapper subclass: its inner ops come here again
+        with torch._C.DisableTorchFunction():  # the modes in `within` are for the recorded code, not for this one
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -120,7 +120,7 @@ class Watching(TorchDispatchMode):
             self.left.add(str(func))
             return func(*args, **kwargs)
         if torch.is_inference_mode_enabled() and func._can_decompose():
-            _push_mode(self)  # there a composite op comes here whole
+            _push_mode(self)  # in inference mode composite ops arrive undecomposed
             try:
                 return func.decompose(*args, **kwargs)
             finally:
@@ -148,15 +148,15 @@ class Watching(TorchDispatchMode):
         return self._compare(packet, out) if self.compares and _compares(args, out) else out
 
     def compute(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """The op itself."""
+        """Runs the op."""
         return func(*args, **kwargs)
 
     def copy_values(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """An op whose results are its arguments' values."""
+        """Runs an op whose results are values of its arguments."""
         return func(*args, **kwargs)
 
     def where(self) -> tuple[str, str]:
-        """The path of the module that is running, and the phase."""
+        """The path of the running module, and the phase."""
         return self._here
 
     def _draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
@@ -166,11 +166,11 @@ class Watching(TorchDispatchMode):
         return self.compute(aten.copy_.default, (out, self.draws[-1]), {})
 
     def _rrelu(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """rrelu_with_noise(x, noise, lower, upper, train) → x·noise, with the slopes that it draws in `noise`."""
+        """rrelu_with_noise(x, noise, lower, upper, train) → x·noise, which stores the drawn slopes in `noise`."""
         x, noise = args[:2]
         if not args[4]:
             return self.compute(func, args, kwargs)
-        wide = torch.promote_types(x.dtype, torch.float32)  # not every type has a kernel
+        wide = torch.promote_types(x.dtype, torch.float32)  # some dtypes have no kernel
         drawn = torch.empty_like(noise, dtype=wide)
         func(x.to(wide), drawn, *args[2:], **kwargs)
         again = self._again(drawn)
@@ -189,11 +189,11 @@ class Watching(TorchDispatchMode):
         return self.compute(aten.mul.Scalar, (kept, scale), {}), mask
 
     def _again(self, out: Tensor) -> Tensor | None:
-        """The draw of the run that this one repeats."""
+        """The draw of the run that this one replays."""
         if self.like is None:
             return None
         if len(self.draws) >= len(self.like.draws) or self.like.draws[len(self.draws)].shape != out.shape:
-            raise Unrepeatable("it draws other random numbers than in float64")
+            raise Unrepeatable("it draws different random numbers than in float64")
         return self.like.draws[len(self.draws)].to(out.device)
 
     def _choose(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -209,12 +209,12 @@ class Watching(TorchDispatchMode):
         return out
 
     def _as_before(self, choice: Decision, x: Tensor, out: Any) -> Any:
-        """What the op returns when it chooses as the run that this one repeats did."""
+        """The op's result with the decision of the run that this one replays."""
         assert self.like is not None
         number = len(self.choices) - 1
         before = self.like.choices[number] if number < len(self.like.choices) else None
         if before is None or before.shape != choice.shape or before.op != choice.op:
-            raise Unrepeatable("it takes other decisions than in float64, so that they cannot be replayed")
+            raise Unrepeatable("it makes different decisions than in float64, so they cannot be replayed")
         index = before.indices().to(x.device)
         if isinstance(out, Tensor):
             return index.reshape(out.shape)
@@ -222,7 +222,7 @@ class Watching(TorchDispatchMode):
         return type(out)((values.reshape(out[0].shape), index.reshape(out[1].shape)))
 
     def _read(self, func: Any, args: Any) -> Any:
-        """A number that Python reads; a truth value is a decision."""
+        """A number that Python reads. A truth value counts as a decision."""
         value = func(*args)
         if args[0].dtype != torch.bool:
             return value
@@ -240,11 +240,11 @@ class Watching(TorchDispatchMode):
         if self.compared is None:
             return out
         if number >= len(self.compared) or self.compared[number].result.shape != out.shape:
-            raise Unrepeatable("it compares other numbers than the run that it is to repeat")
+            raise Unrepeatable("it makes different comparisons than the run that it should replay")
         return self.compared[number].result
 
     def _take(self, packet: Any, args: Any) -> None:
-        """A slice of a sort: the first or the last K along its axis."""
+        """Handles a slice of a sort: the first or the last K along its axis."""
         sort, _ = self._sorts.get(args[0].untyped_storage()._cdata, (None, None)) if self._sorts else (None, None)
         if sort is None or args[0].shape != sort.shape:
             return
@@ -275,25 +275,25 @@ class Watching(TorchDispatchMode):
 
 
 def sample(x: Tensor) -> Tensor:
-    """Some of its values."""
+    """Evenly spaced values of x."""
     flat = x.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE].to(torch.float64, copy=True)
 
 
 @functools.cache
 def _moves(func: Any) -> bool:
-    """Whether it only says otherwise how memory is read."""
+    """Whether the op only changes the view of memory."""
     return func.is_view or torch.Tag.inplace_view in func.tags
 
 
 def _compares(args: Any, out: Any) -> bool:
-    """Whether an op made truth values or integers of floating numbers."""
+    """Whether an op turned floating-point numbers into truth values or integers."""
     floating = any(isinstance(arg, Tensor) and arg.is_floating_point() for arg in args)
     return floating and isinstance(out, Tensor) and out.dtype in (torch.bool, torch.int32, torch.int64)
 
 
 def backward(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """A call that runs the graph backward, with the mode on again there: for checkpoints and custom functions."""
+    """Runs a backward call with the mode active again inside it: for checkpoints and custom functions."""
     run = torch.autograd._engine_run_backward  # pyright: ignore
 
     def with_mode(*args: Any, **kwargs: Any) -> Any:
@@ -308,7 +308,7 @@ def backward(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 class Leaving(TorchFunctionMode):
-    """Names the calls by which values leave torch: numpy, pointers for C++ or Triton."""
+    """Records the calls through which values leave torch: numpy, and pointers for C++ or Triton."""
 
     def __init__(self, left: set[str]):
         super().__init__()
@@ -324,7 +324,7 @@ class Leaving(TorchFunctionMode):
 
 
 class Places(Protocol):
-    """Where an op runs: entered with the run that is watched, asked at each of its ops."""
+    """Locates ops: entered with the recorded run, and asked at each op."""
 
     def __enter__(self) -> Any: ...
     def __exit__(self, *failure: Any) -> None: ...
@@ -335,11 +335,11 @@ class Places(Protocol):
 
 
 class ModulePlaces:
-    """Which module is running, forward by hooks, backward by the forward op that each node of the graph came from."""
+    """Locates ops by module: forward by hooks, backward by the forward op that created each graph node."""
 
     def __init__(self, module: nn.Module):
         self.names = {id(m): name for name, m in module.named_modules()}
-        self._running: list[tuple[str, int | None]] = []  # paths, and the node of the graph that they run in
+        self._running: list[tuple[str, int | None]] = []  # paths, and the graph node that they run in
         self._nodes: dict[int, str] = {}
         self._hooks: list[Any] = []
 
@@ -366,15 +366,15 @@ class ModulePlaces:
     def current(self) -> tuple[str, str]:
         node = _node()
         path, within = self._running[-1] if self._running else ("", None)
-        backward = node is not None and node != within  # a checkpoint runs modules again inside of a node
+        backward = node is not None and node != within  # a checkpoint reruns modules inside a node
         if backward:
             path = self._nodes.get(node, "")  # pyright: ignore
-        # An op's node was made just before it; one that makes none must not take the node of the op before.
+        # An op's node was created just before it; an op without a node must not take that of the previous op.
         self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, path)  # pyright: ignore
         return path, "backward" if backward else "forward"
 
 
 def _node() -> int | None:
-    """The number of the graph's node that is running backward."""
+    """The sequence number of the graph node that is running backward."""
     node = torch._C._current_autograd_node()
     return None if node is None else node._sequence_nr()

@@ -31,7 +31,7 @@ class Pool:
     returns the results by rank. The function is found by its name, so it stands at the top of a module."""
 
     def __init__(self, ranks: int, timeout: float = 60.0):
-        self.ranks, self.timeout = ranks, timeout
+        self.ranks, self.timeout, self._grace = ranks, timeout, 0.5
         self._workers: list[tuple[Any, Connection]] = []
 
     def __enter__(self) -> Pool:
@@ -40,9 +40,12 @@ class Pool:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def run(self, function: Callable[..., Any], *args: Any, seconds: float | None = None) -> list[Any]:
-        """RankFailed where it fails on one of them, or where they take longer than `seconds`; the ranks are then
-        started anew by the next call."""
+    def run(
+        self, function: Callable[..., Any], *args: Any, seconds: float | None = None, grace: float = 0.5
+    ) -> list[Any]:
+        """RankFailed where it fails on one of them, or where they take longer than `seconds`; the others then have
+        `grace` seconds to end by themselves, and the next call starts all ranks anew."""
+        self._grace = grace
         if not self._workers:
             self._start()
         message = pickle.dumps((function, args))
@@ -89,12 +92,12 @@ class Pool:
         """Ends the ranks."""
         for _, pipe in self._workers:
             pipe.close()
-        for process, _ in self._workers:
-            process.join(0.5)
+        self._workers, workers = [], self._workers
+        for process, _ in workers:
+            process.join(self._grace)
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._workers = []
 
 
 def _work(rank: int, ranks: int, port: int, timeout: float, pipe: Connection) -> None:

@@ -16,9 +16,7 @@ import asyncio
 import collections
 import gc
 import json
-import socket
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from itertools import chain
@@ -29,6 +27,10 @@ import torch
 
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Schema
+from gradproof.http.answers import ConnectionScope, Receive, Refused, Send, as_json, respond
+from gradproof.http.limits import BodyReader
+from gradproof.http.listening import address_of, listen, need_serve
+from gradproof.http.metrics import Counted, RequestMeters
 from gradproof.serve.batcher import INLINE, WAITING, Batcher, Busy
 from gradproof.serve.predict import as_records
 from gradproof.serve.records import BadRecord, RecordReader
@@ -40,20 +42,12 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 BODY_LIMIT = 1 << 20  # bytes of one request
-BODIES_LIMIT = 64  # times BODY_LIMIT: bytes of all bodies that are being read
 RECORDS_LIMIT = 10_000  # records of one request
 EXPLAINED_LIMIT = 100  # of one request with explanations: each takes as long as some hundred decisions
 EXPLAINED_WAITING = 1000  # records of all requests that wait for explanations
 PIECE = 256  # records of an answer that are written at once
-BODY_SECONDS = 30.0  # from the headers to the end of the body
-LINGER_SECONDS = 2.0  # how long a refused body is read on and thrown away
 SMALL = 4_000_000  # parameters; a smaller model loses more to waking threads than it gains from them
 PATHS = ("/predict", "/healthz", "/schema", "/metrics")
-
-Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 
 
 def app(
@@ -67,7 +61,7 @@ def app(
 ) -> FastAPI:
     """The service as an ASGI app. Without `batching` every request is a forward of its own; without an `explainer` no
     decision is explained."""
-    _need_serve()
+    need_serve()
     from fastapi import FastAPI
     from starlette.routing import Route
 
@@ -131,23 +125,22 @@ class Predict:
 
     def __init__(self, reader: RecordReader, batcher: Batcher, reasons: Reasons, body_limit: int, meters: Meters):
         self.reader, self.batcher, self.reasons = reader, batcher, reasons
-        self.body_limit, self.meters = body_limit, meters
+        self.body, self.meters = BodyReader(body_limit, "send the records in several requests"), meters
         self.schema = reader.schema
-        self.held = 0  # bytes of bodies that are not complete
         self.rows = 0  # rows that are not answered
         self._decoder = json.JSONDecoder(parse_constant=_refuse_constant)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
         try:
-            body = await self._body(scope, receive)
+            body = await self.body(scope, receive)
             if body is not None:  # else the client went away
-                await _respond(send, 200, await self._answer(body))
+                await respond(send, 200, await self._answer(body))
         except Refused as refused:
             await refused.respond(receive, send)
         except BadRecord as bad:
-            await _respond(send, 422, _json({"error": str(bad)}))
+            await respond(send, 422, as_json({"error": str(bad)}))
         except Busy as busy:
-            await _respond(send, 429, _json({"error": f"{busy}; try again in a second"}))
+            await respond(send, 429, as_json({"error": f"{busy}; try again in a second"}))
 
     async def _answer(self, body: bytes) -> bytes:
         records, many, cost_C, explain = self._records(self._parsed(body))
@@ -171,10 +164,10 @@ class Predict:
                 reasons = await self.reasons(rows, predictions)
                 decided = as_records(predictions, self.schema, unread)
                 explained = [{**record, "explanation": why} for record, why in zip(decided, reasons, strict=True)]
-                return _json({"predictions": explained})
+                return as_json({"predictions": explained})
             if many:
                 return await self._listed(predictions, unread)
-            return _json(as_records(predictions, self.schema, unread)[0])
+            return as_json(as_records(predictions, self.schema, unread)[0])
         finally:
             self.rows -= rows.count
 
@@ -185,37 +178,8 @@ class Predict:
             if start:
                 await asyncio.sleep(0)
             here = {i - start: columns for i, columns in unread.items() if start <= i < start + PIECE}
-            pieces.append(_json(as_records(predictions.slice(start, start + PIECE), self.schema, here))[1:-1])
+            pieces.append(as_json(as_records(predictions.slice(start, start + PIECE), self.schema, here))[1:-1])
         return b'{"predictions": [' + b", ".join(pieces) + b"]}"
-
-    async def _body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The whole body, or None if the client went away. Refuses as soon as it is known to be too long."""
-        for name, value in scope["headers"]:
-            if name == b"content-length" and value.isdigit() and float(value) > self.body_limit:
-                raise self._too_long()
-        body = bytearray()
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                while (message := await receive())["type"] == "http.request":
-                    chunk = message.get("body", b"")
-                    if not message.get("more_body", False) and not body and len(chunk) <= self.body_limit:
-                        return chunk
-                    self.held += len(chunk)
-                    body += chunk
-                    if len(body) > self.body_limit:
-                        raise self._too_long()
-                    if self.held > BODIES_LIMIT * self.body_limit:
-                        raise Refused(429, "too many large bodies at once; try again in a second", unread=True)
-                    if not message.get("more_body", False):
-                        return bytes(body)
-        except TimeoutError:
-            raise Refused(408, f"the body was not complete after {BODY_SECONDS:.0f} s", unread=True) from None
-        finally:
-            self.held -= len(body)
-        return None
-
-    def _too_long(self) -> Refused:
-        return Refused(413, f"the body may have {self.body_limit:,} bytes; send the records in several requests", True)
 
     def _parsed(self, body: bytes) -> Any:
         try:
@@ -255,64 +219,24 @@ class Predict:
             raise BadRecord(f"costs: {error}") from None
 
 
-class Refused(Exception):
-    """A request that is answered with a 4xx and one sentence; `unread` when its body has not been read to the end."""
-
-    def __init__(self, status: int, sentence: str, unread: bool = False):
-        super().__init__(sentence)
-        self.status, self.unread = status, unread
-
-    async def respond(self, receive: Receive, send: Send) -> None:
-        await _respond(send, self.status, _json({"error": str(self)}), self.unread)
-        if self.unread:
-            # The connection cannot go on, but closing it at once would reset it before the client has read why.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LINGER_SECONDS):
-                    while (await receive()).get("more_body", False):
-                        pass
-            await send({"type": "http.response.body", "body": b""})
-
-
-async def _respond(send: Send, status: int, content: bytes, unread: bool = False) -> None:
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
-    if status == 429:
-        headers.append((b"retry-after", b"1"))
-    if unread:
-        headers.append((b"connection", b"close"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": content, "more_body": unread})
-
-
-def _json(content: Any) -> bytes:
-    """ASCII, so that no text that a client sent can fail to encode."""
-    return json.dumps(content).encode("ascii")
-
-
 def _refuse_constant(name: str) -> None:
     raise Refused(400, f"the body is not JSON: {name} is no number there; say null where a value is missing")
 
 
-class Meters:
+class Meters(RequestMeters):
     """What /metrics tells. Labels take few values: our own paths, status codes, the classes."""
 
     def __init__(self, schema: Schema):
-        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+        from prometheus_client import Counter, Gauge, Histogram
 
-        self.registry = CollectorRegistry()
-        ProcessCollector(registry=self.registry)
-
-        def meter(kind: Any, name: str, text: str, labels: tuple[str, ...] = (), **options: Any) -> Any:
-            return kind(f"gradproof_{name}", text, labels, registry=self.registry, **options)
-
-        self.requests = meter(Counter, "requests", "Requests answered.", ("path", "status"))
-        self.seconds = meter(Histogram, "request_seconds", "From headers to answer.", ("path",))
-        self.rows = meter(Counter, "rows", "Rows predicted.")
-        self.unread = meter(Counter, "unread_values", "Values that did not fit and counted as missing.", ("column",))
-        self.batch = meter(Histogram, "batch_rows", "Rows a forward.", buckets=[4**i for i in range(8)])
-        self.waiting = meter(Gauge, "waiting_rows", "Rows in the queue.")
-        decisions = meter(Counter, "decisions", "Decisions by class.", ("decision",))
+        super().__init__("gradproof", lambda scope: scope["path"] if scope["path"] in PATHS else "other")
+        self.rows = self.meter(Counter, "rows", "Rows predicted.")
+        text = "Values that did not fit and counted as missing."
+        self.unread = self.meter(Counter, "unread_values", text, ("column",))
+        self.batch = self.meter(Histogram, "batch_rows", "Rows a forward.", buckets=[4**i for i in range(8)])
+        self.waiting = self.meter(Gauge, "waiting_rows", "Rows in the queue.")
+        decisions = self.meter(Counter, "decisions", "Decisions by class.", ("decision",))
         self.decisions = [decisions.labels(name) for name in schema.classes]
-        self._children: dict[tuple[str, int], tuple[Any, Any]] = {}
 
     def watch(self, batcher: Batcher) -> None:
         self.waiting.set_function(lambda: batcher.waiting)
@@ -334,42 +258,6 @@ class Meters:
             if decision < len(self.decisions):  # a number is no decision
                 self.decisions[decision].inc(count)
 
-    def answered(self, path: str, status: int, seconds: float) -> None:
-        path = path if path in PATHS else "other"
-        if (path, status) not in self._children:
-            self._children[path, status] = self.requests.labels(path, status), self.seconds.labels(path)
-        requests, histogram = self._children[path, status]
-        requests.inc()
-        histogram.observe(seconds)
-
-    def text(self) -> bytes:
-        from prometheus_client import generate_latest
-
-        return generate_latest(self.registry)
-
-
-class Counted:
-    """ASGI middleware: counts every answer, by path and status."""
-
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], meters: Meters):
-        self.app, self.meters = app, meters
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-        start = time.perf_counter()
-
-        async def counted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                self.meters.answered(scope["path"], message["status"], time.perf_counter() - start)
-            await send(message)
-
-        try:
-            await self.app(scope, receive, counted)
-        except Exception:  # answered with a 500 further out
-            self.meters.answered(scope["path"], 500, time.perf_counter() - start)
-            raise
-
 
 def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step: int) -> None:
     from prometheus_client import CONTENT_TYPE_LATEST
@@ -380,11 +268,11 @@ def _add_pages(service: FastAPI, schema: Schema, meters: Meters, run: str, step:
 
     @service.get("/healthz")
     async def _healthz() -> Response:
-        return Response(_json(health), media_type="application/json")
+        return Response(as_json(health), media_type="application/json")
 
     @service.get("/schema")
     async def _schema() -> Response:
-        return Response(_json(described(schema)), media_type="application/json")
+        return Response(as_json(described(schema)), media_type="application/json")
 
     @service.get("/metrics")
     async def _metrics() -> Response:
@@ -427,11 +315,11 @@ def _add_errors(service: FastAPI) -> None:
             404: f"there is no such path; the paths are {', '.join(PATHS)}",
             405: f"this path takes {allowed} only",
         }
-        content = _json({"error": sentence[error.status_code]})
+        content = as_json({"error": sentence[error.status_code]})
         return Response(content, error.status_code, error.headers, "application/json")
 
     async def failed(request: Any, error: Exception) -> Response:
-        content = _json({"error": "the service failed on this request; its log says why"})
+        content = as_json({"error": "the service failed on this request; its log says why"})
         return Response(content, 500, media_type="application/json")
 
     service.add_exception_handler(404, refused)
@@ -454,40 +342,15 @@ def serve(
     service = app(predictor, explainer=explainer, run=run, step=step, body_limit=body_limit, batching=batching)
     import uvicorn
 
-    listener = _listen(host, port)
+    listener = listen(host, port)
     if predictor.model.params.count < SMALL:
         torch.set_num_threads(1)
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not look at it again
-    host, port = listener.getsockname()[:2]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    print(f"serving {run or 'the model'} at http://{address} (Ctrl-C stops it)", flush=True)
+    print(f"serving {run or 'the model'} at http://{address_of(listener)} (Ctrl-C stops it)", flush=True)
     options: dict[str, Any] = dict(log_level="warning", access_log=False, server_header=False, ws="none")
     try:
         with suppress(KeyboardInterrupt):  # uvicorn's way to say that it has shut down
             uvicorn.Server(uvicorn.Config(service, timeout_graceful_shutdown=10, **options)).run([listener])
     finally:
         gc.unfreeze()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything else is started."""
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error).rstrip(".")
-        reason = reason.partition(" (while")[0]
-        raise ValueError(f"cannot listen on {host}:{port}: {reason}; choose another --host or --port") from None
-    # Inherited by every connection: an answer is two writes, and the second must not wait for the first's receipt.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def _need_serve() -> None:
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError:
-        raise ValueError("serving needs FastAPI: pip install 'gradproof[serve]'") from None

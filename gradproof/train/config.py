@@ -27,15 +27,15 @@ OF_TEXT = {"batch": 16, "lr": 2e-3}
 OF_TABLE = {
     "recipe": "table",
     "members": 8,
-    "dropout": 0.1,
     "names": 256,
-    "pieces": 16,
+    "pieces": 48,
     "levels": 256,
+    "places": True,
     "select": "loss",
     "lr": 2e-3,
     "weight_decay": 0.05,
     "minutes": 0.6,
-    "model_options": {"experts": 1, "k": 1, "hidden": 128, "depth": 1},
+    "model_options": {"experts": 1, "k": 1, "hidden": 128, "depth": 2},
 }
 LAYOUT = {"mesh", "shard_optimizer", "timeout", "compare_every"}  # may change when a run is resumed
 EXACTLY_ONE = ("model", "size", "steps", "router", "recipe")  # options that ask for a particular model
@@ -85,6 +85,7 @@ class TrainConfig:
     names: int = 64  # of a column, the most frequent, that are told apart
     pieces: int = 48  # of a number, at most (data/pieces.py)
     levels: int = 0  # values of a number up to which each has an input of its own
+    places: bool = False  # a number by its rank among the training rows instead of standardised
     select: Literal["accuracy", "loss"] = (
         "accuracy"  # what the best checkpoint is best in; loss also fits a temperature
     )

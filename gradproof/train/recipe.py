@@ -1,8 +1,9 @@
 """The recipe: what `gradproof train --data FILE --target COL` chooses by the size of the table.
 
-Eight small networks, each on rows of its own order and with inputs dropped, learn a table better than one large model,
-and a time budget says how long. Each is a mixture of one expert: four experts a member, of which a row sees two, were
-no better at the same cost. What was tuned was tuned on inner splits of public tables (docs/notes/tables.md).
+Eight small networks, each on rows of its own order, learn a table better than one large model, and a time budget says
+how long. Numbers are given by their rank and in pieces. Each network is a mixture of one expert: four experts a member,
+of which a row sees two, were no better at the same cost. What was tuned was tuned on inner splits of public tables
+(docs/notes/tables.md).
 """
 
 from __future__ import annotations

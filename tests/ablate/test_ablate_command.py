@@ -65,6 +65,37 @@ def test_a_study(studied):
     ]
 
 
+def test_the_table_of_two_seeds(studied):
+    """One degree of freedom would give intervals such as 83.7 to 105.0%: none is shown, and what to do instead is. The
+    majority class is the floor that every accuracy is read against."""
+    folder, ended = studied
+    record = json.loads((folder / "study" / "report.json").read_text())
+    for row in record["rows"]:
+        assert row["accuracy"]["low"] is row["accuracy"]["high"] is row["accuracy"]["margin"] is None
+    head, *lines = ended.stdout.splitlines()
+    assert re.split(r"  +", head) == ["contestant", "accuracy (95% CI)", "parameters", "active", "MFLOP/row", "seconds"]
+    assert "±" not in ended.stdout and "No intervals: they need three seeds or more (--seeds 5)." in ended.stdout
+    assert 0 < record["study"]["majority"] < 0.5
+    assert [line.split() for line in lines if line.startswith("majority class")] == [
+        ["majority", "class", f"{record['study']['majority']:.2%}"]
+    ]
+    assert "Majority class" in (folder / "study" / "report.html").read_text()
+    assert max(map(len, lines[: len(record["rows"])])) <= 80
+
+
+def test_an_interval_stays_in_its_range():
+    """An accuracy of 99.8% ± 0.4 is not shown as 99.4 to 100.2%; the margin is that of the test."""
+    from gradproof.ablate.record import _interval
+    from gradproof.ablate.statistics import estimate
+
+    scores = [0.999, 0.995, 1.0]
+    accuracy, plain = _interval(scores, 0.25, 1.0), estimate(scores, 0.25)
+    assert plain.high is not None and plain.high > 1.0 and accuracy["high"] == 1.0 and accuracy["low"] == plain.low
+    assert accuracy["margin"] == pytest.approx(plain.high - plain.mean)
+    loss = _interval([0.01, 0.5, 0.01], 0.25, None)
+    assert loss["low"] == 0.0 and loss["high"] > 0.5
+
+
 def test_the_splits_are_everybodys(studied):
     """Each seed has its own rows, the same for every contestant."""
     runs = json.loads((studied[0] / "study" / "report.json").read_text())["runs"]

@@ -123,7 +123,10 @@ def test_the_record_alone_on_standard_output(cases):
         (("cases_to_diagnose.py:good", "--precisions", "fp17"), "fp17"),
         (("cases_to_diagnose.py:good", "--precisions", ""), "format"),
         (("cases_to_diagnose.py:good", "--fail-on", "bugs"), "'bugs'"),
-        (("cases_to_diagnose.py:good", "--policy", "autocast", "--precisions", "fp32"), "autocast knows bf16 and fp16"),
+        (
+            ("cases_to_diagnose.py:good", "--policy", "autocast", "--precisions", "fp32"),
+            "autocast supports bf16 and fp16",
+        ),
         (("cases_to_diagnose.py:good", "--json", "."), "is a directory"),
         (("cases_to_diagnose.py:good", "--json", "x", "--html", "x"), "both name"),
     ],

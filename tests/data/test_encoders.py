@@ -49,6 +49,25 @@ def test_pieces():
     assert torch.equal(x_TI[:, 2:], torch.tensor(right, dtype=torch.float64))
 
 
+def test_places():
+    """Instead of the standardised number, linear between knots, 0 where missing; pieces, flag and levels beside it are
+    a fifth as large, and another number keeps its own."""
+    numbers = (
+        Number("m", 5.0, 3.0, True, knots=(0.0, 1.0, 5.0), levels=(3.0,), places=(-2.0, 0.5, 1.5)),
+        Number("n", 1.0, 2.0, True, knots=(-2.0, 2.0, 3.0), levels=(1.0,)),
+    )
+    values = [[3, 1], [-9, 9], [NAN, NAN], [1e300, 1], [0.25, 3]]
+    x_TI = Encoder(Schema("y", ("a",), (), numbers), dtype=torch.float64).inputs(rows([], values))
+    right = [
+        [1.0, 0, 0.2, 0.1, 0.75, 0, 0, 0, 0.2, 1],
+        [-2, 4, 0, 0, 1, 1, 0, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0.2, 1, 0, 0],
+        [1.5, 0, 0.2, 0.2, 0.75, 0, 0, 0, 0, 1],
+        [-1.375, 1, 0.05, 0, 1, 1, 0, 0, 0, 0],
+    ]
+    torch.testing.assert_close(x_TI, torch.tensor(right, dtype=torch.float64), rtol=1e-12, atol=0)
+
+
 def test_padic():
     """Behind the pieces, before the flags: in the column's own unit, second columns after all first ones, and 0 for
     what is no integer at all."""

@@ -1,13 +1,14 @@
 """Pieces of numbers: where the knots lie, and what the encoder makes of them."""
 
 from dataclasses import replace
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 import torch
 
 from gradproof.data.encoders import Encoder
-from gradproof.data.pieces import MOST, with_knots
+from gradproof.data.pieces import MOST, OUTERMOST, with_knots
 from gradproof.data.rows import Rows
 from gradproof.data.schema import Number, Schema
 
@@ -81,3 +82,32 @@ def test_flags_stand_behind_the_pieces():
     x_TI = Encoder(layout).inputs(rows(np.array([[np.nan], [1.0]])))
     assert x_TI.tolist() == [[0, 0, 0, 1], [1, 1, 0, 0]]
     assert Schema.from_dict(layout.to_dict()) == layout
+
+
+def test_places_are_normal_scores_of_ranks():
+    """A skewed column: its place does not see how far away the tail is, and of equal values it is the middle rank."""
+    value_R = np.exp(3 * np.random.default_rng(0).normal(size=4000))
+    for values in (value_R, value_R * 1e9, np.where(value_R > 50, value_R**3, value_R)):
+        places = placed(values).places
+        assert np.all(np.diff(places) > 0) and np.isclose(places[len(places) // 2], 0, atol=0.01)
+        assert places[0] == -places[-1] == NormalDist().inv_cdf(OUTERMOST)
+    half = placed(np.repeat([0.0, 1.0, 2.0, 3.0], [500, 250, 125, 125]))
+    right = [
+        NormalDist().inv_cdf((below + same / 2 + 0.5) / 1001) for below, same in ((0, 500), (500, 250), (750, 125))
+    ]
+    np.testing.assert_allclose(half.places[:3], right, rtol=1e-12)
+
+
+def placed(value_R):
+    rows = Rows(np.zeros((len(value_R), 0), np.int32), value_R[:, None], np.zeros(len(value_R), np.int64), np.zeros(0))
+    schema = Schema("y", ("a", "b"), (), (Number("n", 0.0, 1.0),))
+    (number,) = with_knots(schema, rows, np.ones(len(value_R), bool), MOST, places=True).numbers
+    assert len(number.places) == len(number.knots)
+    return number
+
+
+def test_no_places_without_knots_or_unless_asked():
+    assert placed(np.arange(60.0)).places == () and knots_of(np.arange(1000.0))
+    rows = Rows(np.zeros((9, 0), np.int32), np.zeros((9, 0)), np.zeros(9, np.int64), np.zeros(0))
+    schema = Schema("y", ("a", "b"))
+    assert with_knots(schema, rows, np.ones(9, bool), places=True) == schema

@@ -31,6 +31,7 @@ NAMES = (Category("colour", ("red", "green"), other=True, missing=True), Categor
 NUMBERS = (
     Number("weight", 10.0, 2.0, missing=True, knots=(8.0, 10.0, 12.0), levels=(9.0, 11.0)),
     Number("count", 0.0, 5.0, padic=2),
+    Number("length", 10.0, 2.0, missing=True, knots=(7.0, 9.5, 12.0), levels=(9.0,), places=(-3.0, 0.25, 2.0)),
     Number("price", 3.0, 0.5, padic=1, decimals=2),
     Number("day", 18_000.0, 300.0, date=True),
     Number("day", 6.0, 3.0, date=True, part="month"),
@@ -93,7 +94,7 @@ def draw(schema, count, seed=0):
         numbers_RN[random.random(numbers_RN.shape) < 0.15] = np.nan
         numbers_RN[:12, 0] = [8.0, 9.0, 10.0, 11.0, 12.0, 1e300, -1e300, 0.0, 2.0**62, -(2.0**63), 2.0**40 + 5, 9.5]
         if len(schema.numbers) > 1:
-            numbers_RN[:12, 1:3] = numbers_RN[:12, :1]
+            numbers_RN[:12, 1:4] = numbers_RN[:12, :1]
     codes_RC = np.stack(codes, 1).astype(np.int32) if codes else np.zeros((count, 0), np.int32)
     return Rows(codes_RC, numbers_RN, np.zeros(count, np.int64), np.zeros((count, len(schema.metrics)), np.float32))
 

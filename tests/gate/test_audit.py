@@ -145,7 +145,7 @@ def test_shadow_mode(store, run):
         (("--effect", "remove"), "there is no effect 'remove'; the effects are read, write, delete"),
         (("--since", "yesterday"), "--since is an ISO date, or hours or days as in 24h and 7d, not 'yesterday'"),
         (("--since", "7"), "not '7'"),
-        (("--json", "/proc/x/audit.json"), "cannot be written"),
+        (("--json", "/proc/x/audit.json"), "cannot write /proc/x/audit.json"),
     ],
 )
 def test_what_cannot_start_says_why(run, args, says):

@@ -36,7 +36,7 @@ def run(store, monkeypatch):
 def test_decide_and_feedback(run, store):
     code, out, err = run("decide", json.dumps(CALL))
     answer = json.loads(out[0])
-    assert (code, err) == (0, []) and list(answer) == ["id", "decision", "probability", "reason", "acts", "version"]
+    assert (code, err) == (0, []) and list(answer)[:6] == ["id", "decision", "probability", "reason", "acts", "version"]
     code, out, _ = run("feedback", answer["id"], "false_block")
     assert code == 0 and json.loads(out[0])["weight"] == 4.0
     _, out, _ = run("decide", given=(json.dumps(CALL) + "\n").encode() * 2)
@@ -72,7 +72,7 @@ def test_a_learner_in_the_background_ends_on_sigint(store):
             if learner.poll() is not None:
                 break
             time.sleep(0.1)
-        assert learner.poll() == 130
+        assert learner.poll() in (130, -signal.SIGINT)  # the second where another signal met it on its way out
     finally:
         learner.kill()
         learner.communicate()

@@ -5,9 +5,10 @@ import torch
 from made_calls import bash
 
 from gradproof.gate import learner as learner_module
-from gradproof.gate.decider import Decider, load_serving
+from gradproof.gate.decider import Decider
 from gradproof.gate.learner import Best, Learner, Score
 from gradproof.gate.network import FEATURE_WEIGHT, WEIGHT
+from gradproof.gate.serving import load_serving
 
 
 def corrected(store, count=10, kind="false_block", first=0):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradproof.gate import replay
-from gradproof.gate.journal import LabelledText, new_id
+from gradproof.gate.database import new_id
+from gradproof.gate.journal import LabelledText
 from gradproof.gate.signals import signal
 
 

@@ -69,7 +69,7 @@ def test_the_default_store_is_outside_the_project_and_private(gate, tmp_path, mo
     assert store.stat().st_mode & 0o777 == 0o700 and list(Path.cwd().iterdir()) == []
     found = modes(store)
     assert {"store.json", "rules.toml", "redaction.key", "learner.lock", "journal/data.mdb"} <= set(found)
-    folders = {"journal", "versions"}
+    folders = {"journal", "versions", "audit"}
     assert {mode for name, mode in found.items() if name in folders} == {0o700}
     assert {mode for name, mode in found.items() if name not in folders} == {0o600}
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

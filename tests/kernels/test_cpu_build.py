@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from gradproof.kernels.cpu import build, missing
 
@@ -25,6 +26,26 @@ def test_no_compiler(unbuilt, monkeypatch):
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "")
     assert "no C++ compiler" in str(missing())
+
+
+def test_a_missing_compiler_is_told_once(unbuilt, monkeypatch):
+    """Without g++ training is half as fast, and only this line shows it."""
+    from gradproof.kernels import admissions
+    from gradproof.models.moe import MoE
+
+    shape = MoE.sized("nano").shape(32, torch.float32)
+
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "")
+    said = []
+    monkeypatch.setattr(admissions, "say", said.append)
+    monkeypatch.setattr(admissions, "_told", set())
+    for _ in range(2):
+        admissions.choose(shape)
+    assert said == [
+        "the compiled CPU kernels are off: no C++ compiler found; install g++ or set CXX to one "
+        "(PyTorch operations run instead, which are slower)"
+    ]
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/g++", "false"])

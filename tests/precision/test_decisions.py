@@ -21,12 +21,12 @@ def watched(f, *inputs, **options):
 
 
 def plain_margin(scores, k):
-    """From its definition, one row at a time, larger is better."""
+    """From the definition, one row at a time; larger is better."""
     best = sorted(scores.tolist(), reverse=True)
     return best[k - 1] - best[k]
 
 
-CHOICES = {  # what is called, (the axis, K, whether larger is better)
+CHOICES = {  # the call, (axis, K, whether larger is better)
     "topk": (lambda x: x.topk(3), (-1, 3, True)),
     "topk smallest": (lambda x: x.topk(2, largest=False), (-1, 2, False)),
     "topk dim 0": (lambda x: x.topk(2, dim=0), (0, 2, True)),
@@ -62,7 +62,7 @@ def rows_of(x, axis):
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (5, 5, 5)], ids=str)
 @pytest.mark.parametrize("name", CHOICES)
 def test_every_way_to_choose_is_recorded_with_its_margins(name, shape):
-    """Fails when the axis, the side or K is taken wrong: each gives other sets and margins."""
+    """Fails on a wrong axis, side or K: each gives different sets and margins."""
     f, (axis, k, largest) = CHOICES[name]
     if len(shape) == 1 and axis == 1:
         pytest.skip("no such axis")
@@ -89,7 +89,7 @@ def test_what_leaves_nothing_out_is_no_decision(f):
 
 @given(rows=st.integers(1, 6), n=st.integers(2, 9), k=st.integers(1, 9), seed=st.integers(0, 999))
 def test_flips_are_found_exactly(rows, n, k, seed):
-    """Fails when order within the chosen counts as a flip, or when only the first chosen is looked at."""
+    """Fails if the order among the chosen counts as a flip, or if only the first chosen index is compared."""
     k = min(k, n - 1)
     x, y = normal(rows, n, seed=seed), normal(rows, n, seed=seed) + 0.3 * normal(rows, n, seed=seed + 1)
     (a,), (b,) = (watched(lambda z: z.topk(k), z)[0].decisions for z in (x, y))
@@ -103,7 +103,7 @@ def test_ties_have_no_margin():
 
 
 def test_infinities_and_nan():
-    """An expert that is masked out by −inf is infinitely far; NaN has no margin, and is no smaller than another."""
+    """An expert masked with −inf is infinitely far away; NaN has no margin, and is not smaller than other scores."""
     x = torch.tensor([[2.0, 1, -math.inf], [math.inf, math.inf, 1], [math.nan, 1, 2], [1, math.inf, -math.inf]])
     (decision,) = watched(lambda x: x.topk(2), x)[0].decisions
     margin = decision.margin_R().tolist()
@@ -118,7 +118,7 @@ def test_scores_too_many_to_keep_are_not_kept(monkeypatch):
 
 
 def gathered(name, x, index):
-    """What replay must give: the scores here at the indices of there."""
+    """The expected replay: the scores of this run at the indices of the other."""
     axis = CHOICES[name][1][0]
     return x.gather(axis, index) if index.dim() == x.dim() else x.gather(axis, index.unsqueeze(axis)).squeeze(axis)
 
@@ -135,7 +135,9 @@ VALUES = {
 @pytest.mark.parametrize("mode", ["watching", "rounding"])
 @pytest.mark.parametrize("name", VALUES)
 def test_replay_takes_the_references_choice_and_the_scores_here(name, mode):
-    """Fails when values of there are taken, when the gradient goes to what was chosen here, or the flip is lost."""
+    """Fails if values of the other run are used, if the gradient goes to what was chosen here, or if the flip is
+    lost.
+    """
     f, x = VALUES[name], normal(4, 5)
     like, (_, index) = watched(f, x)
     here = (x + normal(4, 5, seed=1)).float().bfloat16().float().requires_grad_()
@@ -150,7 +152,7 @@ def test_replay_takes_the_references_choice_and_the_scores_here(name, mode):
     right = gathered(name, again, index)
     right.backward(g)
     assert torch.equal(values, right) and torch.equal(here.grad, again.grad)
-    # What would have been chosen here is what is recorded.
+    # The recorded decision is the one that this run would have made.
     (own,), (there,) = watched(f, here.detach())[0].decisions, like.decisions
     assert torch.equal(watch.decisions[0].chosen_Rn(), own.chosen_Rn())
     assert own.flipped_R(there).any()

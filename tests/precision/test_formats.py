@@ -29,7 +29,7 @@ def generator(seed=0):
 
 
 def same(ours, right):
-    """The same bits, signs of zero included; one NaN is as good as another."""
+    """The same bits, including signs of zero; all NaNs are equal."""
     assert (ours.shape, ours.dtype) == (right.shape, right.dtype)
     bits = BITS[ours.dtype]
     wrong = ~((ours.view(bits) == right.view(bits)) | (ours.isnan() & right.isnan()))
@@ -37,14 +37,14 @@ def same(ours, right):
 
 
 def cast(x, format):
-    """torch's own; where torch 2.13 saturates, the NaN of torch 2.11."""
+    """torch's own cast; NaN, as in torch 2.11, where torch 2.13 saturates."""
     right = x.to(format.dtype).to(x.dtype)
     return torch.where(x.abs() > 464, math.nan, right) if format.finite else right
 
 
 @lru_cache
 def values(format):
-    """Every value ≥ 0 from the definition, in order, and the step past the largest."""
+    """Every value ≥ 0 from the definition, in order, and the step above the largest."""
     bias, one = 2 ** (format.exponent - 1) - 1, 2**format.mantissa
     low = [k * 2.0 ** (1 - bias - format.mantissa) for k in range(one)]
     fields = range(1, 2**format.exponent - (0 if format.finite else 1))
@@ -53,21 +53,21 @@ def values(format):
 
 
 def around(x, dtype):
-    """x, its two neighbours in the carrier, and all that negated."""
+    """x, its two neighbours in the carrier, and their negatives."""
     x = x.to(dtype)
     x = torch.cat([x, x.nextafter(torch.tensor(INF, dtype=dtype)), x.nextafter(torch.tensor(-INF, dtype=dtype))])
     return torch.cat([x, -x])
 
 
 def critical(format, dtype):
-    """All values, all midpoints, their carrier's neighbours, and what is no number."""
+    """All values, all midpoints, their neighbours in the carrier, and infinities and NaN."""
     table = values(format)
     middle = (table[1:] + table[:-1]) / 2
     special = torch.tensor([0.0, -0.0, INF, -INF, math.nan, 1e38, -1e38, 1e-45, -1e-45], dtype=dtype)
     return torch.cat([around(table[table < 2.0**128], dtype), around(middle, dtype), special])
 
 
-# What the formats are
+# Properties of the formats
 
 
 @pytest.mark.parametrize("name", ["fp64", "fp32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2"])
@@ -83,7 +83,7 @@ def test_the_properties_are_those_torch_knows(name):
 
 @named(CAST)
 def test_the_values_are_those_of_torchs_type(format):
-    """Every pattern of the type, against the table that the other tests round to."""
+    """Every bit pattern of the type, compared with the table that the other tests round to."""
     width = 8 * format.dtype.itemsize
     patterns = torch.arange(2 ** (width - 1)).to(torch.int16 if width == 16 else torch.uint8)
     right = patterns.view(format.dtype).double()
@@ -103,7 +103,7 @@ def test_names_and_pairs():
     assert format_named("e5m10") is FP16 and format_named((8, 23)) is FORMATS["fp32"]
     assert format_named((11, 52)) is FORMATS["fp64"]
     assert format_named("e5m7") == format_named((5, 7)) == Format("e5m7", 5, 7)
-    # fp8 and tf32 say more than their bits do: a pair is a storage format.
+    # fp8 and tf32 are more than their bit counts: a pair is a storage format.
     assert format_named((4, 3)).largest == 240 and E4M3.largest == 448
     assert not format_named((8, 10)).operands and not format_named((5, 2)).operands
 
@@ -113,7 +113,7 @@ def test_names_and_pairs():
 )
 def test_anything_else_is_refused_in_a_sentence(wrong):
     with pytest.raises(
-        ValueError, match=r"is no number format: one of fp64, .*fp8_e5m2, or e<2\.\.11>m<1\.\.52>"
+        ValueError, match=r"unknown number format .*use fp64, .*fp8_e5m2, or e<2\.\.11>m<1\.\.52>"
     ) as why:
         format_named(wrong)
     assert "\n" not in str(why.value) and repr(wrong) in str(why.value)
@@ -125,7 +125,7 @@ def test_anything_else_is_refused_in_a_sentence(wrong):
 @named(CAST)
 @pytest.mark.parametrize("rounding", [nearest, formats._nearest], ids=["nearest", "general"])
 def test_every_value_and_midpoint_rounds_as_torch_casts(format, rounding):
-    """The general way is the one that other pairs take, and that CUDA takes for e4m3."""
+    """Other pairs of bits use the general path, and so does CUDA for e4m3."""
     x = critical(format, torch.float32)
     same(rounding(x, format), cast(x, format))
     inside = values(format)[values(format) <= format.largest].float()
@@ -150,8 +150,9 @@ def test_past_the_largest():
 @named([*CAST, FORMATS["tf32"], format_named((5, 7)), format_named((2, 1)), format_named((7, 4))])
 @carried
 def test_midpoints_go_to_even_and_the_rest_to_the_closer(format, dtype):
-    """From the table alone, so that torch's casts are not believed either. In float64 the neighbours of a midpoint
-    are so close that a float32 on the way would be the midpoint: the rounding would be two."""
+    """From the table alone, independent of torch's casts. In float64 the neighbours of a midpoint are so close that an
+    intermediate float32 would be the midpoint, which is a double rounding.
+    """
     table = values(format)
     middle = ((table[1:] + table[:-1]) / 2).to(dtype)
     past = math.nan if format.finite else INF
@@ -167,7 +168,7 @@ def test_midpoints_go_to_even_and_the_rest_to_the_closer(format, dtype):
 
 
 def test_a_float64_is_rounded_once():
-    """Just above a tie of bf16: through float32 it is the tie, and goes to even."""
+    """Just above a tie of bf16: through float32 it would become the tie and round to even."""
     x = torch.tensor([1 + 2**-8 + 2**-40], dtype=torch.float64)
     assert x.float().to(torch.bfloat16).item() == 1
     assert nearest(x, BF16).item() == 1 + 2**-7
@@ -194,7 +195,7 @@ def test_a_carrier_that_holds_nothing_else_is_returned_as_it_is():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32])
 def test_another_carrier_is_refused(dtype):
     for rounding in (nearest, lambda x, format: stochastic(x, format, generator())):
-        with pytest.raises(ValueError, match="rounding starts from float32 or float64"):
+        with pytest.raises(ValueError, match="rounding needs float32 or float64"):
             rounding(torch.ones(3, dtype=dtype), BF16)
 
 
@@ -213,7 +214,7 @@ def test_200_million_patterns_round_as_torch_casts():
 
 
 def neighbours(x, format):
-    """The two values of the format around a Fraction ≥ 0 and the even one of them, without regard to the largest."""
+    """The two values of the format around a Fraction ≥ 0, and the even one of them, ignoring the largest number."""
     e = x.numerator.bit_length() - x.denominator.bit_length()  # the denominator is a power of two: 2^e ≤ x < 2^(e+1)
     quantum = Fraction(2) ** (max(e, 2 - 2 ** (format.exponent - 1)) - format.mantissa)
     k = x // quantum
@@ -222,7 +223,7 @@ def neighbours(x, format):
 
 
 def as_float(x, format, negative, dtype):
-    """The carrier's number for a Fraction ≥ 0, with what is past the largest."""
+    """The carrier's number for a Fraction ≥ 0, including values above the largest."""
     if x > Fraction(format.largest):
         size = math.nan if format.finite else INF
     else:
@@ -232,7 +233,7 @@ def as_float(x, format, negative, dtype):
 
 @st.composite
 def patterns(draw):
-    """A format, a carrier, and values of it where the format has its edges."""
+    """A format, a carrier, and values at the edges of the format."""
     dtype = draw(st.sampled_from(CARRIERS))
     exponent = draw(st.integers(2, 11))
     format = format_named((exponent, draw(st.one_of(st.integers(1, 52), st.sampled_from([1, 22, 23, 24, 51, 52])))))
@@ -291,15 +292,16 @@ def points(format, dtype):
 
 
 def ends(x, format):
-    """Both neighbours of |x|, from the table; the same one twice if x is in it."""
+    """Both neighbours of |x| from the table; the same one twice if x is in the table."""
     table, size = values(format), x.double().abs()
     high = table[torch.searchsorted(table, size)]
     return torch.where(high == size, high, table[torch.searchsorted(table, size) - 1]), high
 
 
 def bias(rounding, format, dtype, draws):
-    """How many standard errors the mean of many draws is off x: the worst of the points, and all of them together,
-    away from zero, which finds a small bias that they share."""
+    """By how many standard errors the mean of many draws deviates from x: the worst point, and all points together,
+    which finds a small shared bias.
+    """
     x = points(format, dtype)
     low, high = ends(x, format)
     p = (x.double().abs() - low) / (high - low)
@@ -361,8 +363,9 @@ def test_an_unbiased_other_way_is_not_called_biased(format):
 @carried
 @pytest.mark.parametrize("rest", ["zeros", "ones"])
 def test_the_odds_are_exact(format, dtype, rest, monkeypatch):
-    """Every noise of 12 bits once: the upper neighbour comes exactly (x − lower)/(upper − lower)·4096 times. One off,
-    as from < for ≤ or a noise that reaches 2^width, is too little for the mean to show."""
+    """Each 12-bit noise value once: the upper neighbour must come exactly (x − lower)/(upper − lower)·4096 times. The
+    mean would not show an error of one, as from < for ≤ or from noise that reaches 2^width.
+    """
 
     def every(x, width, generator):
         low = (1 << width - 12) - 1 if rest == "ones" else 0
@@ -387,7 +390,7 @@ def test_the_odds_are_exact(format, dtype, rest, monkeypatch):
     "dtype, width", [*((dtype, width) for dtype in CARRIERS for width in (1, 13, 16, 17, 31)), (torch.float64, 63)]
 )
 def test_noise_is_uniform_and_independent(dtype, width):
-    """A draw that its neighbours share, or that comes again, has the right mean everywhere."""
+    """Draws that are shared between neighbours, or that repeat, still have the right mean everywhere."""
     count = 100_001
     noise = formats._noise(torch.empty(count, dtype=dtype), width, generator(7))
     assert noise.dtype == BITS[dtype] and noise.min() >= 0 and noise.max() <= (1 << width) - 1
@@ -439,7 +442,7 @@ def test_past_the_largest_it_is_the_largest_or_out(format, dtype):
 @named(MEANT)
 @carried
 def test_random_values_land_on_a_neighbour(format, dtype):
-    """Any pattern of the carrier, half of them in and about the format's own range."""
+    """Any pattern of the carrier, half of them in or near the format's range."""
     x = torch.empty(200_000, dtype=BITS[dtype]).random_(generator=generator(1)).view(dtype)
     spread = torch.empty(200_000, dtype=dtype).uniform_(
         math.log2(format.smallest) - 3, math.log2(format.largest), generator=generator(2)
@@ -459,7 +462,7 @@ def test_random_values_land_on_a_neighbour(format, dtype):
     assert fits.all()
 
 
-# Both
+# Both roundings
 
 
 ROUNDINGS = dict(nearest=nearest, stochastic=lambda x, format: stochastic(x, format, generator(11)))

@@ -1,4 +1,4 @@
-"""The rounding mode. The walk below runs what people run, and looks at every aten op on the way."""
+"""The rounding mode. The survey below runs common modules and optimizers and inspects every aten op."""
 
 import copy
 import math
@@ -29,7 +29,7 @@ def normal(*shape, seed=0, dtype=torch.float32):
 
 
 def on_grid(x, format):
-    """Whether every value is one of the format's."""
+    """Whether the format holds every value."""
     wide = x.detach().to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     return torch.equal(nearest(wide, format).nan_to_num(), wide.nan_to_num())
 
@@ -49,7 +49,7 @@ def both_passes(f, *inputs, seed=1):
 
 
 class Inspected(Rounding):
-    """Looks at what each op gave, once the mode is through with it."""
+    """Inspects the result of each op after the mode has processed it."""
 
     seen: set
     wrong: list
@@ -70,7 +70,7 @@ class Inspected(Rounding):
 
 
 def inspected(format, native, monkeypatch, seed=None):
-    """The mode of `rounding`, or with tensors of the format's own dtype, inspected."""
+    """The mode of `rounding`, or one with tensors of the format's own dtype, with inspection."""
     if native:
         mode = Inspected(NARROW, seed=seed)
     else:
@@ -250,7 +250,7 @@ for name, target in LOSSES.items():
     )
 MODULES["nll"] = (named(lambda x: F.nll_loss(x, INDEX[:, 0], reduction="none")), rows())
 MODULES["bce"] = (named(lambda x: F.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.3))), rows())
-NO_NATIVE = {"linalg", "fft"}  # no narrow kernels, or fp32 tensors of their own
+NO_NATIVE = {"linalg", "fft"}  # no low-precision kernels, or their own fp32 tensors
 
 
 def run_module(name, format, native, mode):
@@ -274,9 +274,9 @@ SEEN: set[str] = set()
 @both
 @pytest.mark.parametrize("name", MODULES)
 def test_every_op_of_a_module_gives_what_the_format_holds(name, format, native, monkeypatch):
-    """Fails when any result or mutated argument, forward or backward, is left unrounded."""
+    """Fails if any result or mutated argument, forward or backward, is left unrounded."""
     if native and name in NO_NATIVE:
-        pytest.skip("torch has no narrow kernel for it")
+        pytest.skip("torch has no low-precision kernel for it")
     mode = inspected(format, native, monkeypatch)
     run_module(name, format, native, mode)
     SEEN.update(mode.seen)
@@ -302,7 +302,7 @@ WAYS = [
 @both
 @pytest.mark.parametrize(("name", "way"), WAYS)
 def test_every_op_of_an_optimizer_gives_what_the_format_holds(name, way, format, native, monkeypatch):
-    """Fails when lists of tensors, fused updates or the moments are left unrounded."""
+    """Fails if lists of tensors, fused updates or the moments are left unrounded."""
     kind, options = OPTIMIZERS[name]
     options = options | {"foreach": dict(foreach=True), "fused": dict(fused=True), "loop": dict(foreach=False)}[way]
     dtype = format.dtype if native else torch.float32
@@ -321,7 +321,7 @@ def test_every_op_of_an_optimizer_gives_what_the_format_holds(name, way, format,
 
 
 def test_the_walk_met_every_kind_of_op():
-    """The walk above is worth nothing for kinds of ops that it does not meet."""
+    """The survey proves nothing about kinds of ops that it does not reach."""
     if not SEEN:
         pytest.skip("the walk was not run")
     print(len(SEEN), *sorted(SEEN))
@@ -349,7 +349,7 @@ def one_rounding(x, y):
 @both
 @given(shape=st.lists(st.integers(0, 5), min_size=1, max_size=3), seed=st.integers(0, 99))
 def test_one_rounding_is_torchs_own(format, shape, seed):
-    """Fails when it rounds twice, truncates, or computes in the narrow type."""
+    """Fails if the mode rounds twice, truncates, or computes in low precision."""
     x, y = normal(*shape, seed=seed, dtype=format.dtype), normal(*shape, seed=seed + 100, dtype=format.dtype)
     real = one_rounding(x, y)
     wide = x.float(), y.float()
@@ -365,7 +365,7 @@ def test_one_rounding_is_torchs_own(format, shape, seed):
 
 @both
 def test_products_accumulate_in_fp32(format):
-    """Fails when partial sums are rounded: 1000 terms would then be off by several units."""
+    """Fails if partial sums are rounded: 1000 terms would be off by several units."""
     x, w = normal(7, 1000), normal(1000, 5, seed=1)
     with rounding(format):
         y = x @ w
@@ -375,7 +375,7 @@ def test_products_accumulate_in_fp32(format):
     assert ((y.double() - exact).abs() > 1e-4).any()
 
 
-# Carrier and native
+# Carrier and native dtype
 
 
 class HandRMS(nn.Module):
@@ -409,7 +409,7 @@ class WideSoftmax(nn.Module):
 
 
 class Rotary(nn.Module):
-    """Positions are not on bf16's grid past 256: they must stay in the island that `.float()` makes of integers."""
+    """bf16 cannot hold positions above 256: they must stay in the island that `.float()` creates from integers."""
 
     def __init__(self):
         super().__init__()
@@ -456,12 +456,12 @@ def with_grads(module, x, mode):
 @both
 @pytest.mark.parametrize("name", ALIKE)
 def test_carriers_have_the_bits_of_the_native_dtype(name, format):
-    """Fails when an island is rounded, when it does not end, or when code sees another dtype than it has natively."""
+    """Fails if an island is rounded, if it does not end, or if code sees a different dtype than natively."""
     torch.manual_seed(0)
     wide = ALIKE[name]()
     narrow = copy.deepcopy(wide).to(format.dtype)
     x = normal(3, 5, 8)
-    # fp32 itself is one rounding of fp64, so that not even a last bit of an island is torch's choice.
+    # fp32 itself is one rounding of fp64, so that even the last bit of an island does not depend on torch.
     native = Rounding({**NARROW, torch.float32: FP32} if name in ISLANDS else NARROW)
     simulated = with_grads(wide, x.clone().requires_grad_(), rounding(format))
     right = with_grads(narrow, x.to(format.dtype).requires_grad_(), native)
@@ -484,7 +484,7 @@ def test_an_island_is_not_rounded_until_it_ends():
         assert (wide.dtype, y.dtype, back.dtype) == (torch.float32, torch.float32, torch.bfloat16)
         assert h.to(h.dtype) is h and h.bfloat16() is h and (h + wide).dtype == torch.float32
         back.backward(normal(6, 4, seed=2))
-    assert back.dtype == x.grad.dtype == torch.float32  # the lie ends with the mode
+    assert back.dtype == x.grad.dtype == torch.float32  # the substitution ends with the mode
     assert on_grid(y.detach(), FP32) and not on_grid(y.detach(), BF16) and on_grid(back, BF16)
     assert not on_grid(seen["inside"] / 3, BF16) and on_grid(x.grad, BF16)
     same(back.detach(), nearest(nearest(nearest(nearest(x.detach(), BF16) / 3, FP32) * 7, FP32), BF16))
@@ -496,7 +496,7 @@ def test_an_island_is_not_rounded_until_it_ends():
 @pytest.mark.parametrize("format", ["bf16", "fp16", "e8m4", "e5m7", "e4m3"])
 @pytest.mark.parametrize("top", ["seen", "carrier"])
 def test_a_fill_with_the_smallest_number_is_the_formats(format, top):
-    """Fails when it becomes −inf, is counted, or keeps what the format does not hold."""
+    """Fails if it becomes −inf, is counted as an overflow, or keeps a value that the format does not hold."""
     f, x, mask = format_named(format), normal(3, 4), torch.tensor([True, False, True, False])
     scores = nearest(x, f)
     with rounding(format) as mode:
@@ -550,7 +550,7 @@ class Losing(nn.Module):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_losses_are_counted_where_they_happen(native):
-    """Fails when counts are doubled, when ∞ that came in counts, or when zeros do."""
+    """Fails if losses are counted twice, or if incoming infinities or zeros count."""
     module = Losing()
     x = torch.tensor([[1.0, 2.0, 4.0], [math.inf, 0.0, -8.0], [math.nan, 0.5, 1.0]])
     places = ModulePlaces(module)
@@ -562,7 +562,7 @@ def test_losses_are_counted_where_they_happen(native):
         big, small, _ = module(x)
     assert mode.ranges == {
         ("big", "forward", "mul"): Range(overflow=3, underflow=0),
-        # 1e-8·x in fp16: the smallest is 6e-8, and 3e-8 or less becomes 0
+        # 1e-8·x in fp16: the smallest number is 6e-8, and 3e-8 or less becomes 0
         ("small", "forward", "mul"): Range(overflow=0, underflow=4),
     }
     assert (big.isinf().sum(), (small == 0).sum()) == (4, 5)
@@ -583,7 +583,7 @@ def test_losses_of_the_backward_belong_to_the_module_of_the_forward():
 
 
 class Wide(nn.Module):
-    """One of those that autocast keeps in fp32 on a CPU."""
+    """An op that autocast keeps in fp32 on a CPU."""
 
     def forward(self, x):
         return F.smooth_l1_loss(x, torch.zeros_like(x), reduction="none")
@@ -591,7 +591,7 @@ class Wide(nn.Module):
 
 @both
 def test_autocast_is_torchs_own(format):
-    """Fails when an op is narrow that torch's autocast keeps wide, or the other way round."""
+    """Fails if an op is in low precision that torch's autocast keeps in fp32, or vice versa."""
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.GELU(), nn.Linear(16, 8), Wide())
     x, dtypes = normal(5, 8), {}
@@ -620,7 +620,7 @@ def test_autocast_is_torchs_own(format):
 
 
 class Operands(Rounding):
-    """Keeps the operands that products really get, and what the other ops give."""
+    """Records the operands that products receive, and the results of the other ops."""
 
     def _on_grid(self, packet, args):
         args = super()._on_grid(packet, args)
@@ -629,14 +629,14 @@ class Operands(Rounding):
 
 
 def scaled(x, format):
-    """Whether some factor puts x on the grid: the one that takes its largest entry to the format's largest."""
+    """Whether x fits the grid after scaling its largest entry to the format's largest number."""
     unit = x.double() * (format.largest / x.double().abs().max())
     return torch.allclose(nearest(unit, format), unit, rtol=1e-5, atol=format.smallest / 4)
 
 
 @pytest.mark.parametrize("name", ["fp8_e4m3", "fp8_e5m2", "tf32"])
 def test_only_the_operands_of_products_are_in_fp8_or_tf32(name, monkeypatch):
-    """Fails when a backward product is left out, or when anything else is put on the coarse grid."""
+    """Fails if a backward product is missed, or if anything else is rounded to the coarse grid."""
     format = format_named(name)
     monkeypatch.setattr(mode_module, "Rounding", Operands)
     module = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.LayerNorm(16), nn.Linear(16, 8))
@@ -657,7 +657,7 @@ def test_only_the_operands_of_products_are_in_fp8_or_tf32(name, monkeypatch):
 
 
 def test_tf32_holds_beside_narrow_types():
-    """As the diagnosis runs it: fp32 products of a module that may have bf16 ones as well."""
+    """As diagnose runs it: fp32 products in a module that may also have bf16 products."""
     x, w = normal(5, 8), normal(8, 3, seed=1)
     with Rounding(NARROW, operands=format_named("tf32")):
         y, z = x @ w, x.to(torch.bfloat16) @ w.to(torch.bfloat16)
@@ -672,7 +672,7 @@ def test_tf32_holds_beside_narrow_types():
     ids=["zeros", "tiny", "huge", "empty", "subnormal"],
 )  # fmt: skip
 def test_operands_are_scaled_whatever_their_size(name, x):
-    """Fails when a scale of ∞ or 0 makes NaN or loses everything."""
+    """Fails if a scale of ∞ or 0 gives NaN or loses all values."""
     eye = torch.eye(4)
     with rounding(name):
         y = x @ eye
@@ -721,7 +721,7 @@ def test_any_pair_of_bits(pair):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (("bf16", "cats"), "cast or autocast"), (("bf16", "cast", "up"), "nearest or stochastic"),
-    (("e8m4", "autocast"), "use policy='cast'"), (("bf17",), "no number format"),
+    (("e8m4", "autocast"), "use policy='cast'"), (("bf17",), "unknown number format"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said(arguments, words):
     with pytest.raises(ValueError, match=words):
@@ -734,7 +734,7 @@ def test_what_is_wrong_is_said(arguments, words):
 @both
 @pytest.mark.parametrize("native", [False, True])
 def test_stochastic_rounding_is_unbiased_through_an_op(format, native):
-    """Fails when it is to nearest, or drawn once for all elements, or biased by a tenth of the unit."""
+    """Fails on rounding to nearest, on one draw for all elements, or on a bias of a tenth of the unit."""
     x, y = nearest(normal(40), format), nearest(normal(40, seed=1), format)
     a, b = (x.to(format.dtype), y.to(format.dtype)) if native else (x, y)
     total, count = torch.zeros(40, dtype=torch.float64), 400
@@ -764,7 +764,7 @@ def test_seeds():
 @pytest.mark.parametrize("mode", ["nearest", "stochastic"])
 @pytest.mark.parametrize("name", ["dropout", "alpha_dropout", "RReLU", "encoder_layer", "batch_norm", "in_place"])
 def test_the_users_random_numbers_are_left_alone(name, mode):
-    """Fails when rounding draws from torch's generator, or when an op that draws is run twice."""
+    """Fails if rounding draws from torch's generator, or if an op that draws runs twice."""
     make, inputs = MODULES[name]
     module = make()
 
@@ -780,7 +780,7 @@ def test_the_users_random_numbers_are_left_alone(name, mode):
 
 
 def test_running_statistics_are_updated_once():
-    """Fails when the op that finds the result's type writes them as well."""
+    """Fails if the run that finds the result's dtype also updates them."""
     x = nearest(normal(16, 4), BF16)
     rounded, right = nn.BatchNorm1d(4, momentum=0.5), nn.BatchNorm1d(4, momentum=0.5)
     with rounding("bf16"):
@@ -789,13 +789,13 @@ def test_running_statistics_are_updated_once():
     same(rounded.running_mean, nearest(right.running_mean, BF16))
     same(rounded.running_var, nearest(right.running_var, BF16))
     assert int(rounded.num_batches_tracked) == 1
-    mean, var = torch.zeros(4), torch.ones(4)  # in fp32 beside a narrow input, as autocast has them
+    mean, var = torch.zeros(4), torch.ones(4)  # fp32 with a low-precision input, as under autocast
     with Rounding(NARROW):
         F.batch_norm(x.bfloat16(), mean, var, training=True, momentum=0.5)
     assert torch.allclose(mean, right.running_mean) and torch.allclose(var, right.running_var)
 
 
-# What it leaves behind
+# Side effects
 
 
 def state():
@@ -851,7 +851,7 @@ def test_one_mode_can_be_used_again_but_not_inside_of_itself():
 
 @pytest.mark.parametrize("context", [nullcontext, torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_numbers_are_the_same(context):
-    """In inference mode composite ops come whole: fails when they are rounded only at their end."""
+    """In inference mode composite ops arrive undecomposed: fails if only their final result is rounded."""
     module = nn.Sequential(nn.Linear(8, 8), nn.RMSNorm(8), nn.GELU(), nn.Linear(8, 8), nn.Softmax(-1))
     x = normal(5, 8)
 
@@ -901,7 +901,7 @@ def test_checkpoints_change_nothing(reentrant):
 
 
 def test_custom_functions_see_the_same_dtypes_in_both_passes():
-    """Fails when `y.backward()` turns off what the forward saw: 1/3 would then be rounded inside of the island."""
+    """Fails if `y.backward()` disables what the forward saw: 1/3 would then be rounded inside the island."""
     seen = []
 
     class Third(torch.autograd.Function):
@@ -926,7 +926,7 @@ def test_custom_functions_see_the_same_dtypes_in_both_passes():
 
 
 def test_what_is_no_plain_tensor_passes():
-    """Sparse, complex, quantised, nested in a subclass: they run, and what comes out dense is rounded."""
+    """Sparse, complex, quantised, or nested in a subclass: they run, and dense results are rounded."""
     from torch.testing._internal.two_tensor import TwoTensor
 
     dense, other = normal(4, 4), normal(4, 4, seed=1)
@@ -966,7 +966,7 @@ def shapes(f):
     ],
 )  # fmt: skip
 def test_what_is_mutated_through_views_is_rounded_in_place(change, format, native):
-    """Fails when a write goes to a copy, when memory beside the view is touched, or the rest counts as rounded."""
+    """Fails if a write goes to a copy, touches memory outside the view, or marks the rest as rounded."""
     dtype = format.dtype if native else torch.float32
     flat = normal(40).to(dtype)
     x = flat[2:38].view(6, 6)
@@ -983,7 +983,7 @@ def test_what_is_mutated_through_views_is_rounded_in_place(change, format, nativ
 
 
 def test_memory_that_is_used_again_is_not_taken_for_rounded():
-    """Fails when tensors are known by an address, which the next tensor from outside may get."""
+    """Fails if tensors are identified by an address that a later tensor from outside can reuse."""
     x = normal(64)
     with rounding("bf16"):
         for _ in range(50):
@@ -1031,12 +1031,12 @@ def test_steps_on_a_flat_buffer_with_views():
         for view in views[:1]:
             view.add_(normal(3, 4, seed=1), alpha=-0.1)
         product = views[0] @ views[1]
-    assert on_grid(flat[:12], BF16) and not on_grid(flat[12:], BF16)  # that was never written
+    assert on_grid(flat[:12], BF16) and not on_grid(flat[12:], BF16)  # it was never written
     same(product, nearest(flat[:12].view(3, 4) @ nearest(flat[12:], BF16).view(4, 3), BF16))
 
 
 def test_kept_wide_is_fp32():
-    """Norm statistics are not in the format; under fp32 they are in fp32."""
+    """Norm statistics are not rounded to the format; under fp32 they are fp32."""
     x = normal(5, 8)
     with rounding("bf16"):
         y, mean, _ = torch.native_layer_norm(x, [8], None, None, 1e-5)

@@ -1,4 +1,4 @@
-"""Sums that torch's CPU kernels round term by term: replicas do to them what the kernels do."""
+"""Sums that torch's CPU kernels round term by term: the replicas must reproduce that."""
 
 import copy
 
@@ -32,7 +32,7 @@ def gradients(module, x, cotangent, context=None):
 
 
 def errors(module, x, rows):
-    """Of the real kernel, and of three replicas, at the same cotangent."""
+    """The errors of the real kernel and of three replicas, at the same cotangent."""
     cotangent = torch.randn(rows, 16).bfloat16()
     right = gradients(copy.deepcopy(module).double(), x.double() if x.is_floating_point() else x, cotangent.double())
     narrow = x.bfloat16() if x.is_floating_point() else x
@@ -76,7 +76,7 @@ def test_nothing_to_add_up_is_no_error(module):
 
 
 def test_many_rows_before_a_norm_are_no_bug():
-    """The gradient of its bias is a sum of 600 terms, which the CPU rounds 600 times."""
+    """The gradient of the bias is a sum of 600 terms, which the CPU rounds 600 times."""
     for seed in range(3):
         torch.manual_seed(seed)
         module = nn.Sequential(nn.Linear(12, 16), nn.LayerNorm(16), nn.Linear(16, 16), nn.Tanh())

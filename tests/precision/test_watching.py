@@ -43,7 +43,7 @@ DRAWS = {
 @pytest.mark.parametrize("form", ["carrier", "native", "autocast", "stochastic"])
 @pytest.mark.parametrize("name", DRAWS)
 def test_the_draws_of_the_reference_are_made_again(name, form):
-    """Fails when bf16 draws its own numbers: they are others even from the same seed, and the results far apart."""
+    """Fails if bf16 draws its own numbers: even from the same seed they differ, and the results are far apart."""
     f, x = DRAWS[name], normal(4, 6)
     torch.manual_seed(0)
     with Watching() as like:
@@ -60,7 +60,7 @@ def test_the_draws_of_the_reference_are_made_again(name, form):
         rounded = f(x)
     assert (rounded.double() - right).norm() <= 0.04 * right.norm() + 0.02
     assert len(mode.draws) == len(like.draws)
-    with Watching():  # and not because nothing depends on them
+    with Watching():  # and the results do depend on them
         other = f(x)
     assert (other.double() - right).norm() > 0.1 * right.norm()
 
@@ -87,7 +87,7 @@ def test_other_draws_diverge(other):
     x = normal(4, 6)
     with Watching() as like:
         F.dropout(x)
-    with pytest.raises(Unrepeatable, match="draws other random numbers"), rounding("bf16", like=like):
+    with pytest.raises(Unrepeatable, match="draws different random numbers"), rounding("bf16", like=like):
         other(x)
 
 
@@ -151,7 +151,7 @@ class Pointing(torch.autograd.Function):
     (lambda x: x[torch.from_numpy(torch.arange(3).numpy())], ""),
 ])  # fmt: skip
 def test_what_leaves_aten_is_named(f, name, mode):
-    """Fails when a backward that leaves is overlooked, or when integers that leave count."""
+    """Fails if a backward that leaves torch is missed, or if integers that leave count."""
     x = normal(4, 3).requires_grad_()
     watch = Watching() if mode == "watching" else rounding("bf16", "cast" if mode == "carrier" else mode)
     with watch:
@@ -168,7 +168,7 @@ class Inner(nn.Module):
         self.linear = nn.Linear(4, 4, bias=False)
 
     def forward(self, x):
-        x.argmax()  # makes no node: the one of the op before is not its own
+        x.argmax()  # creates no node: it must not take that of the op before
         return self.linear(x).tanh()
 
 
@@ -180,7 +180,7 @@ class Outer(nn.Module):
     def forward(self, x):
         x = x.exp()
         x = self.second(self.first(x).sin())
-        return nn.Sigmoid()(self.first(x))  # twice, and a module that is nobody's part
+        return nn.Sigmoid()(self.first(x))  # called twice, and a module without a parent
 
 
 OPS = {"exp": "", "mm": "first.linear", "tanh": "first", "sin": "", "sigmoid": ""}
@@ -192,7 +192,7 @@ def places_of(watch, phase):
 
 @pytest.mark.parametrize("mode", ["watching", "rounding", "checkpoint"])
 def test_ops_are_placed_by_module_and_phase(mode):
-    """Fails when a backward op is put with the module that ran last, or one called twice is found once."""
+    """Fails if a backward op is attributed to the module that ran last, or if a module called twice is found once."""
     module, x = Outer(), normal(3, 4).requires_grad_()
     options = dict(places=ModulePlaces(module), trace=True)
     watch = rounding("bf16", **options) if mode == "rounding" else Watching(**options)
@@ -209,7 +209,7 @@ def test_ops_are_placed_by_module_and_phase(mode):
     backward = places_of(watch, "backward")
     assert {("tanh_backward", "first", 0), ("tanh_backward", "first", 1), ("tanh_backward", "second", 0)} <= backward
     assert ("tanh_backward", "second", 1) not in backward
-    # two products for each call: to the weight and to the input
+    # two products per call: to the weight and to the input
     assert {("mm", "first.linear", 3), ("mm", "second.linear", 1), ("cos", "", 0)} <= backward
     assert ("mm", "first.linear", 4) not in backward and ("mm", "second.linear", 2) not in backward
     assert not any(op == "mm" and path in ("", "first", "second") for op, path, _ in forward | backward)
@@ -267,7 +267,7 @@ def test_a_context_that_cannot_be_entered_leaves_nothing_on():
 
 @pytest.mark.parametrize("mode", ["watching", "rounding"])
 def test_compiled_modules_run_uncompiled(mode):
-    """Fails when the compiler's graph runs in place of the ops, or the mode itself is compiled."""
+    """Fails if the compiled graph runs instead of the ops, or if the mode itself is compiled."""
     compiled = []
 
     def backend(graph, inputs):

@@ -7,51 +7,17 @@ import sys
 
 import pytest
 from ranks.commands import train
+from ranks.runs import RUN, same_run
 from typer.testing import CliRunner
 
 from gradproof.cli import app
 from gradproof.ranks.pool import RankFailed
 
-RUN = ["--data", "synthetic:rows=600,regimes=4", "--steps", "12", "--batch", "50"]
 LAYOUTS = {
     "data": [],
     "sharded": ["--shard-optimizer"],
     "experts": ["--mesh", "experts=2"],
 }
-
-
-@pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    file = tmp_path_factory.mktemp("config") / "run.toml"
-    file.write_text("validate_every = 4\nlog_every = 1\ncompare_every = 3\nclip = 0.5\n")
-    return str(file)
-
-
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory, config):
-    out = tmp_path_factory.mktemp("alone") / "run"
-    result = CliRunner().invoke(app, ["train", config, *RUN, "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    return out
-
-
-def losses(run):
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [record["step"] for record in records] == list(range(1, 13))
-    names = ("loss", "grad_norm", "router_entropy", "validation_loss")
-    return {(record["step"], name): record[name] for record in records for name in names if name in record}
-
-
-def same_run(run, other):
-    """In float32 sums differ by their order: far less than a rank that trained by itself would."""
-    own, others = losses(run), losses(other)
-    assert own.keys() == others.keys()
-    for key, figure in own.items():
-        assert figure == pytest.approx(others[key], rel=2e-4), key
-    reports = [json.loads((path / "report.json").read_text()) for path in (run, other)]
-    assert reports[0].keys() == reports[1].keys()
-    assert reports[0]["status"] == reports[1]["status"]
-    assert {path.name for path in run.iterdir()} == {path.name for path in other.iterdir()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -67,10 +33,10 @@ def test_interrupted_and_resumed_with_other_layouts(two_ranks, tmp_path, config,
     """Ctrl-C on one rank stops all at the same step, with a checkpoint; then experts are spread, then one process."""
     out = tmp_path / "run"
     with pytest.raises(RankFailed, match="exit code 130"):
-        two_ranks.run(train, [config, *RUN, "--shard-optimizer", "--out", str(out)], (1, 5))
+        two_ranks.run(train, [config, *RUN, "--shard-optimizer", "--out", str(out)], "interrupt", 1, 5)
     assert (out / "checkpoints/step-7").is_dir()  # the others hear of it with the step after
     with pytest.raises(RankFailed, match="exit code 130"):
-        two_ranks.run(train, ["--resume", "--mesh", "experts=2", "--out", str(out)], (0, 8))
+        two_ranks.run(train, ["--resume", "--mesh", "experts=2", "--out", str(out)], "interrupt", 0, 8)
     assert (out / "checkpoints/step-10").is_dir()
     result = CliRunner().invoke(app, ["train", "--resume", "--out", str(out)])
     assert result.exit_code == 0, result.output

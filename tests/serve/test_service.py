@@ -18,6 +18,9 @@ import numpy as np
 import pytest
 
 from gradproof.data.schema import Quantity
+from gradproof.http import answers as http_answers
+from gradproof.http import limits
+from gradproof.http.listening import listen
 from gradproof.models.moe import MoE, MoEConfig
 from gradproof.serve import service
 from gradproof.serve.predict import as_records
@@ -305,7 +308,7 @@ def test_a_chunked_body_is_never_held_beyond_the_limit(predictor):
     held = []
 
     async def receive():
-        held.append(predict.held)
+        held.append(predict.body.held)
         return {"type": "http.request", "body": b" " * 1000, "more_body": len(held) < 500}
 
     async def ignore(message):
@@ -317,7 +320,7 @@ def test_a_chunked_body_is_never_held_beyond_the_limit(predictor):
 
 
 def test_too_many_bodies_at_once(predictor, monkeypatch):
-    monkeypatch.setattr(service, "BODIES_LIMIT", 2)
+    monkeypatch.setattr(limits, "BODIES_LIMIT", 2)
     made = app(predictor, body_limit=LIMIT)
 
     async def slowly():
@@ -335,8 +338,8 @@ def test_too_many_bodies_at_once(predictor, monkeypatch):
 
 
 def test_a_body_that_never_ends(predictor, monkeypatch):
-    monkeypatch.setattr(service, "BODY_SECONDS", 0.01)
-    monkeypatch.setattr(service, "LINGER_SECONDS", 0.01)
+    monkeypatch.setattr(limits, "BODY_SECONDS", 0.01)
+    monkeypatch.setattr(http_answers, "LINGER_SECONDS", 0.01)
 
     async def stalled():
         yield b"{"
@@ -498,7 +501,7 @@ def test_six_hundred_hostile_requests(predictor, record):
         return readings
 
     before, after = talk(made, ask)
-    assert (endpoint(made).held, endpoint(made).rows, endpoint(made).batcher.waiting) == (0, 0, 0)
+    assert (endpoint(made).body.held, endpoint(made).rows, endpoint(made).batcher.waiting) == (0, 0, 0)
     assert after - before < 24 << 20, f"memory grew by {(after - before) >> 20} MiB"
     text = send(made, b"", "/metrics", "GET").text
     assert len(re.findall("^gradproof_requests_total", text, re.MULTILINE)) == 5
@@ -523,7 +526,7 @@ def test_over_a_socket():
         line = server.stdout.readline()
         port = int(re.fullmatch(r"serving runs/b at http://127\.0\.0\.1:(\d+) \(Ctrl-C stops it\)\n", line)[1])
         with pytest.raises(ValueError, match=f"cannot listen on 127.0.0.1:{port}: .*; choose another"):
-            service._listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
         for part in (b"POST /predict HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{", b"POST /pre", b""):
             with socket.create_connection(("127.0.0.1", port)) as leaver:
                 leaver.sendall(part)
@@ -548,9 +551,9 @@ def test_a_missing_extra_is_one_sentence(predictor, monkeypatch):
 def test_ports_that_are_none():
     for port in (-1, 70_000):
         with pytest.raises(ValueError, match="cannot listen on"):
-            service._listen("127.0.0.1", port)
+            listen("127.0.0.1", port)
     with pytest.raises(ValueError, match="cannot listen on"):
-        service._listen("no.such.host.invalid", 80)
+        listen("no.such.host.invalid", 80)
 
 
 def test_batches_of_requests_do_not_change_decisions(predictor, schema, record):

@@ -55,7 +55,7 @@ def test_it_learns_and_says_what_it_writes(run):
     assert [len(sampled["prompt"]) for sampled in record["samples"]] == [0, 48]
     assert "it writes:" in said and "bits a byte" in said
     page = (path / "report.html").read_text()
-    assert "What it writes" in page and "bytes to train on" in page and "Decisions on the test rows" not in page
+    assert "<h2>Samples</h2>" in page and "bytes for training" in page and "Decisions on the test rows" not in page
     assert record["evidence"]["status"] == "proven"
 
 

@@ -21,6 +21,7 @@ MOST_PATH, MOST_TOLD = 4096, 1024  # characters: of a path that systems have, of
 MOST_ANCESTORS = 64  # folders above cwd that are looked at for a project
 GLOBS = STAR + ANY + RANGE
 ACTIVE = str.maketrans({"*": STAR, "?": ANY, "[": RANGE})
+BESIDE = (".socket", ".audit-head")  # behind the name of a store: the folder of its socket, the head of its audit log
 NOWHERE = {"/dev/null", "/dev/stdout", "/dev/stderr", "/dev/tty", "/dev/stdin"}
 SOURCES = {"/dev/zero", "/dev/random", "/dev/urandom", "/dev/full"}  # harmless to read
 AGENTS = (".claude", ".claude.json", ".gemini", ".cursor", ".codex", ".mcp.json", ".git/hooks")
@@ -145,6 +146,10 @@ class Surroundings:
         if not cwd or cwd == "/" or is_home(cwd, home):
             return cls(cwd, "", home, store, port)
         return cls(cwd, _project(cwd, home), home, store, port)
+
+    def is_gates(self, path: str) -> bool:
+        """Whether a path lies in the gate's store, or in what belongs to it and lies beside it."""
+        return bool(self.store) and any(_within(path, self.store + end) for end in ("", *BESIDE))
 
 
 def is_home(path: str, home: str) -> bool:
@@ -292,9 +297,7 @@ def _in_project(path: str, effect: Effect, around: Surroundings) -> ActScope:
 def owned(path: str, effect: Effect, around: Surroundings, folder: bool = False) -> bool:
     """Whether this is the gate's own, or an agent's settings; for what removes or moves a folder, whether they lie in
     it."""
-    if around.store and _within(path, around.store):
-        return True
-    if own_part(path):
+    if around.is_gates(path) or own_part(path):
         return True
     if effect == "read" and folder:
         return bool(around.store) and _within(around.store, path)

@@ -61,7 +61,7 @@ def available() -> str | None:
     try:
         library()
     except Exception as error:
-        return f"the compiled CPU kernels cannot be used: {error}"
+        return f"the compiled CPU kernels are off: {error}"
     return None
 
 
@@ -111,7 +111,7 @@ def _compile(path: Path) -> None:
     """Builds under a name of its own and renames: processes that build at once, or die, leave no half a library."""
     command_line = os.environ.get("CXX") or shutil.which("g++")
     if command_line is None:
-        raise RuntimeError("there is no C++ compiler; install g++, or name one in CXX")
+        raise RuntimeError("no C++ compiler found; install g++ or set CXX to one")
     handle, partial = tempfile.mkstemp(prefix=f"{path.stem}-", suffix=".partial", dir=path.parent)
     os.close(handle)
     try:
