@@ -60,7 +60,9 @@ def ablate(
     seeds: Annotated[
         int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on. Default: 5.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run. Default: 3000.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Updates of every run. Default: by the rows; synthetic set: 3000.")
+    ] = None,
     tests: Annotated[
         bool | None, typer.Option("--test/--no-test", help="Whether to test for significance. Default: test.")
     ] = None,
