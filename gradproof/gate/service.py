@@ -201,7 +201,6 @@ def app(service: GateService) -> FastAPI:
         description="Decides the tool calls of agents, and learns from what people say of its decisions.",
         openapi_url=None,
         redirect_slashes=False,
-        strict_content_type=False,
     )
     for part in (service_calls, service_words, service_files, service_pages):
         part.add(made, service)
