@@ -49,6 +49,7 @@ class DaemonOptions:
     port: int | None = None
     public_hosts: tuple[str, ...] = ()
     rate: float = 1000.0
+    strangers: float = 20.0  # requests a second of an address, without a token; five times as many at once
     learn: bool = True
     idle: float = 0.0
     seed: int = 0
@@ -123,8 +124,9 @@ def doors(service: GateService, options: DaemonOptions, hosts: frozenset[str]) -
     """The service as it stands behind the socket, and behind TCP."""
     made = app(service)
     rate = RateLimit(options.rate, max(1.0, options.rate))
-    unix = Door(made, way_finder(made, socket=True), _by_peer, rate=rate)
-    tcp = Door(made, way_finder(made), token_reader(service.tokens), hosts=hosts, rate=rate)
+    strangers = RateLimit(options.strangers, 5 * options.strangers)
+    unix = Door(made, way_finder(made, socket=True), _by_peer, rate=rate, strangers=strangers)
+    tcp = Door(made, way_finder(made), token_reader(service.tokens), hosts=hosts, rate=rate, strangers=strangers)
     return counted(unix, service), counted(tcp, service)
 
 

@@ -227,13 +227,12 @@ def way_finder(app: FastAPI, socket: bool = False) -> Callable[[ConnectionScope]
             if match is Match.NONE:
                 continue
             asked = getattr(route, "openapi_extra", None) or {}
-            if socket and not asked.get("x-socket"):
-                continue
             way = Way(tuple(asked.get("x-roles", ())), asked.get("x-most", nobody.most)) if asked else nobody
+            way = way if asked.get("x-socket") or not socket else None
             scope["gate.path"] = route.path
-            if match is Match.FULL:
+            if match is Match.FULL:  # the route that will answer: no other may say who comes in
                 return way
-            other = way
+            other = other or way  # the path is there, for another method
         return other
 
     return way_of
