@@ -42,10 +42,8 @@ LIMIT = READING + COLD + 1.0  # seconds after which the hook ends whatever it is
 class HookOptions:
     """`format` is empty where the event says it."""
 
-    def __init__(
-        self, store: str, format: str = "", auto_approve: bool = False, warm: float = WARM, cold: float = COLD
-    ):
-        self.store, self.format, self.auto_approve, self.warm, self.cold = store, format, auto_approve, warm, cold
+    def __init__(self, store: str, format: str = "", auto_approve: bool = False):
+        self.store, self.format, self.auto_approve = store, format, auto_approve
 
 
 class Unanswerable(Exception):
