@@ -9,7 +9,9 @@ from gradproof.commands.gate_corrections import corrections
 from gradproof.commands.gate_decide import decide
 from gradproof.commands.gate_evaluate import evaluate
 from gradproof.commands.gate_feedback import feedback
+from gradproof.commands.gate_hook import hook
 from gradproof.commands.gate_init import init
+from gradproof.commands.gate_install import install, uninstall
 from gradproof.commands.gate_learn import learn
 from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_status import status
@@ -23,4 +25,6 @@ app = typer.Typer(
 )
 
 for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help lists them
+    app.command()(command)
+for command in (hook, install, uninstall):
     app.command()(command)
