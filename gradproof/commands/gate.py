@@ -14,7 +14,9 @@ from gradproof.commands.gate_init import init
 from gradproof.commands.gate_install import install, uninstall
 from gradproof.commands.gate_learn import learn
 from gradproof.commands.gate_rollback import rollback
+from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
+from gradproof.commands.gate_token import token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -24,7 +26,8 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
-for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help lists them
+for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them
     app.command()(command)
-for command in (hook, install, uninstall):
+for command in (serve, hook, install, uninstall):
     app.command()(command)
+app.add_typer(token, name="token")
