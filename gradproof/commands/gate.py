@@ -11,6 +11,7 @@ from gradproof.commands.gate_evaluate import evaluate
 from gradproof.commands.gate_feedback import feedback
 from gradproof.commands.gate_init import init
 from gradproof.commands.gate_learn import learn
+from gradproof.commands.gate_mcp_proxy import mcp_proxy
 from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_status import status
 
@@ -24,3 +25,4 @@ app = typer.Typer(
 
 for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help lists them
     app.command()(command)
+app.command("mcp-proxy")(mcp_proxy)
