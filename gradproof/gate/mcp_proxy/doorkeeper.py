@@ -233,11 +233,12 @@ class Doorkeeper:
         return outcome
 
     async def _on_console(self, id: str) -> str:
-        """The state of a question once it no longer waits."""
+        """The state of a question once it no longer waits. A daemon that is away for a moment may come back."""
         while True:
-            state = await to_thread.run_sync(self.gate.state, id, abandon_on_cancel=True)
-            if state != "waiting":
-                return state
+            with suppress(UndecidedError):
+                state = await to_thread.run_sync(self.gate.state, id, abandon_on_cancel=True)
+                if state != "waiting":
+                    return state
             await anyio.sleep(POLL)
 
     async def _record(self, id: str, what: Said, mode: Mode, person: str) -> str:

@@ -47,7 +47,8 @@ class Reply(NamedTuple):
 def from_client(line: bytes) -> list[Message | RefusedError]:
     """The messages of a line, strictly read, or why one is refused; an array is a batch of protocol 2025-03-26."""
     try:
-        decoded = json.loads(line, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
+        text = line.decode("utf-8")  # json.loads would guess at other encodings
+        decoded = json.loads(text, object_pairs_hook=_once, parse_constant=_no_constant, parse_float=_finite)
     except RecursionError:
         return [RefusedError(PARSE_ERROR, "the message is nested too deeply")]
     except ValueError as wrong:  # no UTF-8 or no JSON as well
@@ -63,7 +64,7 @@ def from_server(line: bytes) -> list[Message]:
     """The messages of a line of a server's output; ValueError where it holds none. Read leniently: what is sent on is
     what was read, so there is only one reading."""
     try:
-        decoded = json.loads(line)
+        decoded = json.loads(line.decode("utf-8"))
     except RecursionError:
         raise ValueError("the message is nested too deeply") from None
     messages = decoded if isinstance(decoded, list) else [decoded]
