@@ -45,7 +45,7 @@ async def lines(receive: Callable[[], Awaitable[bytes]], most: int) -> AsyncIter
         size += len(rest)
         if size > most:
             parts, size, skipping = [], 0, True
-    if skipping or parts:
+    if skipping or size:
         yield None if skipping else b"".join(parts)
 
 

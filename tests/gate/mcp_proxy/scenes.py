@@ -6,7 +6,7 @@ import anyio
 
 from gradproof.gate.mcp_proxy.doorkeeper import Doorkeeper, UndecidedError, Visitor
 from gradproof.gate.mcp_proxy.known_tools import KnownTools
-from gradproof.gate.mcp_proxy.messages import RefusedError, from_client, line
+from gradproof.gate.mcp_proxy.messages import from_client
 from gradproof.gate.mcp_proxy.proxy import Proxy
 
 PATIENCE = 5  # seconds that a test waits for what must come
@@ -145,4 +145,4 @@ def text(message):
     return message["result"]["content"][0]["text"]
 
 
-__all__ = ["TOOLS", "MadeUpGate", "RefusedError", "call", "line", "play", "scene", "text"]
+__all__ = ["TOOLS", "MadeUpGate", "UndecidedError", "call", "play", "scene", "text"]
