@@ -13,7 +13,9 @@ from gradproof.commands.gate_init import init
 from gradproof.commands.gate_learn import learn
 from gradproof.commands.gate_mcp_proxy import mcp_proxy
 from gradproof.commands.gate_rollback import rollback
+from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
+from gradproof.commands.gate_token import token
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -23,6 +25,18 @@ app = typer.Typer(
     help="A gate on agents' tool calls that learns from every correction.",
 )
 
-for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help lists them
+for command in (
+    init,
+    decide,
+    feedback,
+    corrections,
+    learn,
+    status,
+    audit,
+    rollback,
+    evaluate,
+    serve,
+):  # as --help has them
     app.command()(command)
 app.command("mcp-proxy")(mcp_proxy)
+app.add_typer(token, name="token")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from getpass import getuser
 from typing import Annotated, Any
 
 import typer
@@ -30,13 +31,15 @@ def corrections(
     with errors(debug):
         from json import dumps
 
+        from gradproof.gate.changes import retract
+        from gradproof.gate.journal import Giver
         from gradproof.gate.store import Store
 
         check_outputs(json, None)
         if what not in ("list", "retract") or (what == "retract") != (id is not None):
             raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
         with opened_store(Store, store) as opened:
-            records = opened.journal.correction_records() if id is None else [opened.journal.retract(id)]
+            records = opened.journal.correction_records() if id is None else [retract(opened, id, Giver(getuser()))]
         if what == "retract":
             warn(store)
         write({"corrections": records}, dumps({"corrections": records}, indent=1), json)

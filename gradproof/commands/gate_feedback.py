@@ -49,6 +49,7 @@ def feedback(
     with errors(debug):
         from json import dumps
 
+        from gradproof.gate import changes
         from gradproof.gate.journal import Giver
         from gradproof.gate.signals import signal
         from gradproof.gate.store import Store
@@ -56,8 +57,8 @@ def feedback(
         giver = Giver(actor or getuser(), "person", "")
         with opened_store(Store, store) as opened:
             signal(kind)
-            before = opened.journal.decision(id).get("remarked")
-            given = opened.journal.remark(id, kind, act=act, widened=scope, giver=giver)
+            remark = changes.feedback(opened, id, kind, giver, act=act, scope=scope)
+            given, before = remark.signal, remark.before
         warn(store)
         if before is not None and signal(before).outcome != given.outcome:
             print(f"gradproof: warning: {before} was said of {id} before; {kind} now holds instead", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -16,6 +17,8 @@ def learn(
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
     ] = False,
+    nice: Annotated[int, typer.Option(help="Lower the priority by so much.", min=0, max=19)] = 0,
+    parent: Annotated[int, typer.Option(hidden=True)] = 0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
@@ -40,11 +43,13 @@ def learn(
             # A shell starts a job in the background with SIGINT ignored; `kill -INT` must end it all the same.
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.default_int_handler)
+            os.nice(nice)
             with opened_store(Store, store) as opened, opened.learning():
                 warn(store)
                 learner = Learner(opened, seed)
                 if follow:
-                    learn_on(learner, lambda line: print(line, flush=True))
+                    orphan = (lambda: os.getppid() != parent) if parent else (lambda: False)
+                    learn_on(learner, lambda line: print(line, flush=True), orphan)
                 else:
                     done = learner.round()
                     print("no signal waits; nothing to learn" if done is None else told(done))

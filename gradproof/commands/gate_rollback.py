@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from getpass import getuser
 from typing import Annotated
 
 import typer
@@ -26,15 +27,11 @@ def rollback(
         gradproof gate rollback 3
     """
     with errors(debug):
+        from gradproof.gate import changes
+        from gradproof.gate.journal import Giver
         from gradproof.gate.store import Store
 
         with opened_store(Store, store) as opened:
-            versions = opened.versions
-            before = versions.serving()
-            chosen = version if version is not None else versions.get(before).record["came_from"]
-            if chosen == 0:
-                raise ValueError(f"there is no version before {before}, which serves")
-            versions.serve(chosen, after=before)
-            opened.journal.reset_trust()
+            chosen, before = changes.roll_back(opened, Giver(getuser()), version)
         warn(store)
         print(f"version {chosen} serves; it was {before}; trust begins anew")
