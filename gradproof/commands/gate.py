@@ -9,7 +9,9 @@ from gradproof.commands.gate_corrections import corrections
 from gradproof.commands.gate_decide import decide
 from gradproof.commands.gate_evaluate import evaluate
 from gradproof.commands.gate_feedback import feedback
+from gradproof.commands.gate_hook import hook
 from gradproof.commands.gate_init import init
+from gradproof.commands.gate_install import install, uninstall
 from gradproof.commands.gate_learn import learn
 from gradproof.commands.gate_mcp_proxy import mcp_proxy
 from gradproof.commands.gate_rollback import rollback
@@ -40,3 +42,5 @@ for command in (
     app.command()(command)
 app.command("mcp-proxy")(mcp_proxy)
 app.add_typer(token, name="token")
+for command in (hook, install, uninstall):
+    app.command()(command)

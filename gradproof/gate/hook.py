@@ -21,8 +21,9 @@ import select
 import signal
 import sys
 import time
+from contextlib import suppress
 
-from gradproof.gate.client import COLD, WARM, GateClient
+from gradproof.gate.client import COLD, GateClient
 from gradproof.gate.exchange import NoAnswer
 
 USAGE = "gradproof-hook --store DIR [--format claude|gemini] [--auto-approve]"
@@ -41,10 +42,8 @@ LIMIT = READING + COLD + 1.0  # seconds after which the hook ends whatever it is
 class HookOptions:
     """`format` is empty where the event says it."""
 
-    def __init__(
-        self, store: str, format: str = "", auto_approve: bool = False, warm: float = WARM, cold: float = COLD
-    ):
-        self.store, self.format, self.auto_approve, self.warm, self.cold = store, format, auto_approve, warm, cold
+    def __init__(self, store: str, format: str = "", auto_approve: bool = False):
+        self.store, self.format, self.auto_approve = store, format, auto_approve
 
 
 class Unanswerable(Exception):
@@ -64,7 +63,7 @@ def respond(event: bytes, options: HookOptions, client: GateClient | None = None
         if format and named != format:
             raise Unanswerable(f"the event {name} is not one of {format}; install the hook with --format {named}")
         format = named
-        gate = client or GateClient(options.store, options.warm, options.cold)
+        gate = client or GateClient(options.store)
         if name in AFTER:
             _note(gate, fields, format)
             return b""
@@ -220,10 +219,8 @@ def _too_late(signal_number: int, frame: object) -> None:
 
 def complain(said: str) -> None:
     """Says something on standard error; through sys.stderr it would go to standard output where that is closed."""
-    try:
+    with suppress(OSError):  # it is closed as well: the exit code says it all
         os.write(2, f"gradproof: {said}\n"[:MOST_REASON].encode("utf-8", "replace"))
-    except OSError:
-        pass  # standard error is closed: the exit code says it all
 
 
 def main() -> None:

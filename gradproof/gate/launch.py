@@ -17,7 +17,10 @@ PASSED_ON = ("HOME", "PATH", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "T
 PASSED_ON += ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_RUNTIME_DIR")
 PASSED_ON += ("OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "GRADPROOF_CACHE")
 # The package that the caller runs, and with -I nothing of the working directory or of PYTHONPATH before it.
-PROGRAM = "import sys; sys.path.insert(0, {home!r}); import gradproof; del sys.path[0]; from gradproof.cli import main; main()"
+PROGRAM = (
+    "import sys; sys.path.insert(0, {home!r}); import gradproof; del sys.path[0];"
+    " from gradproof.cli import main; main()"
+)
 
 
 class DaemonStart:

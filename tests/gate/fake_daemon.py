@@ -27,8 +27,8 @@ def empty_store(folder: Path) -> Path:
 
 
 class FakeDaemon:
-    """Listens at `STORE.socket/gate.sock`; `answers` is called with the number of the request and its bytes, and returns
-    what is sent: bytes, several of them, or None for silence until the end."""
+    """Listens at `STORE.socket/gate.sock`. `answers` is called with the number of the request and its body, and returns
+    the bytes that are sent, or None for silence."""
 
     def __init__(self, store: Path, answers: Callable[[int, bytes], bytes | None], folder: Path | None = None):
         self.folder = folder or Path(f"{store}.socket")

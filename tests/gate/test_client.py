@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from gate.fake_daemon import FakeDaemon, answer_of, decision, empty_store
+from fake_daemon import FakeDaemon, answer_of, decision, empty_store
 
 from gradproof.gate import client as client_module
 from gradproof.gate import exchange, launch
@@ -40,7 +40,7 @@ def daemon(store):
 
 
 def client(store, **options):
-    return GateClient(str(store), **{"warm": 0.3, "cold": 1.0, "start": False, **options})
+    return GateClient(str(store), **{"warm": 10.0, "cold": 20.0, "start": False, **options})
 
 
 @pytest.mark.parametrize("outcome", ["allow", "ask", "block"])
@@ -92,7 +92,7 @@ def test_a_daemon_that_is_busy_is_asked_again(store, daemon):
 def test_silence_and_being_busy_for_ever_end_with_the_deadline(store, daemon, answer):
     daemon(lambda number, body: answer)
     with pytest.raises(NoAnswer, match="in time"):
-        client(store).decide(CALL)
+        client(store, warm=0.3).decide(CALL)
 
 
 def test_a_daemon_that_sends_byte_by_byte_cannot_hold_the_caller(store, tmp_path):
@@ -118,7 +118,7 @@ def test_a_daemon_that_sends_byte_by_byte_cannot_hold_the_caller(store, tmp_path
     thread = threading.Thread(target=drip, daemon=True)
     thread.start()
     with pytest.raises(NoAnswer, match="in time"):
-        client(store).decide(CALL)
+        client(store, warm=0.3).decide(CALL)
     ended.set()
     thread.join(5)
     listener.close()
@@ -135,7 +135,7 @@ def test_a_daemon_whose_queue_is_full_is_no_answer(store):
             one.setblocking(False)
             one.connect_ex(str(folder / "gate.sock"))
         with pytest.raises(NoAnswer, match="in time"):
-            client(store).decide(CALL)
+            client(store, warm=0.3).decide(CALL)
         for one in waiting:
             one.close()
 
@@ -255,7 +255,7 @@ STARTED = """
 import sys, time
 sys.path[:0] = {path!r}
 from pathlib import Path
-from gate.fake_daemon import FakeDaemon, decision
+from fake_daemon import FakeDaemon, decision
 open({count!r}, "a").write("x")
 time.sleep({pause})
 FakeDaemon(Path({store!r}), lambda number, body: decision("allow"))
@@ -269,7 +269,7 @@ def starts(store, monkeypatch, tmp_path):
     count = tmp_path / "count"
 
     def make(program: str = STARTED, pause: float = 0.0, life: float = 3.0):
-        path = [str(Path(__file__).parents[1]), str(Path(launch.__file__).parents[2])]
+        path = [str(Path(__file__).parent), str(Path(launch.__file__).parents[2])]
         text = program.format(path=path, count=str(count), store=str(store), pause=pause, life=life)
         monkeypatch.setattr(launch, "command", lambda store: [sys.executable, "-c", text])
         return lambda: len(count.read_text()) if count.exists() else 0
@@ -279,8 +279,8 @@ def starts(store, monkeypatch, tmp_path):
 
 def test_a_daemon_is_started_where_there_is_none(store, starts):
     started = starts()
-    assert client(store, start=True, cold=20).decide(CALL)["decision"] == "allow"
-    assert client(store, start=True, cold=20).decide(CALL)["decision"] == "allow"
+    assert client(store, start=True).decide(CALL)["decision"] == "allow"
+    assert client(store, start=True).decide(CALL)["decision"] == "allow"
     assert started() == 1
 
 
@@ -288,7 +288,7 @@ def test_callers_at_the_same_time_start_one_daemon(store, starts):
     started, answers = starts(pause=0.3), []
 
     def decide():
-        answers.append(client(store, start=True, cold=20).decide(CALL)["decision"])
+        answers.append(client(store, start=True).decide(CALL)["decision"])
 
     threads = [threading.Thread(target=decide) for _ in range(8)]
     for thread in threads:
@@ -302,13 +302,13 @@ def test_callers_at_the_same_time_start_one_daemon(store, starts):
 def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(store, starts):
     starts("import sys; sys.exit('gradproof: the gate needs its extra')")
     with pytest.raises(NoAnswer, match="it ended at once: gradproof: the gate needs its extra"):
-        client(store, start=True, cold=60).decide(CALL)
+        client(store, start=True).decide(CALL)
 
 
 def test_a_daemon_that_takes_too_long_to_start(store, starts):
     starts(pause=3.0, life=0.0)
     with pytest.raises(NoAnswer, match="in time"):
-        client(store, start=True, cold=0.5).decide(CALL)
+        client(store, start=True, warm=0.5, cold=0.5).decide(CALL)
 
 
 def test_where_another_process_holds_the_lock_it_is_waited_for(store, starts):
@@ -318,7 +318,7 @@ def test_where_another_process_holds_the_lock_it_is_waited_for(store, starts):
     held = os.open(store, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
     with pytest.raises(NoAnswer, match="in time"):
-        client(store, start=True, cold=0.3).decide(CALL)
+        client(store, start=True, warm=0.3, cold=0.3).decide(CALL)
     assert started() == 0
     os.close(held)
 
