@@ -68,7 +68,7 @@ def mcp_proxy(
     with errors(debug):
         import anyio
 
-        from gradproof.gate.mcp_proxy.doorkeeper import Visitor
+        from gradproof.gate.mcp_proxy.doorkeeper import Visitor, inmost
 
         given = command or []
         if bool(given) == bool(url) or (header and not url):
@@ -78,7 +78,10 @@ def mcp_proxy(
         if not os.path.isdir(folder):
             raise ValueError(f"{folder} is no folder")
         visitor = Visitor(name, folder, session or f"mcp-{secrets.token_hex(6)}", actor, getuser(), wait)
-        said = anyio.run(_run, store, given, url, _headers(header or []), visitor, _token(token_file))
+        try:
+            said = anyio.run(_run, store, given, url, _headers(header or []), visitor, _token(token_file))
+        except BaseExceptionGroup as errors_of_tasks:
+            raise inmost(errors_of_tasks) from None
         if said is not None:
             print(f"gradproof: {said}", file=sys.stderr)
     sys.stderr.flush()
@@ -120,7 +123,7 @@ async def _run(
             if url
             else server_process(command, tell)
         )
-        async with stdio_client() as client, started as server:
+        async with started as server, stdio_client() as client:
             said = await Proxy(client, server, doorkeeper, known, tell).run()
         group.cancel_scope.cancel()
     return said

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -50,6 +50,7 @@ class DecidingGate(Protocol):
     def ran(self, id: str) -> None: ...
     def may_answer(self) -> bool: ...
     def answer(self, id: str, allow: bool, always: bool, who: str) -> None: ...
+    def changed(self, server: str, tool: str, parts: Sequence[str]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,11 @@ class Doorkeeper:
         with suppress(UndecidedError):
             await to_thread.run_sync(self.gate.ran, id)
 
+    async def changed(self, tool: str, parts: Sequence[str]) -> None:
+        """Puts into the audit log that the server says something else of a tool than before."""
+        with suppress(UndecidedError):
+            await to_thread.run_sync(self.gate.changed, self.visitor.server, tool[:100], parts)
+
     async def _decided(
         self,
         params: Mapping[str, Any],
@@ -229,7 +235,7 @@ class Doorkeeper:
                     if mode is not None:
                         group.start_soon(at_client, self._question(params, tool, offer, decision, mode), mode)
             except* UndecidedError as errors:
-                raise _first(errors) from None
+                raise inmost(errors) from None
         return outcome
 
     async def _on_console(self, id: str) -> str:
@@ -317,9 +323,11 @@ def _remember(table: dict[str, Any], name: str, value: Any) -> None:
         del table[next(iter(table))]
 
 
-def _first(errors: BaseExceptionGroup[Any]) -> Exception:
-    error = errors.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def inmost(error: BaseException) -> BaseException:
+    """What went wrong first, of a group of errors that a task group has made."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _blocked(decision: Mapping[str, Any]) -> str:

@@ -37,6 +37,7 @@ from mcp_types import (
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
+from gradproof.gate.mcp_proxy.doorkeeper import inmost
 from gradproof.gate.mcp_proxy.messages import CALL, Message, RefusedError
 from gradproof.gate.mcp_proxy.proxy import ServerEndedError, Tell
 
@@ -124,7 +125,8 @@ class HttpServer:
                 await self._stop.wait()
                 group.cancel_scope.cancel()
         except* Exception as errors:
-            self._why = f"the connection to the MCP server failed: {_first(errors)}"
+            error = inmost(errors)
+            self._why = f"the connection to the MCP server failed: {str(error) or type(error).__name__}"
             self._arrive.close()
         finally:
             self._stopped.set()
@@ -178,10 +180,3 @@ def _typed(message: Message) -> JSONRPCMessage:
 
 def _plain(message: JSONRPCMessage) -> Message:
     return message.model_dump(mode="json", by_alias=True, exclude_unset=True)
-
-
-def _first(errors: BaseExceptionGroup[Any]) -> str:
-    error: BaseException = errors
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return str(error) or type(error).__name__

@@ -311,6 +311,7 @@ class Proxy:
 
     async def _report(self, change: ToolChange) -> None:
         self.tell(str(change))
+        await self.doorkeeper.changed(change.tool, change.parts)
         if not self.offer.stateless:  # there, notes come only to those who subscribed to them
             note = {"level": "warning", "logger": "gradproof", "data": str(change)}
             await self.client.send(messages.notification("notifications/message", note))

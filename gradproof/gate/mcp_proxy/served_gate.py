@@ -10,14 +10,18 @@ import http.client
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from gradproof.gate.client import GateClient
 from gradproof.gate.exchange import NoAnswer
 from gradproof.gate.mcp_proxy.doorkeeper import UndecidedError
+
+if TYPE_CHECKING:
+    from gradproof.gate.store import Store
 
 WARM, COLD = 5.0, 30.0  # seconds for a decision: no client gives up on a call as early as on a hook
 SAYING = 10.0  # seconds for an answer to be recorded
@@ -54,7 +58,7 @@ class ServedGate:
 
     def may_answer(self) -> bool:
         """Whether an answer given at the client could be recorded."""
-        return bool(self.token and self._address) or os.access(self.store / "journal" / "data.mdb", os.R_OK | os.W_OK)
+        return bool(self.token and self._address) or self._is_ours()
 
     def answer(self, id: str, allow: bool, always: bool, who: str) -> None:
         if self.token and self._address:
@@ -81,17 +85,38 @@ class ServedGate:
             raise UndecidedError(f"the gate did not take the answer: {said[:300]}")
 
     def _in_store(self, id: str, allow: bool, always: bool, who: str) -> None:
+        from gradproof.gate import changes
         from gradproof.gate.journal import Giver
-        from gradproof.gate.store import Store
 
-        kind, giver = "override_allow" if allow else "override_block", Giver(who, "person", self.session)
         try:
-            with self._one_at_a_time:
-                store = Store(self.store)
-                try:
-                    waits = store.settings.ask_minutes * 60
-                    store.journal.remark(id, kind, once=not always, answers=True, ask_seconds=waits, giver=giver)
-                finally:
-                    store.close()
+            with self._opened() as store:
+                changes.answer(store, id, allow, Giver(who, "person", self.session), once=not always)
         except (OSError, ValueError) as error:
             raise UndecidedError(f"the answer could not be recorded: {error}") from None
+
+    def changed(self, server: str, tool: str, parts: Sequence[str]) -> None:
+        """A line of the audit log, where the store is this user's."""
+        from gradproof.gate.corrections import safe
+
+        if not self._is_ours():
+            return
+        try:
+            with self._opened() as store:
+                told = safe({"server": server, "tool": tool, "parts": list(parts)}, store.key)
+                store.audit.append("mcp_tool_changed", sync=True, session=self.session, **told)
+        except (OSError, ValueError) as error:
+            raise UndecidedError(f"the audit log cannot be written: {error}") from None
+
+    def _is_ours(self) -> bool:
+        return os.access(self.store / "journal" / "data.mdb", os.R_OK | os.W_OK)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Store]:
+        from gradproof.gate.store import Store
+
+        with self._one_at_a_time:
+            store = Store(self.store)
+            try:
+                yield store
+            finally:
+                store.close()

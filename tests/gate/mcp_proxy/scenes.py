@@ -17,7 +17,7 @@ class MadeUpGate:
     """Allows what reads, asks about what writes, blocks the rest; remembers what it was asked."""
 
     def __init__(self, answerable=True):
-        self.calls, self.said, self.ran_ids = [], [], []
+        self.calls, self.said, self.ran_ids, self.changes = [], [], [], []
         self.states, self.passes = {}, 0
         self.answerable, self.broken, self.address = answerable, "", None
 
@@ -42,6 +42,9 @@ class MadeUpGate:
 
     def ran(self, id):
         self.ran_ids.append(id)
+
+    def changed(self, *what):
+        self.changes.append(what)
 
     def may_answer(self):
         return self.answerable

@@ -68,7 +68,13 @@ def test_hints_that_a_server_adds_are_told(tmp_path):
 
 def test_names_are_those_that_the_gate_reads():
     seen = KnownTools(None, "")
-    names = {"a.think": "a_think", "delete__think": "delete_think", "a/b:c d": "a_b_c_d", "é\n": "_", "list-all": "list-all"}
+    names = {
+        "a.think": "a_think",
+        "delete__think": "delete_think",
+        "a/b:c d": "a_b_c_d",
+        "é\n": "_",
+        "list-all": "list-all",
+    }
     for name, plain in names.items():
         assert seen.qualified("fs", name) == f"mcp__fs__{plain}"
 
@@ -113,6 +119,7 @@ def test_a_change_is_reported_to_the_client_and_in_the_log(tmp_path):
         assert note["method"] == "notifications/message" and note["params"]["level"] == "warning"
         assert "description" in note["params"]["data"] and scene.told == [note["params"]["data"]]
         assert (await scene.client.got())["result"]["tools"] == changed  # the list itself is as it was
+        assert scene.gate.changes == [("server", "read", ("description",))]
 
     play(acts, file=tmp_path / "s.json")
 
