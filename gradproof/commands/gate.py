@@ -13,6 +13,7 @@ from gradproof.commands.gate_hook import hook
 from gradproof.commands.gate_init import init
 from gradproof.commands.gate_install import install, uninstall
 from gradproof.commands.gate_learn import learn
+from gradproof.commands.gate_mcp_proxy import mcp_proxy
 from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
@@ -30,4 +31,5 @@ for command in (init, decide, feedback, corrections, learn, status, audit, rollb
     app.command()(command)
 for command in (serve, hook, install, uninstall):
     app.command()(command)
+app.command("mcp-proxy")(mcp_proxy)
 app.add_typer(token, name="token")
