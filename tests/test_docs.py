@@ -9,8 +9,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shlex
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 
@@ -30,7 +32,8 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.status, self.id = 0, "ID"
-        home = folder / ".home"
+        self.background: list[subprocess.Popen[bytes]] = []
+        home = folder.parent / "home"
         home.mkdir()
         self.environment = {
             **os.environ,
@@ -52,14 +55,35 @@ class Reader:
 
     def _command(self, command: str) -> str:
         arguments = pages.plain(command)
+        if command.endswith("&"):
+            return self._starts(command)
         if arguments is None:
             return self._shell(command)
-        output = self.folder / ".output"
+        output = self.folder.parent / "printed"
         process = FORKS.Process(target=_run, args=(arguments, self.folder, self.environment, output))
         process.start()
         process.join(600)
         self.status = process.exitcode if process.exitcode is not None else -1
         return output.read_text()
+
+    def _starts(self, command: str) -> str:
+        """A command in the background, and its first line; it is stopped at the end of the page."""
+        printed = self.folder.parent / f"background-{len(self.background)}"
+        with open(printed, "w") as file:
+            words = shlex.split(command.removesuffix("&"))
+            started = subprocess.Popen(words, cwd=self.folder, env=self.environment, stdout=file, stderr=file)
+        self.background.append(started)
+        for _ in range(600):
+            if printed.read_text().endswith("\n") or started.poll() is not None:
+                break
+            time.sleep(0.1)
+        return printed.read_text()
+
+    def leaves(self) -> None:
+        """Stops what still runs."""
+        for process in self.background:
+            process.terminate()
+            process.wait(60)
 
     def runs(self, block: pages.Block) -> str:
         """Runs a Python block that is no file."""
@@ -105,7 +129,17 @@ def _run(arguments: list[str], folder: Path, environment: dict[str, str], output
 
 def walk(page: Path, folder: Path, slow: bool) -> None:
     """Types the page; all disagreements are told together."""
-    reader, wrong = Reader(folder), []
+    reader = Reader(folder)
+    try:
+        wrong = disagreements(reader, page, slow)
+    finally:
+        reader.leaves()
+    assert not wrong, "\n\n".join(wrong)
+
+
+def disagreements(reader: Reader, page: Path, slow: bool) -> list[str]:
+    """Where the page shows something else than what is printed."""
+    wrong, folder = [], reader.folder
     for block in pages.blocks(page):
         where = f"{page.name}:{block.line}"
         if block.skip or (block.slow and not slow):
@@ -126,12 +160,18 @@ def walk(page: Path, folder: Path, slow: bool) -> None:
                 printed = reader.types(command)
                 if not pages.agrees(expected, printed):
                     wrong.append(f"{where}: $ {command}\nshown:\n{expected}\nprinted:\n{printed}")
-    assert not wrong, "\n\n".join(wrong)
+    return wrong
+
+
+def empty(folder: Path) -> Path:
+    """A folder to type in; the reader's home lies beside it."""
+    (folder / "here").mkdir()
+    return folder / "here"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_page(page, tmp_path):
-    walk(page, tmp_path, slow=False)
+    walk(page, empty(tmp_path), slow=False)
 
 
 @pytest.mark.slow
@@ -139,7 +179,7 @@ def test_page(page, tmp_path):
 def test_page_with_its_slow_parts(page, tmp_path):
     if not any(block.slow for block in pages.blocks(page)):
         pytest.skip("no part of the page is slow")
-    walk(page, tmp_path, slow=True)
+    walk(page, empty(tmp_path), slow=True)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +203,8 @@ def test_what_may_vary(expected, printed, same):
 def test_a_command_that_prints_something_else_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```console\n$ echo proven\nrefuted\n```\n")
-    (tmp_path / "empty").mkdir()
     with pytest.raises(AssertionError, match="echo proven"):
-        walk(page, tmp_path / "empty", slow=False)
+        walk(page, empty(tmp_path), slow=False)
 
 
 def test_pages_are_in_the_navigation():
