@@ -52,13 +52,15 @@ class SubjectVerdict:
     kind: str = "module"
     calls: int = 0
     detail: str = ""
+    ranks: int | None = None  # on which a distributed step was judged
 
     def failures(self) -> list[str]:
         """What was refuted, by name; a claim that is about no single tensor gives its own name."""
         named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
         kind = "" if self.kind == "kernel" else "input "
         named += [f"{kind}{j.name}" for j in self.inputs if j.status == "refuted"]
-        return named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
+        named = named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
+        return named or [check.note for check in self.checks if check.status == "refuted"]
 
 
 @dataclass
