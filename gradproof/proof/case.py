@@ -114,7 +114,8 @@ def _from_file(path: Path) -> Any:
 def _checked(text: str, returned: Any) -> tuple[nn.Module, Any, nn.Module | None]:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-        raise CaseError(f"{text} must return (module, inputs), (module, inputs, reference) a KernelCase or a RankCase, not {kind}")
+        expected = "(module, inputs), (module, inputs, reference), a KernelCase or a RankCase"
+        raise CaseError(f"{text} must return {expected}, not {kind}")
     module, inputs, reference = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise CaseError(f"{text} must return a torch.nn.Module first, not a {type(module).__name__}")

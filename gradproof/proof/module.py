@@ -71,7 +71,8 @@ def verify(
     gradient_of      (name, parameter) to its gradient after a backward, where that does not go to `.grad`"""
     if isinstance(module, RankCase):
         raise CannotRun(
-            "a RankCase is judged on several processes, by `gradproof verify file.py:case --ranks N`, where case() returns it"
+            "a RankCase is judged on several processes: return it from a function, case() of file.py say, and run "
+            "`gradproof verify file.py:case --ranks 2`"
         )
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")

@@ -14,27 +14,30 @@ import math
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.proof.as_trained import EXCESS, FLOOR, LEAST, in_words
 from gradproof.proof.differences import Judgement, overall
+from gradproof.proof.rank_figures import Compared, Figure, Opened, Setting
 from gradproof.proof.rank_rows import Turn
-from gradproof.proof.rank_trial import AGREE, Compared, Figure, Opened, Setting, close_trial, open_trial, stage
-from gradproof.proof.rank_watch import Whereabouts, whereabouts
+from gradproof.proof.rank_stages import Stage, Stopped
+from gradproof.proof.rank_trial import AGREE, close_trial, open_trial, stage
 from gradproof.proof.runner import INPUT, CannotRun
 from gradproof.proof.verdict import CheckVerdict, Coverage, Report, SubjectVerdict
-from gradproof.ranks.pool import Pool, RankFailed
+from gradproof.ranks.pool import Pool
 
 RANK_CHECKS = ("dtype", "accumulation", "no_sync")
 TIMEOUT = 60.0
 RELATIVE, NOISES = 1e-10, 64.0  # in float64
 COARSE = 1e-2  # a resolution above it proves nothing
 NARROW = 4.0  # units of a narrower dtype inside, that an error may have
-SPEAKS = ("CannotRun", "CaseError")  # exceptions whose message says all
+UNEVEN = (
+    "the shares of the rows are unequal, and an output without rows is averaged over the ranks: if it is a mean over a "
+    "rank's own rows, it must be weighted by how many they are"
+)
 RANDOM = (
     "the module draws random numbers, which rows on several ranks cannot share; switch that off, with .eval() or a "
     "dropout of 0"
@@ -69,11 +72,11 @@ def verify_ranks(
         check_bf16_on_cpu()
     left_out = {*skip, *(RANK_CHECKS if quick else ())}
     # Collectives fail by themselves a little later than the stage does.
-    with Pool(ranks, 2 * timeout + 30) if pool is None else nullcontext(pool) as started:
-        with tempfile.TemporaryDirectory(prefix="gradproof-") as folder:
-            setting = Setting(case, seed % 2**63, torch.float64, None, timeout, folder)
-            proof = RankProof(started, setting, frozenset(left_out), frozenset(allow_unjudged), progress)
-            return Report([proof.verdict(dtype, autocast)])
+    running = Pool(ranks, 2 * timeout + 30) if pool is None else nullcontext(pool)
+    with running as pool, tempfile.TemporaryDirectory(prefix="gradproof-") as folder:
+        setting = Setting(case, seed % 2**63, torch.float64, None, timeout, folder)
+        proof = RankProof(pool, setting, frozenset(left_out), frozenset(allow_unjudged), progress)
+        return Report([proof.verdict(dtype, autocast)])
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Seen:
     refuted: str = ""
     unclear: str = ""
     used: bool = False
-    zero: bool = False
+    slack: float = 0.0  # a relative error that a narrower dtype inside explains
 
     def judgement(self, name: str) -> Judgement:
         if self.refuted:
@@ -101,62 +104,6 @@ class Seen:
             note = f"rounding alone may be {self.resolution:.1g} of its gradient"
             return Judgement(name, "inconclusive", self.error, self.bound, self.resolution, note)
         return Judgement(name, "proven", self.error, self.bound, self.resolution)
-
-
-class Stopped(Exception):
-    """A rank did not come to the end of a stage: how that counts, and the sentence that names it."""
-
-    def __init__(self, status: str, sentence: str):
-        super().__init__(sentence)
-        self.status, self.sentence = status, sentence
-
-
-@dataclass
-class Stage:
-    """Runs one function on all ranks, and says in a sentence what kept them from ending it."""
-
-    pool: Pool
-    setting: Setting
-
-    def __call__(self, words: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        try:
-            return self.pool.run(function, *arguments, seconds=self.setting.timeout)
-        except RankFailed as failure:
-            raise self._stopped(words, failure) from failure
-
-    def _stopped(self, words: str, failure: RankFailed) -> Exception:
-        if failure.kind in SPEAKS:
-            return CannotRun(f"rank {failure.rank}: {failure.message}")
-        if failure.kind:
-            return Stopped("raised", f"rank {failure.rank} raised {failure.kind} in {words}: {failure.message[:300]}")
-        if not failure.missing:
-            return Stopped("inconclusive", f"rank {failure.rank} {failure.message} in {words}")
-        places = {rank: whereabouts(self.setting.folder, rank) for rank in failure.missing}
-        return Stopped(*hung(words, places, self.pool.ranks, self.setting.timeout))
-
-
-def hung(words: str, places: Mapping[int, Whereabouts | None], ranks: int, timeout: float) -> tuple[str, str]:
-    """How it counts that some ranks did not end a stage, and the sentence for it. Ranks that wait in vain have taken
-    part in other collectives than the rest; one that computes, or no longer answers, says nothing about the code."""
-    rest = [rank for rank in range(ranks) if rank not in places]
-    told = [f"rank {rank}{_where(place)}" for rank, place in places.items()]
-    for (rank, place), one in zip(places.items(), told, strict=True):
-        if place is None:
-            return "inconclusive", f"rank {rank} no longer answers, in {words}"
-        if place.busy:
-            return "inconclusive", f"{one} still computes {words} after {timeout:.0f} s; give it more by --timeout"
-    joined = "; ".join(told)
-    if rest:
-        others = f"rank {rest[0]} has" if len(rest) == 1 else "the others have"
-        end = f"{others} come to the end without it; all ranks must call the same collectives in the same order"
-        return "refuted", f"in {words} {joined} waits for the other ranks, and {end}"
-    return "refuted", f"in {words} the ranks wait for each other ({joined}); they call different collectives"
-
-
-def _where(place: Whereabouts | None) -> str:
-    if place is None:
-        return ""
-    return f", in {place.function}{f' called at {place.line}' if place.line else ''},"
 
 
 class RankProof:
@@ -207,7 +154,11 @@ class RankProof:
         except Stopped as stop:
             if stop.status == "raised" and float64:
                 raise CannotRun(stop.sentence) from stop
-            return self._ended(stop)
+            if stop.status != "raised":
+                return self._ended(stop)
+            note = f"in {_plain_dtype(trains)} it could not be judged: {stop.sentence}"
+            self.checks.append(CheckVerdict("dtype", "noted", note, []))
+            self.notes.append(note)
         return self._finished()
 
     def _turns(self, opened: Opened) -> list[Turn]:
@@ -229,13 +180,15 @@ class RankProof:
         finally:
             narrow = dict(self._all())
             self.parameters, self.inputs, self.notes = wide
-        words = f"right in float64, wrong in {str(dtype).removeprefix('torch.')}"
+        words = f"right in float64, wrong in {_plain_dtype(dtype)}"
         wrong = {name: seen for name, seen in narrow.items() if seen.refuted and name not in before}
         for name, seen in wrong.items():
-            place = self.inputs if name in self.inputs else self.parameters
-            place[name] = Seen(seen.error, seen.bound, None, f"{words}: {seen.refuted}")
+            self._among(name)[name] = Seen(seen.error, seen.bound, None, f"{words}: {seen.refuted}")
         note = f"{words}: {', '.join(map(_plain_name, wrong))}" if wrong else ""
         self.checks.append(CheckVerdict("dtype", "refuted" if wrong else "proven", note, [*map(_plain_name, wrong)]))
+
+    def _among(self, name: str) -> dict[str, Seen]:
+        return self.inputs if name.startswith(INPUT) else self.parameters
 
     def _all(self) -> Iterator[tuple[str, Seen]]:
         yield from self.parameters.items()
@@ -255,14 +208,27 @@ class RankProof:
         listed = turns(opened)
         for i, turn in enumerate(listed):
             self.progress(i, len(listed))
-            self._step(run, turn, unit, opened, last=turn is listed[-1])
+            try:
+                judged = self._step(run, turn, unit, opened, last=turn is listed[-1])
+            except Stopped as stop:
+                if stop.status != "raised" or turn.micros == 1:
+                    raise
+                # What a module refuses by itself, a batch of one row say, is no fault.
+                check = "no_sync" if turn.unsynced else "accumulation"
+                self.checks.append(CheckVerdict(check, "noted", f"{check} could not be tried: {stop.sentence}", []))
+                self.notes.append(self.checks[-1].note)
+                return opened
             if self.random:
                 break
+            if turn.micros > 1 and judged:
+                wrong = [name for name, seen in self._all() if seen.refuted.endswith(_in_turn(turn))]
+                check = "no_sync" if turn.unsynced else "accumulation"
+                self.checks.append(CheckVerdict(check, "refuted" if wrong else "proven", "", wrong))
         run("the end", close_trial)
         return opened
 
-    def _step(self, run: Stage, turn: Turn, unit: float, opened: Opened, last: bool) -> None:
-        """One step: values, forward and backward, gradients, update."""
+    def _step(self, run: Stage, turn: Turn, unit: float, opened: Opened, last: bool) -> bool:
+        """One step: values, forward and backward, gradients, update. False where its gradients could not be judged."""
         words = f"step {turn.number + 1}"
         self.steps += 1
         differences = run(f"{words} on one rank", stage, words, "prepare", turn)
@@ -271,9 +237,11 @@ class RankProof:
         compared: list[Compared] = run(f"the gradients of {words}", stage, words, "compare", turn)
         self.random = compared[0].random
         if self.random:
-            for name, _ in (*compared[0].parameters.items(), *compared[0].inputs.items()):
-                (self.inputs if name.startswith(INPUT) else self.parameters)[name] = Seen(math.nan, math.nan, unclear=RANDOM)
-            return
+            for name in (*compared[0].parameters, *compared[0].inputs):
+                self._among(name)[name] = Seen(math.nan, math.nan, unclear=RANDOM)
+            return False
+        if self._drifted(turn, compared, unit):
+            return False
         already = {name for name, seen in self._all() if seen.refuted}
         self._gradients(turn, compared, unit, opened)
         fresh = [name for name, seen in self.parameters.items() if seen.refuted and name not in already]
@@ -281,6 +249,7 @@ class RankProof:
             self._explained(run, turn, fresh, unit)
         if not last:
             self._updated(turn, run(f"the update of {words}", stage, words, "update"), compared[0], unit)
+        return True
 
     def _agreed(self, turn: Turn, differences: Sequence[Mapping[str, float]], unit: float) -> None:
         """Whether all ranks have the same values."""
@@ -291,6 +260,19 @@ class RankProof:
             when = "after wrap" if turn.number == 0 else f"after step {turn.number}"
             told = f"is off by {off:.2g} of its size" if math.isfinite(off) else "is another one"
             self._refute(name, off, 2 * AGREE * unit, f"{when} its value on rank {rank} {told} from that on rank 0")
+
+    def _drifted(self, turn: Turn, compared: Sequence[Compared], unit: float) -> bool:
+        """Whether values were changed within the step; then all gradients are those of other values."""
+        wrong = False
+        for name in compared[0].moved:
+            off, rank = max((one.moved[name], rank) for rank, one in enumerate(compared))
+            if off > 2 * AGREE * unit:
+                wrong = True
+                told = f"its value on rank {rank} changes by {off:.2g} of its size{_in_turn(turn)}"
+                self._refute(name, off, 2 * AGREE * unit, f"{told}, before the optimizer runs")
+        for name in (*compared[0].parameters, *compared[0].inputs) if wrong else ():
+            self._among(name).setdefault(name, Seen()).unclear = "other parameters change before the optimizer runs"
+        return wrong
 
     def _gradients(self, turn: Turn, compared: Sequence[Compared], unit: float, opened: Opened) -> None:
         sizes = compared[0].sizes
@@ -303,6 +285,8 @@ class RankProof:
         if not self.again:
             outputs = {f"output {i}": [c.outputs[i] for c in compared] for i in range(len(compared[0].outputs))}
             self._values("output", turn, outputs, unit)
+            if opened.uneven and any(check.name == "output" for check in self.checks) and not compared[0].by_rows:
+                self.notes.append(UNEVEN)
             buffers = {name: [c.buffers[name] for c in compared] for name in compared[0].buffers}
             self._values("buffer", turn, buffers, unit)
 
@@ -323,15 +307,14 @@ class RankProof:
         bound = absolute_bound(norm, width, unit)
         error, rank = max((f.error if not math.isnan(f.error) else math.inf, rank) for rank, f in enumerate(figures))
         seen.used = seen.used or size is not None or any(f.own for f in figures)
+        if bound < error <= seen.slack * norm:
+            return
         if error > bound:
-            figure = figures[rank]
-            words = figure.words or _words(figure, norm)
-            self._refute(name, error / (norm or 1.0), bound / (norm or 1.0), f"{_on(words, rank, figures)}{_in_turn(turn)}")
+            words = f"{_on(_words(figures[rank], norm), rank, figures)}{_in_turn(turn)}"
+            self._refute(name, error / (norm or 1.0), bound / (norm or 1.0), words)
         elif norm > bound:
             seen.error, seen.bound = max(seen.error, error / norm), max(seen.bound, bound / norm)
             seen.resolution = min(seen.resolution or math.inf, (bound + error) / norm)
-        else:
-            seen.zero = True
 
     def _values(self, kind: str, turn: Turn, figures: Mapping[str, Sequence[Figure]], unit: float) -> None:
         """Outputs and buffers, which must be those of one rank too."""
@@ -356,23 +339,24 @@ class RankProof:
                 if eps > 4 * unit and self.parameters[name].error <= NARROW * eps:
                     seen = self.parameters[name]
                     note = f"the wrapped module rounds to an epsilon of {eps:.1e} inside, which explains the error"
-                    self.parameters[name] = Seen(seen.error, seen.bound, None, "", note, True)
+                    self.parameters[name] = Seen(seen.error, seen.bound, None, "", note, True, NARROW * eps)
 
     def _updated(self, turn: Turn, figures: Sequence[Mapping[str, Figure]], compared: Compared, unit: float) -> None:
         for name in figures[0]:
             size = compared.sizes[name]
             norm, width = size or (0.0, 0.0)
             by_rank = [one[name] for one in figures]
-            bound = compared.rate * absolute_bound(norm, width, unit)
+            slack = self.parameters[name].slack * norm
+            bound = compared.rate * max(absolute_bound(norm, width, unit), slack)
             bound += 8 * unit * max(f.scale for f in by_rank)
             error, rank = max((f.error, rank) for rank, f in enumerate(by_rank))
             if error > bound:
                 moved = compared.rate * norm
-                words = f"its update {_words(by_rank[rank], moved)}"
-                self._refute(name, error / (moved or 1.0), bound / (moved or 1.0), f"{_on(words, rank, by_rank)}{_in_turn(turn)}")
+                words = _on(f"its update {_words(by_rank[rank], moved)}", rank, by_rank)
+                self._refute(name, error / (moved or 1.0), bound / (moved or 1.0), words + _in_turn(turn))
 
     def _refute(self, name: str, error: float, bound: float, words: str) -> None:
-        among = self.inputs if name.startswith(INPUT) else self.parameters
+        among = self._among(name)
         if not among.setdefault(name, Seen()).refuted:
             among[name] = Seen(error, bound, None, words, used=True)
 
@@ -400,7 +384,7 @@ class RankProof:
             status = "inconclusive"
         if any(check.status == "refuted" for check in self.checks):
             status = "refuted"
-        elif status == "proven" and any(check.name == "ranks" for check in self.checks):
+        elif status == "proven" and any(c.name in ("ranks", "dtype") and c.status == "noted" for c in self.checks):
             status = "inconclusive"
         coverage = Coverage(len(seen), len(judged) + len(self.unjudged), self.unjudged)
         return SubjectVerdict(
@@ -433,6 +417,10 @@ def _in_turn(turn: Turn) -> str:
     if turn.unsynced:
         return " when gradients accumulate over two micro-batches, the first of them under no_sync()"
     return " when gradients accumulate over two micro-batches" if turn.micros > 1 else f" in step {turn.number + 1}"
+
+
+def _plain_dtype(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _plain_name(name: str) -> str:

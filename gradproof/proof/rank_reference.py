@@ -40,12 +40,14 @@ class Alone(TorchDispatchMode):
 
 
 class Right(NamedTuple):
-    """One step on one rank: the outputs of each micro-batch, every gradient, and how far rounding moves it."""
+    """One step on one rank: the outputs of each micro-batch, every gradient, how far rounding moves it, and which
+    parameters the step itself has changed."""
 
     outputs: list[Outputs]
     grads: dict[str, Tensor | None]
     widths: dict[str, float]
     buffers: dict[str, Tensor]
+    rewritten: set[str]
     random: bool
 
 
@@ -63,6 +65,7 @@ class OneRank:
         }
         self.buffers = {joined(path, name): b for path, name, _, b in slots(module, buffer_slots)}
         self._start: dict[str, Tensor] = {}
+        self._values: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def load(self, values: Mapping[str, Tensor]) -> None:
@@ -71,12 +74,14 @@ class OneRank:
             if name in values:
                 put(tensor, values[name])
         self._start = {name: b.detach().clone() for name, b in self.buffers.items()}
+        self._values = {name: plain(p) for name, p in self.parameters.items()}
 
     def right(self, batches: Sequence[Any], turn: int) -> Right:
         """What a step on all rows gives."""
         with Alone():
             outputs, grads = self.run(batches, turn)
         buffers = {name: plain(b) for name, b in self.buffers.items()}
+        rewritten = {name for name, old in self._values.items() if not torch.equal(plain(self.parameters[name]), old)}
         random = self._draws(batches, outputs)
         widths = dict.fromkeys((name for name, g in grads.items() if g is not None), 0.0)
         for replica in range(1, REPLICAS + 1):
@@ -86,7 +91,7 @@ class OneRank:
                 if g is not None and right is not None and bool(g.isfinite().all()):
                     widths[name] = max(widths[name], float((g - right).norm()))
         self._rewind()
-        return Right(outputs, grads, widths, buffers, random)
+        return Right(outputs, grads, widths, buffers, rewritten, random)
 
     def run(
         self, batches: Sequence[Any], turn: int, replica: int | None = None, cotangents: Sequence[Outputs] | None = None
@@ -128,6 +133,8 @@ class OneRank:
     def _rewind(self) -> None:
         for name, start in self._start.items():
             self.buffers[name].copy_(start)
+        for name, value in self._values.items():
+            put(self.parameters[name], value)
 
 
 def call(module: nn.Module, given: Any) -> Any:

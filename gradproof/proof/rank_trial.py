@@ -8,12 +8,12 @@ stage is known by name. Rank 0 runs the module alone and sends what is right to 
 from __future__ import annotations
 
 import copy
-import datetime
 import math
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from gradproof.contract import Outputs
 from gradproof.proof.case import load_case
 from gradproof.proof.rank_case import RankCase
+from gradproof.proof.rank_figures import Compared, Figure, Opened, Setting, figure, share_of
 from gradproof.proof.rank_names import Origins, Part, buffer_slots, parameter_slots, part_of
 from gradproof.proof.rank_reference import (
     OneRank,
@@ -38,62 +39,16 @@ from gradproof.proof.rank_reference import (
     put,
 )
 from gradproof.proof.rank_rows import OutputPart, RowShares, Turn, has_rows, output_part, outputs_of, rows_of, taken
+from gradproof.proof.rank_talk import RankTalk
 from gradproof.proof.rank_watch import StageWatch
-from gradproof.proof.runner import INPUT, CannotRun
+from gradproof.proof.runner import CannotRun
 from gradproof.proof.state import seed_generators
 from gradproof.proof.structure import leaves_of
 
+LATE = 0.1  # seconds by which ranks take turns to be late: what is not waited for is then not there yet
 STEP = 0.05  # of the parameters' norm, that the first update moves them by
 AGREE = 64.0  # units of its size, by which copies of a value may differ
 LOCAL = 1e-6  # within which a gradient is that of some rows alone
-PATIENCE = datetime.timedelta(hours=1)  # of our own collectives; the parent gives up earlier
-
-
-class Setting(NamedTuple):
-    """One trial: the case, the dtype that module and inputs are converted to, and where a hung rank says so."""
-
-    text: str
-    seed: int
-    dtype: torch.dtype | None
-    autocast: torch.dtype | None
-    timeout: float
-    folder: str
-
-
-class Opened(NamedTuple):
-    """What is judged: `unjudged` by name, why a tensor is not; the own dtype of the module; what differs in it."""
-
-    parameters: list[str]
-    unjudged: dict[str, str]
-    dtype: torch.dtype
-    shares: int
-    least: int
-    can_unsync: bool
-    factor: float
-
-
-class Figure(NamedTuple):
-    """A tensor of this rank beside what it should be: norms of the difference, of its own and of the right part, the
-    product of both; what is plainly wrong in words; the norm of what it was computed from."""
-
-    error: float
-    own: float
-    size: float
-    dot: float
-    words: str = ""
-    scale: float = 0.0
-
-
-class Compared(NamedTuple):
-    """One step on this rank. `sizes`: norm and width of rounding of each right gradient, None where there is none."""
-
-    parameters: dict[str, Figure]
-    inputs: dict[str, Figure]
-    outputs: list[Figure]
-    buffers: dict[str, Figure]
-    sizes: dict[str, tuple[float, float] | None]
-    rate: float
-    random: bool
 
 
 class Narrowest(TorchDispatchMode):
@@ -114,14 +69,16 @@ class RankTrial:
 
     def __init__(self, setting: Setting):
         self.setting = setting
-        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.group = dist.new_group(timeout=PATIENCE)
+        self.talk = RankTalk()
+        self.rank, self.ranks = self.talk.rank, self.talk.ranks
         case = load_case(setting.text, setting.seed + self.rank)
         if not isinstance(case, RankCase):
             raise CannotRun(f"{setting.text} returns no RankCase, which is what --ranks judges")
         self.case = case
+        if setting.dtype is torch.float64:
+            torch.set_default_dtype(torch.float64)  # of what wrap makes; `_stage` puts it back
         self.shares = self._shares()
-        self.inputs = converted(self._from_first(case.inputs), setting.dtype)
+        self.inputs = converted(self.talk.from_first(case.inputs), setting.dtype)
         rows = rows_of(self.inputs)
         if rows < self.shares:
             raise CannotRun(f"{rows} rows cannot be cut into {self.shares} shares; give at least one row for each")
@@ -150,7 +107,8 @@ class RankTrial:
         known = {**self.alone.parameters, **self.alone.frozen}
         held, strange = origins.held(self.wrapped, known, parameter_slots)
         buffers, _ = origins.held(self.wrapped, self.alone.buffers, buffer_slots)
-        said = self._gathered(({n: tuple(t.shape) for n, t in held.items()}, {n: tuple(b.shape) for n, b in buffers.items()}))
+        own = tuple({name: tuple(t.shape) for name, t in some.items()} for some in (held, buffers))
+        said = self.talk.gathered(own)
         self.unjudged = {name: "it is none of the module's own parameters" for name in strange}
         self.parts: dict[str, Part] = {}
         for name, tensor in known.items():
@@ -168,15 +126,40 @@ class RankTrial:
             else:
                 self.parts[name] = part
         self.held = {name: held[name] for name in self.parts}
+        self._check_parts(known)
         shaped = {name: b.shape for name, b in self.alone.buffers.items()}
         everywhere = [n for n in shaped if all(of_buffers.get(n) == tuple(shaped[n]) for _, of_buffers in said)]
         self.buffers = {name: buffers[name] for name in everywhere}
         self.trained = [name for name in self.parts if name in self.alone.parameters]
 
+    def _check_parts(self, known: dict[str, Tensor]) -> None:
+        """Whether a part that only its shape tells is where it is taken to be: it has the values of this rank's module
+        there, or of rank 0's."""
+        for name, part in self.parts.items():
+            if part.axis is None:
+                continue
+            own, mine = plain(self.held[name]), plain(known[name])
+            found = any(torch.equal(own, part.of(whole)) for whole in (mine, self.talk.tensor_from(0, mine)))
+            confirmed = self.talk.gathered(found)
+            if not all(confirmed):
+                raise CannotRun(
+                    f"rank {confirmed.index(False)} holds a part of {name}, but not {part.start} to "
+                    f"{part.start + part.length} along axis {part.axis}, so that it is not known which; use a DTensor"
+                )
+
     def opened(self) -> Opened:
-        can = all(self._gathered(callable(getattr(self.wrapped, "no_sync", None))))
+        can = all(self.talk.gathered(callable(getattr(self.wrapped, "no_sync", None))))
         names = [*self.trained, *(n for n in self.unjudged if n in self.alone.parameters)]
-        return Opened(names, self.unjudged, self.dtype, self.shares, self.rows.least, can, self.factor)
+        return Opened(
+            names,
+            self.unjudged,
+            self.dtype,
+            self.shares,
+            self.rows.least,
+            can,
+            self.factor,
+            self.rows.rows % self.shares > 0,
+        )
 
     # One step, stage by stage.
 
@@ -186,19 +169,19 @@ class RankTrial:
         differences: dict[str, float] = {}
         for name, tensor in self.held.items():
             whole = self._whole(name, tensor)
-            first = self._from_rank_0(whole)
+            first = self.talk.tensor_from(0, whole)
             size = float(first.norm())
-            differences[name] = _share(float((whole - first).norm()), size)
-            if self._largest(differences[name]) > AGREE * torch.finfo(tensor.dtype).eps:
+            differences[name] = share_of(float((whole - first).norm()), size)
+            if max(self.talk.gathered(differences[name])) > AGREE * torch.finfo(tensor.dtype).eps:
                 self._put(name, tensor, first)
             self.values[name] = first
-        buffers = {name: self._from_rank_0(plain(b)) for name, b in self.buffers.items()}
+        buffers = {name: self.talk.tensor_from(0, plain(b)) for name, b in self.buffers.items()}
         self.alone.load({**self.values, **buffers})
         self.right: Right | None = None
         if self.rank == 0:
             self.right = self.alone.right(self._batches(turn), turn.number)
         shapes = [[tuple(y.shape) for y in outputs] for outputs in self.right.outputs] if self.right else None
-        self.shapes: list[list[tuple[int, ...]]] = self._from_first(shapes)
+        self.shapes: list[list[tuple[int, ...]]] = self.talk.from_first(shapes)
         return differences
 
     def run(self, turn: Turn) -> None:
@@ -214,6 +197,8 @@ class RankTrial:
                 self._run_micro(turn, micro)
         if self.case.after_backward is not None:
             self.case.after_backward(self.wrapped)
+        # At once, as an optimizer would read them.
+        self.left = {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.held.items()}
 
     def _run_micro(self, turn: Turn, micro: int) -> None:
         own = self.rows.of(turn, micro)[self.rows.own]
@@ -223,6 +208,8 @@ class RankTrial:
         self.places.append(self._places(turn, micro, [y.shape for y in outputs]))
         cotangents = self._cotangents(turn, micro, self.places[-1])
         self.taken.append(tuple(plain(y) for y in outputs))
+        if self.rank == (turn.number + 1) % self.ranks:
+            time.sleep(LATE)
         pull_back(outputs, cotangents)
 
     def _places(self, turn: Turn, micro: int, own: Sequence[Sequence[int]]) -> list[OutputPart]:
@@ -249,70 +236,82 @@ class RankTrial:
         if right is not None:
             sizes = {n: None if g is None else (float(g.norm()), right.widths[n]) for n, g in right.grads.items()}
             about = (sizes, self._rate(right) if not self.rate else self.rate, right.random)
-        sizes, self.rate, random = self._from_first(about)
-        missing = self._gathered([name for name in self.trained if self.held[name].grad is None])
+        sizes, self.rate, random = self.talk.from_first(about)
+        missing = self.talk.gathered([name for name in self.trained if self.left[name] is None])
         self.grads: dict[str, Tensor | None] = {}
         self.rights: dict[str, Tensor | None] = {}
         figures = {}
         for name in self.trained:
             absent = [rank for rank, names in enumerate(missing) if name in names]
             whole = None if right is None else right.grads[name]
-            self.rights[name] = None if sizes[name] is None else self._from_rank_0(whole, self.values[name].shape)
+            self.rights[name] = (
+                None if sizes[name] is None else self.talk.tensor_from(0, whole, self.values[name].shape)
+            )
             figures[name] = self._compared(name, absent, sizes[name])
         inputs = self._inputs(right, sizes) if turn.micros == 1 else {}
-        return Compared(figures, inputs, self._outputs(right), self._buffers(right), sizes, self.rate, random)
+        outputs, buffers, moved = self._outputs(right), self._buffers(right), self._moved(right)
+        by_rows = all(part.by_rows for part in self.places[-1])
+        return Compared(figures, inputs, outputs, buffers, moved, sizes, self.rate, random, by_rows)
+
+    def _moved(self, right: Right | None) -> dict[str, float]:
+        allowed = self.talk.from_first(None if right is None else right.rewritten)
+        moved = {}
+        for name, tensor in self.held.items():
+            before = self._part(name, self.values[name])
+            share = share_of(float((self._full(tensor) - before).norm()), float(before.norm()))
+            moved[name] = 0.0 if name in allowed else share
+        return moved
 
     def _compared(self, name: str, absent: list[int], size: tuple[float, float] | None) -> Figure:
         self.grads[name] = None
         if absent:
-            self.grads[name] = None if self.rank in absent else self._local(self.held[name].grad)
+            self.grads[name] = None if self.rank in absent else self._local(self.left[name])
             words = "" if size is None else "is missing" + (f" on rank {absent[0]}" if len(absent) < self.ranks else "")
             return Figure(size[0] if size else 0.0, 0.0, size[0] if size else 0.0, 0.0, words)
-        grad = self.grads[name] = self._full(self.held[name].grad)
+        grad = self.grads[name] = self._full(self.left[name])
         right = self.rights[name]
-        return _figure(grad, torch.zeros_like(grad) if right is None else self._part(name, right))
+        return figure(grad, torch.zeros_like(grad) if right is None else self._part(name, right))
 
     def _inputs(self, right: Right | None, sizes: dict[str, Any]) -> dict[str, Figure]:
         """This rank's rows of each input; what all ranks were given whole is added up over them."""
         listed, figures = list(leaves_of(self.inputs)), {}
         places = [i for i, (_, leaf) in enumerate(listed) if isinstance(leaf, Tensor) and _floats(leaf)]
-        lacking = self._gathered([name for name, leaf in self.leaves.items() if leaf.grad is None])
+        lacking = self.talk.gathered([name for name, leaf in self.leaves.items() if leaf.grad is None])
         for i, (name, leaf) in zip(places, self.leaves.items(), strict=True):
             given = listed[i][1]
             absent = [rank for rank, names in enumerate(lacking) if name in names]
             shape = plain(given).shape
-            whole = None if sizes[name] is None else self._from_rank_0(right and right.grads[name], shape)
+            whole = None if sizes[name] is None else self.talk.tensor_from(0, right and right.grads[name], shape)
             own = torch.zeros_like(plain(leaf)) if leaf.grad is None else plain(leaf.grad)
-            split = has_rows(given, self.rows.rows)
-            if not split:
-                dist.all_reduce(own, group=self.group)
-                own *= self.shares / self.ranks / self.factor
-            expected = torch.zeros_like(own) if whole is None else whole
-            if split:
-                expected = self.factor * (taken(expected, self.rows.rows, [self.rows.of(Turn(0), 0)[self.rows.own]]))
-                expected = expected if whole is not None else torch.zeros_like(own)
-            figure = _figure(own, expected)
-            gone = self.rank in absent and whole is not None
-            figures[name] = figure._replace(words="is missing") if gone else figure
+            expected = torch.zeros(shape, dtype=torch.float64) if whole is None else self.factor * whole
+            if has_rows(given, self.rows.rows):
+                expected = expected[self.rows.of(Turn(0), 0)[self.rows.own]]
+            else:
+                own = self.talk.sum_(own) * (self.shares / self.ranks)
+            figures[name] = figure(own, expected)
+            if self.rank in absent and whole is not None:
+                figures[name] = figures[name]._replace(words="is missing")
         return figures
 
     def _outputs(self, right: Right | None) -> list[Figure]:
         """Those of the last micro-batch beside the same rows of one rank; what has no rows is reduced first."""
         figures = []
         for i, (y, part) in enumerate(zip(self.taken[-1], self.places[-1], strict=True)):
-            whole = self._from_rank_0(None if right is None else right.outputs[-1][i], self.shapes[-1][i])
+            whole = self.talk.tensor_from(0, None if right is None else right.outputs[-1][i], self.shapes[-1][i])
             if not part.by_rows:
                 y = y.clone()
-                dist.all_reduce(y, group=self.group)
+                self.talk.sum_(y)
                 y *= self.shares / self.ranks / self.factor
-            figures.append(_figure(y, part.of(whole)))
+            figures.append(figure(y, part.of(whole)))
         return figures
 
     def _buffers(self, right: Right | None) -> dict[str, Figure]:
         figures = {}
         for name, b in self.buffers.items():
             own = plain(b)
-            figures[name] = _figure(own, self._from_rank_0(None if right is None else right.buffers[name], own.shape))
+            figures[name] = figure(
+                own, self.talk.tensor_from(0, None if right is None else right.buffers[name], own.shape)
+            )
         return figures
 
     def _rate(self, right: Right) -> float:
@@ -335,11 +334,9 @@ class RankTrial:
             mine = torch.zeros_like(self.values[name]) if mine is None else mine
             alike = []
             for rank in range(self.ranks):
-                theirs = mine.clone()
-                dist.broadcast(theirs, rank, group=self.group)
-                part = self._part(name, theirs)
+                part = self._part(name, self.talk.tensor_from(rank, mine))
                 alike.append(grad is not None and float((grad - part).norm()) <= LOCAL * float(part.norm()))
-            everywhere = self._gathered(alike)
+            everywhere = self.talk.gathered(alike)
             if all(said[rank] for rank, said in enumerate(everywhere)):
                 words[name] = "is not reduced: each rank has the gradient of its own rows alone"
             elif only := [rank for rank in range(self.ranks) if all(said[rank] for said in everywhere)]:
@@ -356,7 +353,7 @@ class RankTrial:
             before, right = self._part(name, self.values[name]), self.rights[name]
             moved = self._full(self.held[name]) - before
             expected = torch.zeros_like(moved) if right is None else -self.rate * self._part(name, right)
-            figures[name] = _figure(moved, expected)._replace(scale=float(before.norm()))
+            figures[name] = figure(moved, expected)._replace(scale=float(before.norm()))
         return figures
 
     def narrowest(self, turn: Turn) -> float:
@@ -385,7 +382,7 @@ class RankTrial:
         own, part = self._full(tensor), self.parts[name]
         if part.axis is None:
             return own
-        said = self._gathered(own)
+        said = self.talk.gathered(own)
         return torch.cat([said[rank] for rank in part.team], part.axis)
 
     def _put(self, name: str, tensor: Any, whole: Tensor) -> None:
@@ -394,46 +391,6 @@ class RankTrial:
             put(tensor, self._part(name, whole))
         elif all(placement.is_replicate() for placement in tensor.placements):
             put(tensor.to_local(), whole)
-
-    def _from_first(self, value: Any) -> Any:
-        """What rank 0 has."""
-        box = [value if self.rank == 0 else None]
-        dist.broadcast_object_list(box, 0, group=self.group)
-        return box[0]
-
-    def _from_rank_0(self, tensor: Tensor | None, shape: Sequence[int] | None = None) -> Tensor:
-        """Its tensor in float64."""
-        if tensor is None:
-            tensor = torch.empty(tuple(shape or ()), dtype=torch.float64)
-        tensor = tensor.clone()
-        dist.broadcast(tensor, 0, group=self.group)
-        return tensor
-
-    def _gathered(self, value: Any) -> list[Any]:
-        """What every rank has, by rank."""
-        said: list[Any] = [None] * self.ranks
-        dist.all_gather_object(said, value, group=self.group)
-        return said
-
-    def _largest(self, number: float) -> float:
-        return max(self._gathered(number))
-
-
-def _figure(own: Tensor, right: Tensor) -> Figure:
-    if own.shape != right.shape:
-        return Figure(math.inf, float(own.norm()), float(right.norm()), 0.0, f"has the shape {tuple(own.shape)}")
-    same = own.isfinite() | (own == right) | (own.isnan() & right.isnan())  # infinite entries that are so on one rank
-    if not bool(same.all()):
-        return Figure(math.inf, math.nan, float(right.norm()), 0.0, "is not finite")
-    both = own.isfinite() & right.isfinite()
-    own, right = own.where(both, 0.0), right.where(both, 0.0)
-    return Figure(float((own - right).norm()), float(own.norm()), float(right.norm()), float((own * right).sum()))
-
-
-def _share(part: float, whole: float) -> float:
-    if math.isnan(part):
-        return math.inf
-    return part / whole if whole else math.inf if part else 0.0
 
 
 def _floats(tensor: Tensor) -> bool:
@@ -455,6 +412,11 @@ def _copied(module: nn.Module) -> nn.Module:
 _trials: list[RankTrial] = []
 
 
+def started() -> bool:
+    """Whether this rank is there."""
+    return True
+
+
 def open_trial(setting: Setting) -> Opened:
     """Starts a trial on this rank; one at a time."""
     close_trial()
@@ -473,15 +435,15 @@ def stage(words: str, method: str, *arguments: Any) -> Any:
 def close_trial() -> None:
     """Forgets it."""
     while _trials:
-        group = _trials.pop().group
-        dist.destroy_process_group(group)
+        _trials.pop().talk.close()
 
 
 @contextmanager
 def _stage(setting: Setting, words: str) -> Iterator[None]:
     """Prints go to standard error, new tensors have the trial's dtype, and whoever waits can tell where."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64 if setting.dtype is torch.float64 else default)
+    if _trials and setting.dtype is torch.float64:
+        torch.set_default_dtype(torch.float64)
     try:
         with redirect_stdout(sys.stderr), StageWatch(setting.folder, dist.get_rank(), words, setting.timeout):
             yield

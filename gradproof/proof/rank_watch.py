@@ -70,13 +70,10 @@ def whereabouts(folder: str, rank: int) -> Whereabouts | None:
 def _place(frame: FrameType) -> tuple[str, str]:
     """The public name in torch.distributed (or the innermost function), and the innermost line outside torch."""
     frames = list(reversed(traceback.extract_stack(frame)))
-    function = next((f.name for f in frames if _communicates(f.filename) and not f.name.startswith("_")), frames[0].name)
-    if function == "wrapper":  # that of c10d's logger, around the collective itself
-        function = next((f.name for f in frames if _communicates(f.filename) and f.name not in ("wrapper",)), function)
+    ours = [f.name for f in frames if "/torch/distributed/" in f.filename]
+    # Not what is private, nor what c10d wraps around each collective to log it.
+    function = next((name for name in ours if not name.startswith("_") and name != "wrapper"), frames[0].name)
     users = (f for f in frames if "/torch/" not in f.filename and not any(own in f.filename for own in OWN))
     user = next((f for f in users if not f.filename.startswith("<") and "/multiprocessing/" not in f.filename), None)
+    function = "backward" if function == "_engine_run_backward" else function
     return function, f"{Path(user.filename).name}:{user.lineno}" if user else ""
-
-
-def _communicates(filename: str) -> bool:
-    return "/torch/distributed/" in filename

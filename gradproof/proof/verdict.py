@@ -165,7 +165,7 @@ def why(subject: SubjectVerdict) -> str:
         name, reason = next(iter(subject.coverage.unjudged.items()))
         return f"{name} was not judged: {reason}"
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
-    untried = [check.note for check in subject.checks if check.name == "dtype" and check.status == "noted"]
+    untried = [check.note for check in subject.checks if check.name in ("dtype", "ranks") and check.status == "noted"]
     if not unclear and untried:
         return untried[0]
     if not unclear:

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-
 ENDING = 0.2  # seconds, in which a process that was killed is known to have ended
 
 

@@ -239,6 +239,21 @@ def reduced_too_early():
     return RankCase(Net(), data(), TooEarly)
 
 
+def not_waited_for():
+    """Sums that are under way when the optimizer would begin."""
+
+    def wrap(module):
+        def start(p):
+            p.grad /= dist.get_world_size()
+            dist.all_reduce(p.grad, async_op=True)
+
+        for p in everywhere(module).parameters():
+            p.register_post_accumulate_grad_hook(start)
+        return module
+
+    return RankCase(Net(), data(), wrap)
+
+
 # Updates and state.
 
 
@@ -512,6 +527,18 @@ def fsdp_norm_left_out():
 # Tensor parallel: every rank has all rows.
 
 
+def heads_apart():
+    """The first rank's part of a weight is every second row, not the first half."""
+
+    class Every(HandmadeFeed):
+        def __init__(self, feed):
+            whole = everywhere(feed).up.weight.data.clone()
+            super().__init__(feed)
+            self.up.weight = nn.Parameter(whole[dist.get_rank() :: dist.get_world_size()].clone())
+
+    return RankCase(Feed(), data(), Every, shares=1)
+
+
 class Feed(nn.Module):
     def __init__(self):
         super().__init__()
@@ -635,6 +662,19 @@ def parallel_norm_not_reduced():
     return RankCase(Feed(), data(rows=8), lambda feed: SequenceParallel(feed, reduces=False), shares=1)
 
 
+def data_and_tensor_parallel():
+    """Two groups of two ranks: each has a share of the rows and, in it, each rank a part of the weights."""
+
+    def wrap(module):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+        return fully_shard(parallelize_module(module, mesh["tensor"], plan), mesh=mesh["data"])
+
+    return RankCase(Feed(), data(), wrap, shares=2)
+
+
 # Experts that get no rows on some ranks.
 
 
@@ -750,6 +790,10 @@ def too_few_rows():
     return RankCase(Net(), data(rows=1), DistributedDataParallel)
 
 
+def compiled():
+    return RankCase(Net(), data(), lambda module: torch.compile(DistributedDataParallel(module), backend="eager"))
+
+
 def plain_case():
     return Net(), data()
 
@@ -757,14 +801,13 @@ def plain_case():
 def bf16_on_the_way():
     """Gradients travel in bf16."""
 
-    def wrap(module):
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    def reduce(grad):
+        narrow = (grad / dist.get_world_size()).bfloat16()
+        parts = [torch.empty_like(narrow) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, narrow)
+        return sum(parts).to(grad.dtype)
 
-        wrapped = DistributedDataParallel(module)
-        wrapped.register_comm_hook(None, bf16_compress_hook)
-        return wrapped
-
-    return RankCase(Net(), data(), wrap)
+    return RankCase(Net(), data(), by_hooks(reduce))
 
 
 def wrong_in_float32():
@@ -774,3 +817,32 @@ def wrong_in_float32():
         return average(grad) if grad.dtype is torch.float64 else grad
 
     return RankCase(Net(), data(), by_hooks(reduce))
+
+
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return RankCase(
+        Net(), data(), lambda m: FullyShardedDataParallel(m, use_orig_params=True, device_id=torch.device("cpu"))
+    )
+
+
+def hsdp():
+    """Two replicas of two shards each."""
+
+    def wrap(module):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        everywhere(module)
+        return fully_shard(module, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+
+    return RankCase(Net(), data(), wrap)
+
+
+def hsdp_unseeded():
+    def wrap(module):
+        from torch.distributed.device_mesh import init_device_mesh
+
+        return fully_shard(module, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards")))
+
+    return RankCase(Net(), data(), wrap)
