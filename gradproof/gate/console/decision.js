@@ -15,7 +15,7 @@ const KINDS = {
   allow: "confirmed",
   block: "confirmed",
 };
-const BARS = 8; // features that are shown
+const BARS = 8; // features and words that are shown
 
 export class DecisionRow {
   constructor(decision, { onchanged }) {
@@ -117,7 +117,7 @@ function explained(decision, explanation) {
     el("h3", {}, "What decided"),
     el("p", {}, el("strong", {}, `${PARTS[explanation.by] ?? explanation.by}. `), nodes(explanation.because || decision.because || "")),
     el("h3", {}, "What the model says"),
-    el("p", {}, `p(allow) = ${figure(explanation.model)} for the act that decided. `, el("span", { class: "note" }, "The features that move it most, as their share of the logit:")),
+    el("p", {}, `p(allow) = ${figure(explanation.model)} for the act that decided. `, el("span", { class: "note" }, "What moves it most, as shares of the logit:")),
     bars(explanation.features ?? []),
   ];
 }
@@ -127,12 +127,12 @@ function bars(features) {
   const shown = features.slice(0, BARS);
   if (!shown.length) return el("p", { class: "note" }, "No feature moved it.");
   const most = Math.max(...shown.map(({ share }) => Math.abs(share)), 1e-9);
-  const row = ({ feature, ngram, share }) => {
+  const row = ({ feature, word, share }) => {
     const width = (Math.abs(share) / most) * 50;
     const bar = svg("svg", { viewBox: "0 0 100 8", preserveAspectRatio: "none", "aria-hidden": "true", class: "bar" },
       svg("rect", { x: share < 0 ? 50 - width : 50, y: 1, width, height: 6, class: share < 0 ? "against" : "for" }),
       svg("rect", { x: 49.8, y: 0, width: 0.4, height: 8, class: "axis" }));
-    const name = feature ? said(feature) : el("span", {}, "text ", said(`“${ngram}”`, { class: "ngram" }));
+    const name = feature ? said(feature) : el("span", {}, "the word ", said(word, { class: "word" }));
     return el("li", {}, el("span", { class: "feature" }, name), bar, el("span", { class: "share" }, `${share > 0 ? "+" : "−"}${figure(Math.abs(share))}`));
   };
   return [el("p", { class: "bar-ends", "aria-hidden": "true" }, el("span", {}, "← block"), el("span", {}, "allow →")), el("ul", { class: "bars" }, shown.map(row))];

@@ -66,8 +66,8 @@ export class Status {
         `Errors ${share(drift.errors?.rate)} of ${count(drift.errors?.judged ?? 0, "judged decision")}${drift.errors?.drift ? ", rising" : ""}. Input distribution: ${drift.inputs?.drift ? "shifted" : "stable"} (stability index ${figure(drift.inputs?.index)}).`),
       card("Learner", learner.running ? "Running" : "Not running", learner.running ? "good" : "warn",
         [`${count(learner.restarts ?? 0, "restart")}. `, learner.last ? said(typeof learner.last === "string" ? learner.last : JSON.stringify(learner.last)) : "No round yet."]),
-      card("Daemon", daemon.version ? `Gradproof ${plain(daemon.version)}` : "–", "",
-        [daemon.started ? ["Started ", when(daemon.started), ". "] : null, daemon.address ? ["Listens on ", said(daemon.address), daemon.socket ? [" and ", said(daemon.socket)] : "", ". "] : null, daemon.pid ? `Process ${daemon.pid}.` : null]),
+      card("Daemon", daemon.pid ? `Process ${daemon.pid}` : "–", "",
+        [daemon.started ? ["Started ", when(daemon.started), ". "] : null, daemon.address ? ["Listens on ", said(daemon.address), daemon.socket ? [" and ", said(daemon.socket)] : "", ". "] : null]),
     ];
     return [el("p", { class: "note" }, "Store ", said(status.store)), el("div", { class: "grid" }, cards)];
   }
