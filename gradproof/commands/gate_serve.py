@@ -67,5 +67,5 @@ def serve(
             if shadow is not None and shadow != opened.settings.shadow:
                 changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
             hosts = tuple(f"{name}" for name in public_host or ())
-            where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn, idle, seed)
+            where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
             daemon.run(opened, where)
