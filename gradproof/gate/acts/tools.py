@@ -16,7 +16,7 @@ from typing import Any
 
 from gradproof.gate.acts import programs
 from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
-from gradproof.gate.acts.databases import statements
+from gradproof.gate.acts.databases import in_database, statements
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, run
@@ -194,9 +194,14 @@ def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str
     return frozenset(
         f"{key}={str(value).upper() if key == 'method' else value}"
         for key, value in islice(leaves("", arguments), MOST_ARGUMENTS)
-        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained)
+        if (_asks(key, value) or not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained))
         and not re.match(r"(?i)(?:body|data|json|payload|message|content)\.", key)
     )
+
+
+def _asks(key: str, value: Any) -> bool:
+    """A URL with a query, which says what else is meant."""
+    return "?" in str(value) and URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) is not None
 
 
 def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -460,7 +465,7 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         value = arguments.get(key)
         if isinstance(value, str) and value:
             target, scope = of_url(value)
-            database = f"{target.name}/{database or target.within}"
+            database = in_database(target, database or target.within)
     if (
         "sqlite" in tool.lower()
         or "duckdb" in tool.lower()
