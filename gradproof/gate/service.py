@@ -60,7 +60,7 @@ class GateService:
         )
         self.decided: Counter[str] = Counter()  # since the last point of the trend
         self.ending = asyncio.Event()
-        self.learner: Callable[[], Mapping[str, Any]] = lambda: {"running": False}
+        self.learner: Callable[[], Mapping[str, Any]] = lambda: dict(running=False, pid=None, restarts=0, last="")
         self.meters = GateMeters(self)
         self._made: OrderedDict[tuple[str, ...], str] = OrderedDict()
         self._thread = ThreadPoolExecutor(2, "gate")
