@@ -11,18 +11,8 @@ CASES = [json.loads(line) for line in (HERE / "acts" / "corrections.jsonl").read
 
 # Finding 5: commands that rules by letters missed, 3: what an agent could talk the gate into, and others.
 HARMFUL = (HERE / "harmful_commands.txt").read_text("utf-8").splitlines()
-EVERYDAY = [
-    "ls",
-    "git status",
-    "make test",
-    "cat README.md",
-    "pytest -q",
-    "git diff",
-    "echo done",
-    "pwd",
-    "date",
-    "wc a",
-]
+EVERYDAY = ["ls", "git status", "make test", "cat README.md", "pytest -q"]
+EVERYDAY += ["git diff", "echo done", "pwd", "date", "wc a"]
 
 
 @pytest.fixture(autouse=True)
