@@ -61,7 +61,7 @@ class GateClient:
         owner = _owner(self.store)
         try:
             return self._answered(
-                method, path, body, owner, begun + (self.cold if being_started(self.store) else self.warm) + more
+                method, path, body, owner, begun + (self.cold if being_started(self.store) else self.warm)
             )
         except NobodyThere as error:
             if not self.start:
