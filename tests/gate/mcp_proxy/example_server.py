@@ -62,6 +62,14 @@ def delete_everything(file: str) -> str:
 
 
 @server.tool()
+def write_file(path: str, content: str) -> str:
+    """Writes a file."""
+    with open(path, "w") as written:
+        written.write(content)
+    return "written"
+
+
+@server.tool()
 def get_crash() -> str:
     """Ends the server."""
     os._exit(7)
