@@ -268,30 +268,37 @@ def _pid(folder):
     "mode, server", [pytest.param("legacy", "npm", marks=needs_filesystem), ("2026-07-28", "example")]
 )
 def test_a_person_at_the_client_answers_a_real_gate(tmp_path, project, served, mode, server):
-    """Allowed inside the project; asked about outside: allowed once, denied, and not remembered; all of it on record."""
+    """Reading is allowed; a payment, and what its server calls destructive, is asked about: allowed once, then denied, and
+    nothing of it remembered; a system file is blocked. The answers are in the audit log."""
     questions, answers = [], ["allow this call", "deny"]
+    left, system = project / "left.txt", {"path": "/etc/passwd", "content": ""}
+    if server == "npm":
+        command = [*(filesystem_server() or ()), str(project)]
+        harmless = ("list_directory", {"path": str(project)})
+        serious = ("write_file", {"path": str(left), "content": "done"})
+    else:
+        command, harmless = EXAMPLE, ("get_text", {"length": 1000})
+        serious = ("pay_invoice", {"amount": 10, "file": str(left)})
 
     async def asked(context, params):
         questions.append(params.message)
         return ElicitResult(action="accept", content={"answer": answers[len(questions) - 1]})
 
     async def run():
-        command = [*(filesystem_server() or ()), str(tmp_path / "work")] if server == "npm" else EXAMPLE
         proxy = proxy_command(served.folder, *command, name="filesystem", cwd=project, session="s9")
         async with Client(stdio(proxy), mode=mode, elicitation_callback=asked) as client:
             with anyio.fail_after(120):
-                inside = await client.call_tool("write_file", {"path": str(project / "a.txt"), "content": "a"})
-                assert not inside.is_error and not questions, inside
-                outside = {"path": str(tmp_path / "work" / "b.txt"), "content": "b"}
-                assert not (await client.call_tool("write_file", outside)).is_error
-                refused = await client.call_tool("write_file", outside)
+                assert not (await client.call_tool(*harmless)).is_error and not questions
+                assert not (await client.call_tool(*serious)).is_error
+                assert left.read_text() == "done"
+                left.unlink()
+                refused = await client.call_tool(*serious)
                 assert refused.is_error and "refused this call" in refused.content[0].text
-                system = await client.call_tool("write_file", {"path": "/etc/passwd", "content": ""})
-                assert system.is_error and "Blocked by the gate" in system.content[0].text
+                blocked = await client.call_tool("write_file", system)
+                assert blocked.is_error and "Blocked by the gate" in blocked.content[0].text
 
     anyio.run(run)
-    assert len(questions) == 2 and "b.txt" in questions[0]
-    assert (tmp_path / "work" / "b.txt").read_text() == "b"
+    assert len(questions) == 2 and "left.txt" in questions[0] and not left.exists()
     logged = [line for line in served.audit.lines(most=1000) if line["kind"] == "answer"]
     assert [(line["signal"], line["once"]) for line in logged] == [("override_allow", True), ("override_block", True)]
     assert all(line["actor"].endswith("/mcp") for line in logged)
