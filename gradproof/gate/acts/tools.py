@@ -309,10 +309,11 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
     if is_shell(tool, arguments):
         return _shell(reading, tool, arguments, state)
     command = Command(reading, tool, [], state)
-    if name in INTERNAL:
+    own = server_name(tool) in ("", *LOCAL_SERVERS)  # any other server may call its tool what it likes
+    if name in INTERNAL and own:
         command.act("read", "local")
         return None
-    if name in STOPS:
+    if name in STOPS and own:
         command.act("stop", "local", ActTarget("process", str(arguments.get("shell_id", ""))))
         return None
     if name in FILE_TOOLS and (

@@ -151,7 +151,8 @@ def test_a_server_over_http_in_short(tmp_path, version):
     """Allowed, refused, cancelled, and gone: the whole way over a URL."""
     left = tmp_path / "left"
     with example_over_http() as (url, server), made_up_daemon(tmp_path / "gate", by_name) as daemon:
-        with wire(proxy_command(daemon.store, url=url, name="example")) as proxied:
+        command = proxy_command(daemon.store, url=url, name="example")
+        with wire(command) as proxied:
             proxied.initialize(version)
             sums = proxied.ask("tools/call", {"name": "get_sum", "arguments": {"a": 1, "b": 1}})
             assert sums["result"]["structuredContent"] == {"result": 2}
@@ -268,8 +269,8 @@ def _pid(folder):
     "mode, server", [pytest.param("legacy", "npm", marks=needs_filesystem), ("2026-07-28", "example")]
 )
 def test_a_person_at_the_client_answers_a_real_gate(tmp_path, project, served, mode, server):
-    """Reading is allowed; a payment, and what its server calls destructive, is asked about: allowed once, then denied, and
-    nothing of it remembered; a system file is blocked. The answers are in the audit log."""
+    """Reading is allowed; a payment, and what its server calls destructive, is asked about: allowed once, then denied,
+    and nothing of it remembered; a system file is blocked. The answers are in the audit log."""
     questions, answers = [], ["allow this call", "deny"]
     left, system = project / "left.txt", {"path": "/etc/passwd", "content": ""}
     if server == "npm":

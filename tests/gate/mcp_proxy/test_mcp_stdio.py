@@ -193,10 +193,16 @@ def test_a_proxy_that_is_told_to_end_ends_its_server(daemon, how):
         (["--header", "a:b", "--", "x"], "name a server"),
         (["--name", "a__b", "--", "x"], "--name"),
         (["--name", "é", "--", "x"], "--name"),
-        (["--", "/no/such/program"], "/no/such/program"),
         (["--cwd", "/no/such/folder", "--", "x"], "no folder"),
     ],
 )
 def test_what_cannot_start_says_why(daemon, flags, said):
     result = CliRunner().invoke(app, ["mcp-proxy", "--store", str(daemon.store), *flags])
     assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_exist(daemon):
+    with wire(proxy_command(daemon.store, "/no/such/program")) as proxied:
+        status, logged = proxied.end()
+    assert status == 2 and "/no/such/program" in logged and "Traceback" not in logged
