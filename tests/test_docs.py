@@ -40,6 +40,7 @@ class Reader:
             "COLUMNS": "80",
             "HOME": str(home),
             "XDG_STATE_HOME": str(home / "state"),
+            "XDG_CACHE_HOME": os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache")),  # of proven kernels
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
             "TRITON_INTERPRET": "1",
@@ -50,6 +51,7 @@ class Reader:
         """Runs a command and returns what a terminal would show of it; ID stands for the id that was printed last."""
         command = re.sub(r"\bID\b", self.id, command)
         printed = self._command(command)
+        printed = re.sub(r"gradproof: proving \d+ kernels? for this machine, once\n", "", printed)  # or was, before
         self.id = next(iter(re.findall(r'"id": "(\w+)"', printed)), self.id)
         return printed
 
