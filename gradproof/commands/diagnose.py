@@ -97,11 +97,14 @@ def _diagnose(subject: str, precisions: list[str], policy: CastOption | None, de
             with settled():
                 return examine(run_specimen(Path(subject), device.value, seed), formats, "cast", None, seed, progress)
         from gradproof.proof.case import KernelCase, load_case
+        from gradproof.proof.rank_case import RankCase
 
         progress(f"importing {subject}")
         case = load_case(subject, seed)
         if isinstance(case, KernelCase):
             raise ValueError(f"{subject} returns a KernelCase; `gradproof verify {subject}` judges it")
+        if isinstance(case, RankCase):
+            raise ValueError(f"{subject} returns a RankCase; `gradproof verify {subject} --ranks 2` judges it")
         target = "cuda" if device is Device.cuda else None
         options: dict[str, Any] = dict(precisions=formats, policy=way, device=target, seed=seed, name=case.name)
         return diagnose(case.module, case.inputs, reference=case.reference, progress=progress, **options)

@@ -56,7 +56,8 @@ def verify(
         list[str] | None,
         typer.Option(
             help="Case: a check to leave out (dtype, point, parameters_only, inputs_only, strided_cotangent, "
-            "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row); may be repeated."
+            "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row; "
+            "with --ranks: dtype, accumulation, no_sync); may be repeated."
         ),
     ] = None,
     allow_unjudged: Annotated[
@@ -70,6 +71,18 @@ def verify(
     ] = None,
     json: Json = None,
     html: Html = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Case: run its gradproof.RankCase on N processes of this machine and compare with one rank. Each gets "
+            "its share of the rows of every input.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(help="With --ranks: seconds that each stage of a step may take until a rank is hung."),
+    ] = 60.0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
@@ -77,7 +90,8 @@ def verify(
 
     Without a CASE, proves every op and model of Gradproof. With one, judges your own `nn.Module`: the function takes
     nothing and returns `(module, inputs)`; the gradients of its parameters and floating inputs are held against
-    differences of its forward. If it returns a `gradproof.KernelCase`, the kernel is held against its reference.
+    differences of its forward. If it returns a `gradproof.KernelCase`, the kernel is held against its reference; a
+    `gradproof.RankCase` is run on `--ranks N` processes and held against the same module on one rank.
 
     Examples:
 
@@ -91,18 +105,25 @@ def verify(
 
         gradproof verify my_model.py:case --against before.json   (after an upgrade)
 
+        gradproof verify my_model.py:case --ranks 2   (a distributed step)
+
         gradproof verify --op layernorm --mutants
     """
     with errors(debug):
         check_outputs(json, html, record)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
-        if case is None and (dtype or autocast or skip or allow_unjudged or record or against):
-            raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record and --against need a CASE")
+        if case is None and (dtype or autocast or skip or allow_unjudged or record or against or ranks):
+            raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record, --against, --ranks need a CASE")
+        if ranks is not None and (record or against or device is not Device.cpu):
+            raise ValueError("--ranks takes neither --record nor --against, and its ranks run on the CPU")
         check_device(device)
         if case is not None:
             how = dict(dtype=dtype, autocast=autocast, skip=skip or (), allow_unjudged=allow_unjudged or ())
-            report = _verify_case(case, device, quick, seed, how, record, against)
+            if ranks is None:
+                report = _verify_case(case, device, quick, seed, how, record, against)
+            else:
+                report = _verify_ranks(case, ranks, quick, seed, timeout, how)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
         show_report(report, console_for(json), case is not None)
@@ -123,6 +144,7 @@ def _verify_case(
     from gradproof.proof.case import KernelCase, load_case
     from gradproof.proof.kernel import judge_kernel
     from gradproof.proof.module import Options, torch_device, torch_dtype, verify
+    from gradproof.proof.rank_case import RankCase
     from gradproof.proof.record import compare_with, load_record, record
     from gradproof.proof.verdict import finite
 
@@ -135,6 +157,8 @@ def _verify_case(
             if quick or to or against or any(how.values()):
                 raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")
             return judge_kernel(loaded, seed=seed, device=target, name=case, progress=progress)
+        if isinstance(loaded, RankCase):
+            raise ValueError(f"{case} returns a RankCase; say on how many ranks, `gradproof verify {case} --ranks 2`")
         asked = (loaded.module, loaded.inputs)
         report = verify(*asked, quick=quick, seed=seed, device=target, name=case, progress=progress, **how)
         if to is not None or before is not None:
@@ -150,6 +174,15 @@ def _verify_case(
             if before is not None:
                 report.against = compare_with(before, now)
         return report
+
+
+def _verify_ranks(case: str, ranks: int, quick: bool, seed: int, timeout: float, how: dict[str, Any]) -> Report:
+    from gradproof.proof.module import torch_dtype
+    from gradproof.proof.rank_judge import verify_ranks
+
+    how = {**how, "dtype": torch_dtype(how["dtype"]), "autocast": torch_dtype(how["autocast"])}
+    with redirect_stdout(sys.stderr), progress_of("steps on all ranks") as progress:
+        return verify_ranks(case, ranks, quick=quick, seed=seed, timeout=timeout, progress=progress, **how)
 
 
 def _verify_own(
@@ -220,6 +253,7 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
         if passed:
             console.print(f"  also right: {', '.join(passed)}", style="dim")
         spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forwards"
+        spent = f"{subject.forwards} steps on {subject.ranks} ranks" if subject.ranks else spent
         console.print(f"  {spent}", style="dim")
     if report.against is not None:
         console.print(escape(report.against.summary), soft_wrap=True)

@@ -25,6 +25,7 @@ from gradproof.gate.acts.shell import MOST_WORK, Reading
 from gradproof.gate.acts.shell_state import NO_INPUT, State
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.unread import unread
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import UnreadableError, Word
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
@@ -345,7 +346,10 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
         inner = Command(reading, "cd", [Word((TILDE + folder[1:] if folder.startswith("~") else folder,))], state)
         programs.BUILTINS["cd"](inner)
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
-        _words(reading, given, state)
+        if arguments.get("shell") not in (None, False):
+            reading.shell(" ".join(given), state)
+        else:
+            _words(reading, given, state)
     elif isinstance(given, list):
         for one in given:
             _shell(reading, tool, {"command": one} if not isinstance(one, Mapping) else one, state)
@@ -358,6 +362,9 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
                 reading.shell(" ".join((given, *map(shlex.quote, args))), state)
         else:
             reading.shell(given, state)
+        for key in SHELL_ARGUMENTS:  # which of several is run, the tool knows
+            if isinstance(other := arguments.get(key), str) and other != given:
+                reading.shell(other, reading.state())
     elif given is None:
         if not arguments:
             reading.unknown(tool, "a shell without a command")
@@ -365,11 +372,12 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
             reading.unknown(tool, "a command that is no text")
     else:
         reading.unknown(tool, "a command that is no text")
+    reading.left_defined(state)
     environment = arguments.get("env")
     if isinstance(environment, Mapping):
         for name, value in environment.items():
             if isinstance(value, str):
-                programs.assigned(reading, str(name), [Word((value,))], state)
+                assigned(reading, str(name), [Word((value,))], state)
 
 
 def _words(reading: Reading, words: Sequence[str], state: State) -> None:

@@ -58,7 +58,7 @@ def _folder(text: str) -> str:
 
 def _assignments(command: Command, words: list[Word], state) -> list[Word]:
     """`env A=b C=d program`."""
-    from gradproof.gate.acts.programs import assigned
+    from gradproof.gate.acts.variables import assigned
 
     while words and "=" in words[0].text and words[0].text.partition("=")[0].isidentifier():
         name, _, value = words[0].text.partition("=")

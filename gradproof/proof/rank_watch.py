@@ -1,0 +1,79 @@
+"""StageWatch: where a rank is when a stage takes long, written to a file for the process that waits for it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+OWN = ("gradproof/proof/", "gradproof/ranks/")
+SHARE = 0.6  # of the timeout, after which a rank says where it is
+BUSY = 0.2  # of a core: a rank that uses less is waiting
+
+
+class Whereabouts(NamedTuple):
+    """What a rank's main thread is doing: the function of torch that it is in, the user's line that called it, and
+    whether it computes."""
+
+    stage: str
+    function: str
+    line: str
+    busy: bool
+
+
+class StageWatch:
+    """While inside, a thread that speaks up once when this takes more than a part of the timeout."""
+
+    def __init__(self, folder: str, rank: int, stage: str, timeout: float):
+        self.file, self.stage, self.wait = Path(folder) / f"rank-{rank}.json", stage, SHARE * timeout
+        self.pause = min(1.0, 0.1 * timeout)
+        self._main = threading.get_ident()
+        self._left = threading.Event()
+
+    def __enter__(self) -> StageWatch:
+        self.file.unlink(missing_ok=True)
+        threading.Thread(target=self._look, name="stage", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._left.set()
+
+    def _look(self) -> None:
+        if self._left.wait(self.wait):
+            return
+        before = time.process_time(), time.monotonic()
+        if self._left.wait(self.pause):
+            return
+        share = (time.process_time() - before[0]) / (time.monotonic() - before[1])
+        frame = sys._current_frames().get(self._main)
+        if frame is not None:
+            function, line = _place(frame)
+            about: dict[str, Any] = dict(stage=self.stage, function=function, line=line, busy=share > BUSY)
+            partial = self.file.with_suffix(".partial")
+            partial.write_text(json.dumps(about))
+            partial.rename(self.file)
+
+
+def whereabouts(folder: str, rank: int) -> Whereabouts | None:
+    """What a rank has said; None where it has said nothing."""
+    try:
+        return Whereabouts(**json.loads((Path(folder) / f"rank-{rank}.json").read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _place(frame: FrameType) -> tuple[str, str]:
+    """The public name in torch.distributed (or the innermost function), and the innermost line outside torch."""
+    frames = list(reversed(traceback.extract_stack(frame)))
+    ours = [f.name for f in frames if "/torch/distributed/" in f.filename]
+    # Not what is private, nor what c10d wraps around each collective to log it.
+    function = next((name for name in ours if not name.startswith("_") and name != "wrapper"), frames[0].name)
+    users = (f for f in frames if "/torch/" not in f.filename and not any(own in f.filename for own in OWN))
+    user = next((f for f in users if not f.filename.startswith("<") and "/multiprocessing/" not in f.filename), None)
+    function = "backward" if function == "_engine_run_backward" else function
+    return function, f"{Path(user.filename).name}:{user.lineno}" if user else ""
