@@ -1,7 +1,7 @@
 """Every command and every Python block of the README and the docs runs, and prints what the page shows.
 
-A page is walked from top to bottom in an empty folder (`tests/pages.py` has the rules). The fast test of a page leaves out
-what is marked slow; `make test-slow` walks the whole page.
+A page is walked from top to bottom in an empty folder (`tests/pages.py` has the rules). The fast test of a page leaves
+out what is marked slow; `make test-slow` walks the whole page.
 """
 
 from __future__ import annotations
@@ -149,10 +149,6 @@ def disagreements(reader: Reader, page: Path, slow: bool) -> list[str]:
         if block.title:
             (folder / block.title).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.title).write_text(block.text + "\n")
-        elif block.language == "run":
-            printed = reader.types(block.text)
-            if reader.status:
-                wrong.append(f"{where}: {block.text}\n{printed}")
         elif block.language == "python":
             printed = reader.runs(block)
             if reader.status:
