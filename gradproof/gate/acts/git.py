@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
@@ -10,7 +12,7 @@ from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import UNKNOWN, resolve, secret
 from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
-from gradproof.gate.acts.targets import of_url
+from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word
 
 SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch")
@@ -305,10 +307,20 @@ def _clone(command: Command) -> None:
     words = parsed.positional
     for word in words[:1]:
         _source(command, word)
+        _cloned(command, word, words[1:2])
     if len(words) > 1:
         command.touch("write", words[1])
     else:
         here(command, "write")
+
+
+def _cloned(command: Command, source: Word, folder: Sequence[Word]) -> None:
+    """What is run in the same call of a repository that was just cloned was fetched for it."""
+    name = source.text.rstrip("/").removesuffix(".git").rpartition("/")[2].rpartition(":")[2]
+    if command.reading.past or not name or not re.search(r"://|^[\w.-]+@[\w.-]+:", source.text):
+        return
+    for path in resolved(command.reading, folder[0] if folder else Word((name,)), command.state):
+        command.state.fetched[path] = of_url(source.text)[0].name
 
 
 def _template(command: Command) -> None:

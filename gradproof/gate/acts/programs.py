@@ -282,8 +282,8 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
     """A script or a program by its path: what was written to it in this call is read, what was fetched is named."""
     state = command.state
     for path in resolved(command.reading, file, state):
-        if path in state.fetched:
-            command.reading.acts.append(fetch_and_run(command.program, state.fetched[path], state))
+        if host := fetched_from(state, path):
+            command.reading.acts.append(fetch_and_run(command.program, host, state))
         elif path in state.written:
             inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
@@ -292,6 +292,13 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:
         _argument(command, word, "execute")
+
+
+def fetched_from(state: State, path: str) -> str:
+    """The host that a file, or a folder that it lies in, came from in this call."""
+    if not state.fetched:
+        return ""
+    return next((host for known, host in state.fetched.items() if within(path, known)), "")
 
 
 def replace_words(command: Command, words: list[Word], state: State, program: str) -> Command:
@@ -469,6 +476,9 @@ def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
             continue
         if UNKNOWN in cwd:
             command.act(effect, "unknown", ActTarget("path", "?"), marks=marks)
+            continue
+        if effect == "execute" and (host := fetched_from(command.state, cwd)):
+            command.reading.acts.append(fetch_and_run(command.program, host, command.state))
             continue
         around = command.reading.around
         inside = around.project and within(cwd, around.project)

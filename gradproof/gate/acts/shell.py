@@ -65,6 +65,7 @@ class Reading:
         self.walks: list[Walk] = []  # that are under way, the innermost last
         self.exhausted = False
         self.piped = False  # inside a pipe
+        self.past = False  # an earlier call is read, not this one
         self._unknown: set[Act] = set()
 
     def pay(self, work: float = 1.0) -> None:

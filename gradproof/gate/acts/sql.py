@@ -38,7 +38,8 @@ PLAIN = re.compile(
     r"(?is)^\s*(?:explain(?:\s+analyze)?\s+)?(?:show|describe|desc|begin|commit|rollback|end|vacuum|use|set|pragma|\\[dlcxtqi?][\w+]*)\b"
 )
 TOUCHES = re.compile(
-    r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|dblink)\b"
+    r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|sys_eval|dblink\w*|load_extension|readfile|writefile"
+    r"|pg_terminate_backend|pg_cancel_backend|pg_reload_conf|pg_rotate_logfile|pg_(?:read|stat|write)\w*_file|lo_put|set_config)\b"
 )
 COPY, PROGRAM = re.compile(r"(?i)\bcopy\b"), re.compile(r"(?i)\b(?:to|from)\s+program\b")
 

@@ -248,7 +248,7 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
         name = base_name(tool)
         inner = Reading(reading.around)
         inner.written, inner.fetched, inner.seconds = reading.written, reading.fetched, reading.seconds
-        inner.left = MOST_WORK / WORK_OF_PAST
+        inner.left, inner.past = MOST_WORK / WORK_OF_PAST, True
         with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
         reading.seconds = inner.seconds
