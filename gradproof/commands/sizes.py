@@ -12,19 +12,20 @@ from gradproof.commands.terminal import check_device, check_outputs, console_for
 
 
 def sizes(
-    rows: Annotated[
-        int, typer.Option(help="Rows in a batch, for the activations; tokens of a transformer.", min=1)
-    ] = 8192,
+    rows: Annotated[int, typer.Option(help="Rows per batch; tokens for a transformer.", min=1)] = 8192,
     measure: Annotated[
-        str | None, typer.Option(metavar="SIZES", help="Take training steps of these sizes (a,b) and measure the peak.")
+        str | None,
+        typer.Option(metavar="SIZES", help="Run training steps of these sizes (a,b) and measure the peak memory."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Device to measure on.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """The named sizes and the memory of a training step: weights, gradients, AdamW's moments, the activations of one
-    forward, and what the backward works in.
+    """List the model sizes and the memory of a training step.
+
+    Columns: weights, gradients, AdamW's moments, the activations of one forward, and the working memory of the
+    backward.
 
     Examples:
 
