@@ -56,6 +56,7 @@ RIGHT += ["handmade_tensor_parallel", "sequence_parallel", "loss_by_global_rows"
 RIGHT += ["ddp_in_wrappers", "dropout_off"]
 
 
+ZERO = {"synced_norm": ["a.bias"]}  # which the norm takes away
 SLOW = {"averaged_not_summed", "wrong_group", "fsdp_summed", "row_output_reduced_twice", "not_waited_for"}
 SLOW |= {"hooks_that_sum", "loss_of_even_shares", "ddp_in_wrappers", "dropout_off", "experts", "bucket"}
 
@@ -91,7 +92,8 @@ def test_its_right_twin_is_proven(two_ranks, name):
     (subject,) = report.subjects
     assert report, report.summary
     assert subject.ranks == 2 and subject.coverage.judged == subject.coverage.total > 4
-    assert all(j.error < j.bound < 1e-9 and j.resolution < 1e-9 for j in (*subject.parameters, *subject.inputs))
+    assert all(j.error < j.bound < 1e-9 for j in (*subject.parameters, *subject.inputs) if "zero here" not in j.note)
+    assert [j.name for j in subject.parameters if j.resolution is None] == ZERO.get(name, [])
     assert {check.name: check.status for check in subject.checks}["accumulation"] == "proven"
 
 
@@ -193,13 +195,14 @@ def test_what_cannot_be_judged(name, words):
             "rank 0 ended with exit code -6 in forward and backward of step 1; gloo",
         ),
         ("dies", "inconclusive", "rank 1 ended with exit code 9 in forward and backward of step 1"),
-        ("computes", "inconclusive", "is still computing in forward and backward of step 1 after 8 s"),
+        ("computes", "inconclusive", "is still computing in forward and backward of step 1 after 20 s"),
         ("flat_pieces", "inconclusive", "is no contiguous part of (10, 6)"),
     ],
 )
 def test_a_rank_that_hangs_or_dies(name, status, words):
+    """What waits for its time-out waits as long as a busy machine may take for a stage."""
     with Pool(2) as pool:
-        report = judged(name, pool=pool, timeout=8.0)
+        report = judged(name, pool=pool, timeout=20.0)
         assert report.status == status
         assert words in report.summary
         assert judged("ddp", pool=pool, quick=True), "the ranks start anew"
