@@ -23,7 +23,9 @@ class ServiceClient:
         self.tokens = tokens_of(store.folder)
         self.secrets = {role: self.tokens.add(role, role) for role in ROLES}
         self.service = GateService(store, self.decider, self.tokens, HOST)
-        self.unix, self.tcp = doors(self.service, DaemonOptions(strangers=strangers, **options), own_hosts("127.0.0.1", 8377))
+        self.unix, self.tcp = doors(
+            self.service, DaemonOptions(strangers=strangers, **options), own_hosts("127.0.0.1", 8377)
+        )
 
     def __call__(self, method, path, content=None, *, role="admin", headers=None, body=None):
         """One answer."""

@@ -157,7 +157,7 @@ export function ceiling(value) {
 
 /** Ticks at whole days, or at whole hours where the time is short. */
 export function timeTicks(first, last, most) {
-  const steps = [3600 / 4, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY];
+  const steps = [3600 / 4, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY, 2 * DAY, 3 * DAY, 5 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY];
   const step = steps.find((one) => (last - first) / one <= most) ?? 365 * DAY;
   const zone = new Date(first * 1000).getTimezoneOffset() * 60;
   const start = Math.ceil((first - zone) / step) * step + zone;
