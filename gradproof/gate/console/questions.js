@@ -92,7 +92,7 @@ export class Questions {
     const left = el("span", { class: "left", role: "timer" });
     return el("article", { class: "question", tabIndex: -1, "data-row": "", "data-id": ask.id, "aria-label": `Question: ${plain(decision.reason)}` },
       el("header", {}, el("p", { class: "reason" }, said(decision.reason)), left),
-      block(decision.text, 700, 8),
+      block(decision.text, 400, 8),
       el("div", { class: "answers" },
         button(["Allow once", key("a")], () => this.answer(card, "allow"), { class: "allow", "aria-keyshortcuts": "a" }),
         button(["Allow always…", key("A")], () => this.always(card, true), { "aria-keyshortcuts": "Shift+A" }),
