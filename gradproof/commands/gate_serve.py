@@ -56,7 +56,7 @@ def serve(
     """
     with errors(debug):
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.store import Store
         from gradproof.http.listening import need_serve
 

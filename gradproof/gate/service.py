@@ -20,7 +20,7 @@ from gradproof.gate.calls import Call
 from gradproof.gate.corrections import digest, safe
 from gradproof.gate.database import NotThere, Outdated
 from gradproof.gate.decider import Answer, Decider
-from gradproof.gate.journal import Giver
+from gradproof.gate.remarks import Giver
 from gradproof.gate.roles import ADMIN, AGENT, REVIEWER, ROLES
 from gradproof.gate.store import Store
 from gradproof.http.answers import AsgiApp, ConnectionScope, Refused, as_json
