@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gradproof.proof.case import KernelCase
     from gradproof.proof.kernel import check_kernel
     from gradproof.proof.module import verify
+    from gradproof.proof.rank_case import RankCase
     from gradproof.train.adamw import AdamW
     from gradproof.train.step import TrainStep
     from gradproof.train.step_plan import StepResult
@@ -31,6 +32,7 @@ __all__ = [
     "MoEConfig",
     "MoEOutput",
     "ParamSpace",
+    "RankCase",
     "StepResult",
     "TrainStep",
     "Transformer",
@@ -50,6 +52,7 @@ _HOMES = {
     "MoEConfig": "gradproof.models.moe",
     "MoEOutput": "gradproof.models.moe",
     "ParamSpace": "gradproof.params",
+    "RankCase": "gradproof.proof.rank_case",
     "StepResult": "gradproof.train.step_plan",
     "TrainStep": "gradproof.train.step",
     "Transformer": "gradproof.models.transformer",

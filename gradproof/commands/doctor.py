@@ -28,8 +28,8 @@ PURPOSES = {
 def doctor(json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Show what is installed, which kernels are proven on this machine, and what is missing.
 
-    Kernels that this machine has not proven yet are proven first, which takes about half a minute. For everything that
-    is missing the last lines say what to type. Nothing is required: Gradproof also runs without them.
+    Kernels that are not proven yet are proven first, which takes about half a minute. For each missing part, the last
+    lines say what to type. All of these parts are optional.
 
     Examples:
 

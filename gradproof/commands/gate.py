@@ -24,23 +24,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="A gate on agents' tool calls that learns from every correction.",
+    help="Guard agents' tool calls with a gate that learns from every correction.",
 )
 
-for command in (
-    init,
-    decide,
-    feedback,
-    corrections,
-    learn,
-    status,
-    audit,
-    rollback,
-    evaluate,
-    serve,
-):  # as --help has them
+for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them
+    app.command()(command)
+for command in (serve, hook, install, uninstall):
     app.command()(command)
 app.command("mcp-proxy")(mcp_proxy)
 app.add_typer(token, name="token")
-for command in (hook, install, uninstall):
-    app.command()(command)

@@ -21,6 +21,7 @@ from gradproof.gate.corrections import digest, safe
 from gradproof.gate.database import NotThere, Outdated
 from gradproof.gate.decider import Answer, Decider
 from gradproof.gate.journal import Giver
+from gradproof.gate.roles import ADMIN, AGENT, REVIEWER, ROLES
 from gradproof.gate.store import Store
 from gradproof.http.answers import AsgiApp, ConnectionScope, Refused, as_json
 from gradproof.http.batching import Batching, Busy
@@ -31,7 +32,6 @@ from gradproof.http.tokens import Tokens
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-AGENT, REVIEWER, ADMIN = ROLES = ("agent", "reviewer", "admin")
 WAITING = 64  # calls that may wait for a decision
 REMEMBERED = 20_000  # decisions whose calls are known again when they have run
 MOST_WAIT = 60.0  # seconds that a request may wait for news
@@ -60,7 +60,7 @@ class GateService:
         )
         self.decided: Counter[str] = Counter()  # since the last point of the trend
         self.ending = asyncio.Event()
-        self.learner: Callable[[], Mapping[str, Any]] = lambda: {"running": False}
+        self.learner: Callable[[], Mapping[str, Any]] = lambda: dict(running=False, pid=None, restarts=0, last="")
         self.meters = GateMeters(self)
         self._made: OrderedDict[tuple[str, ...], str] = OrderedDict()
         self._thread = ThreadPoolExecutor(2, "gate")
@@ -201,7 +201,6 @@ def app(service: GateService) -> FastAPI:
         description="Decides the tool calls of agents, and learns from what people say of its decisions.",
         openapi_url=None,
         redirect_slashes=False,
-        strict_content_type=False,
     )
     for part in (service_calls, service_words, service_files, service_pages):
         part.add(made, service)
@@ -228,13 +227,12 @@ def way_finder(app: FastAPI, socket: bool = False) -> Callable[[ConnectionScope]
             if match is Match.NONE:
                 continue
             asked = getattr(route, "openapi_extra", None) or {}
-            if socket and not asked.get("x-socket"):
-                continue
             way = Way(tuple(asked.get("x-roles", ())), asked.get("x-most", nobody.most)) if asked else nobody
+            way = way if asked.get("x-socket") or not socket else None
             scope["gate.path"] = route.path
-            if match is Match.FULL:
+            if match is Match.FULL:  # the route that will answer: no other may say who comes in
                 return way
-            other = way
+            other = other or way  # the path is there, for another method
         return other
 
     return way_of

@@ -56,10 +56,10 @@ class Door:
         *,
         hosts: Collection[str] | None = None,
         rate: RateLimit,
-        strangers: RateLimit | None = None,
+        strangers: RateLimit,
     ):
         self.app, self.way_of, self.visitor_of, self.hosts = app, way_of, visitor_of, hosts
-        self.rate, self.strangers = rate, strangers or RateLimit(20, 100)
+        self.rate, self.strangers = rate, strangers
         self._readers: dict[int, BodyReader] = {}
 
     async def __call__(self, scope: ConnectionScope, receive: Receive, send: Send) -> None:
@@ -72,7 +72,7 @@ class Door:
         except Refused as refused:
             return await refused.respond(receive, send)
         if body is not None:  # else the client went away
-            await self.app(scope, _again(body, receive), send)
+            await self.app(_as_json(scope), _again(body, receive), send)
 
     def _let_in(self, scope: ConnectionScope) -> Way:
         """The way that is open to whoever asks; Refused says why none is."""
@@ -82,7 +82,7 @@ class Door:
         way = self.way_of(scope)
         if way is not None and EVERYBODY in way.roles:
             scope["visitor"] = self.visitor_of(scope)
-            self.strangers_or(scope["visitor"]).check(_client(scope, scope["visitor"]))
+            (self.rate if scope["visitor"] else self.strangers).check(_client(scope, scope["visitor"]))
             return way
         visitor = scope["visitor"] = self.visitor_of(scope)
         if visitor is None:
@@ -95,10 +95,6 @@ class Door:
         if visitor.role not in way.roles:
             raise Refused(403, f"the role {visitor.role} may not do that; {' or '.join(sorted(way.roles))} may")
         return way
-
-    def strangers_or(self, visitor: Visitor | None) -> RateLimit:
-        """Whoever has no name shares the rate of an address."""
-        return self.strangers if visitor is None else self.rate
 
     def _is_own(self, host: bytes) -> bool:
         return self.hosts is not None and host.decode("latin-1").lower() in self.hosts
@@ -128,6 +124,15 @@ def own_hosts(host: str, port: int, more: Collection[str] = ()) -> frozenset[str
 def _client(scope: ConnectionScope, visitor: Visitor | None) -> str:
     client = scope.get("client")
     return visitor.name if visitor is not None else client[0] if client else "?"
+
+
+def _as_json(scope: ConnectionScope) -> ConnectionScope:
+    """A body is read as JSON, whatever it is called: `curl -d` calls it a form. No browser sends a token by itself."""
+    scope["headers"] = [
+        *(pair for pair in scope["headers"] if pair[0] != b"content-type"),
+        (b"content-type", b"application/json"),
+    ]
+    return scope
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
