@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("mcp", reason="the extra `gate` is not installed")
 
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from scenes import MadeUpGate, UndecidedError, call, play, text
 
 from gradproof.gate.mcp_proxy import asking
@@ -17,7 +17,8 @@ PAGE = "http://127.0.0.1:8377/#asks/d1"
 
 
 def modern(capabilities, **meta):
-    return {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: capabilities, **meta}
+    named = {CLIENT_INFO_META_KEY: {"name": "agent", "version": "1"}}
+    return {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: capabilities, **named, **meta}
 
 
 def answer(id, action="accept", **content):
@@ -278,7 +279,7 @@ def test_stateless_the_second_call_brings_the_answer():
         assert question["method"] == "elicitation/create" and question["params"]["mode"] == "form"
         again(scene, state)
         assert await scene.server.got() == call("write", 2, _meta=modern(FORM))
-        assert scene.gate.said == [("d1", True, False, "ann/mcp")]
+        assert scene.gate.said == [("d1", True, False, "ann/agent")]
 
     play(acts)
 
