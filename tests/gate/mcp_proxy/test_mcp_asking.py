@@ -238,6 +238,21 @@ def test_where_no_answer_could_be_recorded_the_client_is_not_asked():
     play(acts, gate)
 
 
+def test_who_does_not_open_the_page_has_said_nothing():
+    """Neither yes nor no: what counts is said on the console."""
+    gate = MadeUpGate()
+    gate.address, gate.answerable = PAGE, True
+
+    async def acts(scene):
+        await scene.initialize("2025-11-25", URL)
+        question = await asked_about(scene)
+        scene.client.says(answer(question["id"], "decline"))
+        assert "dismissed" in text(await scene.client.got())
+        assert scene.server.nothing_more() and not gate.said
+
+    play(acts, gate)
+
+
 def test_progress_while_a_person_is_waited_for(monkeypatch):
     """It rises, and stays below what the server will say."""
     monkeypatch.setattr("gradproof.gate.mcp_proxy.proxy.FIRST_PROGRESS", 0.01)
