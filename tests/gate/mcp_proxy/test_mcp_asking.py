@@ -1,6 +1,8 @@
 """Questions about a call: at the client, in the way of its version, or on the console; nothing passes without an answer
 that the gate has taken."""
 
+import json
+
 import anyio
 import pytest
 
@@ -158,8 +160,7 @@ def test_a_second_answer_goes_nowhere():
     async def acts(scene):
         await scene.initialize("2025-06-18", {"elicitation": {}})
         question = await asked_about(scene)
-        scene.client.says(answer(question["id"], answer=DENY))
-        scene.client.says(answer(question["id"], answer=ONCE))
+        scene.client.says(json.dumps([answer(question["id"], answer=said) for said in (DENY, ONCE)]).encode())
         assert "refused" in text(await scene.client.got())
         assert [allow for _, allow, _, _ in scene.gate.said] == [False]
 
