@@ -95,7 +95,7 @@ def _counted(scored: PredictedFile | PredictedNumbers) -> str:
     """How many rows, and how well where that is known."""
     if hasattr(scored, "accuracy"):
         said, good, cost = f"{scored.rows:,} rows decided", scored.accuracy, scored.cost  # type: ignore[union-attr]
-        said += f", {good:.2%} of the {scored.known:,} with a known outcome rightly" if good is not None else ""
+        said += f", {good:.2%} of the {scored.known:,} with a known outcome correctly" if good is not None else ""
         return said + (f", mistakes cost {cost:.4g} a row" if cost is not None else "")
     said, error, coverage = f"{scored.rows:,} rows predicted", scored.rmse, scored.coverage  # type: ignore[union-attr]
     if error is None:

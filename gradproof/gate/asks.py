@@ -12,7 +12,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gradproof.gate.corrections import Correction
-from gradproof.gate.database import Database, time_of
+from gradproof.gate.database import Database, NotThere, Outdated, time_of
 
 WAITING, ALLOWED, BLOCKED, EXPIRED = "waiting", "allowed", "blocked", "expired"
 STATES = (WAITING, ALLOWED, BLOCKED, EXPIRED)
@@ -81,16 +81,22 @@ class Asks:
         record = self.database.get(txn, "asks", _key(id))
         ask = None if record is None else Ask(**record).at(now)
         if ask is None:
-            raise ValueError(f"there is no question {id[:40]!r}")
+            raise NotThere(f"there is no question {id[:40]!r}")
         if ask.state != WAITING:
             how = f"was answered by {ask.by}" if ask.state != EXPIRED else "has expired; give feedback on the decision"
-            raise ValueError(f"the question {id} {how}")
+            raise Outdated(f"the question {id} {how}")
         answered = dict(state=ALLOWED if allow else BLOCKED, once=once, by=by)
         for _, value in list(self.database.backwards(txn, "asks")):
             other = Ask(**json.loads(value)).at(now)
             if (other.state, other.actor, other.digest) == (WAITING, ask.actor, ask.digest):
                 self._put(txn, other._replace(**answered))
         self._changed(txn)
+
+    def settle(self, txn: Any, id: str, allow: bool, once: bool, by: str, now: float) -> None:
+        """What was said of a decision also answers its question, where it waits."""
+        record = self.database.get(txn, "asks", _key(id))
+        if record is not None and Ask(**record).at(now).state == WAITING:
+            self.answer(txn, id, allow, once, by, now)
 
     # calls that are allowed once
 

@@ -76,7 +76,7 @@ def audit(store: Store, query: AuditQuery, limit: int) -> dict[str, Any]:
             counted[record["decision"], record["by"]] += 1
             shadowed += "shadow" in record
             if len(shown) < limit:
-                shown.append(_told(record, said.get(record["id"])))
+                shown.append(told_decision(record, said.get(record["id"])))
     return {"decisions": shown, "counts": {**_counts(counted), "shadow": shadowed}}
 
 
@@ -89,14 +89,16 @@ def _counts(counted: Counter[tuple[str, str]]) -> dict[str, Any]:
     }
 
 
-def _told(record: Mapping[str, Any], correction: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A decision for the report; `correction` is the newest one about it that holds."""
+def told_decision(record: Mapping[str, Any], correction: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A decision for people; `correction` is the newest one about it that holds."""
     when = datetime.fromtimestamp(time_of(record["id"]), UTC).isoformat(timespec="milliseconds")
     names = ("decision", "by", "reason", "probability", "version", "text")
-    own = {name: record[name] for name in names} | ({"shadow": record["shadow"]} if "shadow" in record else {})
+    own = {name: record[name] for name in names} | {"because": record.get("because", ""), "worst": record["worst"]}
+    own |= {name: record[name] for name in ("shadow", "would_block") if name in record}
     who = {name: record.get(name, "") for name in ("session", "actor")}
     acts = [restored(act).plain() for act in record["acts"]]
-    return {"id": record["id"], "time": when, **own, **who, "acts": acts, "said": _said(record, correction)}
+    what = {"acts": acts, "ran": record.get("ran", False), "said": _said(record, correction)}
+    return {"id": record["id"], "time": when, **own, **who, **what}
 
 
 def _said(record: Mapping[str, Any], correction: Mapping[str, Any] | None) -> dict[str, Any] | None:

@@ -45,7 +45,8 @@ MCP_KEYS = ("jsonrpc", "id", "method", "params", *KEYS[2:])
 PARAMS_KEYS = ("name", "arguments", "_meta")
 HOOK_KEYS = (
     *("tool_name", "tool_input", "session_id", "transcript_path", "permission_mode", "hook_event_name", "tool_use_id"),
-    *("timestamp", "mcp_context", "tool_response", *KEYS[2:]),
+    *("timestamp", "mcp_context", "original_request_name", "tool_response", "duration_ms", "error", "is_interrupt"),
+    *("prompt_id", "effort", "agent_id", "agent_type", *KEYS[2:]),
 )
 
 
@@ -76,14 +77,14 @@ def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     is a Bash command."""
     if not isinstance(call, str | bytes | Mapping):
         raise ValueError(f"a call is JSON or a dict with tool and arguments, not {type(call).__name__}")
-    fields = call if isinstance(call, Mapping) else _decoded(call)
+    fields = call if isinstance(call, Mapping) else decoded(call)
     _check(fields)
     return _call(fields, past=True)
 
 
 def labelled(line: bytes) -> LabelledCall:
     """A call with its `label`, allow or block, and its `group`, if it has one; ValueError as for `parse`."""
-    fields = dict(_decoded(line))
+    fields = dict(decoded(line))
     label, group = fields.pop("label", None), fields.pop("group", "")
     if label not in ("allow", "block"):
         said = repr(label[:MOST_NAME]) if isinstance(label, str) else _kind(label)
@@ -114,7 +115,7 @@ def text(call: Call, key: bytes | Redactor = b"") -> str:
     return "\n".join(lines)
 
 
-def _decoded(call: str | bytes) -> Mapping[str, Any]:
+def decoded(call: str | bytes) -> Mapping[str, Any]:
     """JSON, with the sizes and the encoding checked before it is read."""
     size = len(call) if isinstance(call, bytes) else len(call.encode("utf-8", "surrogatepass"))
     if size > MOST_BYTES:

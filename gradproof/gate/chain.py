@@ -84,8 +84,10 @@ class AuditChain:
                 line, mac = self._line(head.count + 1, head.mac, record)
                 lines.append(line)
                 head = head._replace(count=head.count + 1, mac=mac, size=head.size + len(line))
-            self._write(head, b"".join(lines), sync)
-            return head.count
+            self._write(head, b"".join(lines))
+        if sync:  # without the lock: nobody else waits for this disk
+            self._sync(head)
+        return head.count
 
     def head(self) -> Head:
         """Where the chain ends."""
@@ -141,11 +143,17 @@ class AuditChain:
                 head = self._read_head()
             except ValueError as error:
                 return ChainReport(0, None, [str(error)])
-            return self._check(head)
+        try:
+            return self._check(head)  # without the lock: decisions go on, and what they add is right or it is told
+        except FileNotFoundError:  # retention came in between
+            with self._locked():
+                return self._check(self._read_head())
 
     def sync(self) -> None:
         """Puts what was appended on the disk."""
-        head = self.head()
+        self._sync(self.head())
+
+    def _sync(self, head: Head) -> None:
         for path in (self._segment(head.segment), self.head_path):
             with suppress(FileNotFoundError), open(path, "rb") as file:
                 os.fsync(file.fileno())
@@ -246,7 +254,7 @@ class AuditChain:
     def _today(self) -> int:
         return int(self.clock() // DAY)
 
-    def _write(self, head: Head, lines: bytes, sync: bool) -> None:
+    def _write(self, head: Head, lines: bytes) -> None:
         path = self._segment(head.segment)
         before = head.size - len(lines)
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, PRIVATE)
@@ -254,13 +262,11 @@ class AuditChain:
             if os.write(descriptor, lines) != len(lines):  # a full disk: half a line must not stay
                 os.ftruncate(descriptor, before)
                 raise OSError(28, "No space left on device", str(path))
-            if sync:
-                os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        self._write_head(head, sync)
+        self._write_head(head)
 
-    def _write_head(self, head: Head, sync: bool) -> None:
+    def _write_head(self, head: Head, sync: bool = False) -> None:
         """In place, in one write: a head is whole at any moment that a process can be killed at."""
         signed = json.dumps({**head._asdict(), "sign": self._sign(head)}).encode("ascii").ljust(511) + b"\n"
         descriptor = os.open(self.head_path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)

@@ -20,6 +20,14 @@ from gradproof.gate.secrets import Redactor
 PRIVATE = 0o600  # the mode of every file of a store
 
 
+class NotThere(ValueError):
+    """What is named does not exist."""
+
+
+class Outdated(ValueError):
+    """Somebody else came first: what was to be changed is no longer as it was."""
+
+
 class Database:
     """Of `mebibytes` at most. Who derives from it says what may go when there is little room."""
 

@@ -31,7 +31,7 @@ from gradproof.gate.secrets import Redactor
 from gradproof.gate.serving import Serving, load_serving
 from gradproof.gate.signals import Outcome
 from gradproof.gate.standing import STRICTER, PolicyTable, parsed_table, table
-from gradproof.gate.store import SETTINGS, Store, read_settings
+from gradproof.gate.store import SETTINGS, Settings, Store, read_settings
 from gradproof.gate.watched import Watched
 
 LOOK_AGAIN = 50  # decisions between two looks at whether the model is trusted
@@ -86,11 +86,15 @@ class Decider:
     def decide(self, call: Call, home: str = "") -> Answer:
         """Decides one call that `calls.parse` read, and records it. `home` is that of who makes the call, where that is
         another user than the gate's."""
+        return self.decided(call, home)[0]
+
+    def decided(self, call: Call, home: str = "") -> tuple[Answer, dict[str, Any]]:
+        """`decide`, with what was recorded."""
         answer, record = self._decide(call, home)
         if not self.alone:
             answer, record = self._logged(answer, record)
         self._recorder.put(record)
-        return answer
+        return answer, record
 
     def peek(self, call: Call, home: str = "") -> Answer:
         """The same answer, recorded nowhere; a call that is allowed once stays so."""
@@ -99,6 +103,16 @@ class Decider:
     def ran(self, id: str) -> None:
         """The call of a decision has run; that is noted, and changes nothing."""
         self._recorder.put({"ran": id})
+
+    @property
+    def settings(self) -> Settings:
+        """Those that hold by now."""
+        return self._settings.value
+
+    @property
+    def policy(self) -> PolicyTable:
+        """The one that holds by now."""
+        return self._policy.value
 
     def standards(self) -> Standards:
         """What calls are judged by now, beside corrections."""

@@ -32,7 +32,8 @@ SPACE = re.compile(r"\s+")
 def line(act: Act) -> str:
     """An act in one line."""
     target = act.target
-    how = " ".join((*(f"via:{via}" for via in sorted(act.via)), *(f"mark:{mark}" for mark in sorted(act.marks))))
+    marks = sorted(mark for mark in act.marks if not mark.startswith("where:"))
+    how = " ".join((*(f"via:{via}" for via in sorted(act.via)), *(f"mark:{mark}" for mark in marks)))
     why = act.why.split(":")[0]
     fields = (act.effect, act.scope, act.program, act.verb, target.kind, str(target), how, why)
     return MARK + "\t".join(SPACE.sub(" ", field[: 2 * MOST_LETTERS])[:MOST_LETTERS] for field in fields)
@@ -40,12 +41,17 @@ def line(act: Act) -> str:
 
 def features(text: str) -> np.ndarray:
     """feature_H, ascending, each number once: of a text that ends in such a line; none of any other."""
+    return np.array(sorted({number for _, number in named_features(text)}), dtype=np.int64)
+
+
+def named_features(text: str) -> Iterator[tuple[str, int]]:
+    """Each feature and its number."""
     said, _, act = text.rpartition(f"\n{MARK}")
     if not said:
-        return np.zeros(0, dtype=np.int64)
+        return
     effect, scope, program, verb, kind, target, how, why, *_ = (*act.split("\t"), *[""] * 8)
-    named = {*_of_act(effect, scope, program, verb, kind, target, how.split(), why), *_said(said, program)}
-    return np.array(sorted({crc32(name.encode()) % NUMBERS for name in named}), dtype=np.int64)
+    for name in {*_of_act(effect, scope, program, verb, kind, target, how.split(), why), *_said(said, program)}:
+        yield name, crc32(name.encode()) % NUMBERS
 
 
 def _of_act(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from gradproof.gate.asks import Asks
 from gradproof.gate.corrections import Correction, check_widened, restored
-from gradproof.gate.database import Database, new_id, time_of
+from gradproof.gate.database import Database, NotThere, new_id, time_of
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
@@ -81,6 +81,15 @@ class Giver(NamedTuple):
     session: str = ""
 
 
+class Remark(NamedTuple):
+    """A person's word as it was kept; `correction` is the one that it made, `before` what was said before."""
+
+    signal: Signal
+    sequence: int
+    correction: str | None
+    before: str | None
+
+
 class Journal(Database):
     """Of `mebibytes` at most."""
 
@@ -120,7 +129,7 @@ class Journal(Database):
             if record is not None:
                 return record
             if waited >= COMMITS or not _just_made(id, self.clock()):
-                raise ValueError(f"there is no decision {id[:40]!r} in this store; `gate decide` prints the id")
+                raise NotThere(f"there is no decision {id[:40]!r} in this store; `gate decide` prints the id")
             time.sleep(0.02)
             waited += 0.02
 
@@ -146,9 +155,51 @@ class Journal(Database):
                     break
                 yield json.loads(value)
 
+    def page(self, before: str = "", most: int = 50) -> list[dict[str, Any]]:
+        """Decisions behind an id, newest first; all of them where it is empty."""
+        chosen: list[dict[str, Any]] = []
+        with self.env.begin() as txn:
+            for _, value in self.backwards(txn, "decisions", before.encode("utf-8", "replace")[:64] or None):
+                chosen.append(json.loads(value))
+                if len(chosen) == most:
+                    break
+        return chosen
+
+    def newest_id(self) -> str:
+        """Of the newest decision; empty where there is none."""
+        with self.env.begin() as txn:
+            return next((bytes(key).decode() for key, _ in self.backwards(txn, "decisions")), "")
+
+    def expire(self, days: float) -> int:
+        """Drops decisions that are older and that nobody remarked; how many. At most a thousand in one transaction."""
+        gone = 0
+        while days > 0:
+            dropped: list[int] = []
+            end = new_id(max(0.0, self.clock() - days * 86400))[:12].encode()
+            self.write(lambda txn, end=end, dropped=dropped: dropped.append(self._drop_before(txn, end, 1000)))
+            gone += dropped[-1]
+            if dropped[-1] < 1000:
+                break
+        return gone
+
+    def _drop_before(self, txn: Any, end: bytes, most: int) -> int:
+        cursor, gone = txn.cursor(self.db["decisions"]), 0
+        alive = cursor.first()
+        while alive and cursor.key() < end and gone < most:
+            if self._unremarked(cursor.key(), cursor.value()):
+                alive = cursor.delete()
+                gone += 1
+            else:
+                alive = cursor.next()
+        return gone
+
     # signals
 
-    def remark(
+    def remark(self, id: str, kind: str, **options: Any) -> Signal:
+        """A person's word on a decision, with the options of `give`; the signal that it is."""
+        return self.give(id, kind, **options).signal
+
+    def give(
         self,
         id: str,
         kind: str,
@@ -159,7 +210,7 @@ class Journal(Database):
         answers: bool = False,
         ask_seconds: float = ASK_SECONDS,
         giver: Giver | None = None,
-    ) -> Signal:
+    ) -> Remark:
         """A person's word on a decision; a block may name the act it speaks of, an allow how far it reaches. `once`: it
         is no correction, and an allow lets one call pass. `answers`: it answers a waiting question. When this returns,
         it is on the disk."""
@@ -176,24 +227,27 @@ class Journal(Database):
         named = decision["worst"] if act is None else act
         if not 0 <= named < len(decision["acts"]):
             raise ValueError(f"{id} has {len(decision['acts'])} acts, from 0 on; there is no act {named}")
-        given: list[Signal] = []
+        given: list[Remark] = []
 
         def write(txn: Any) -> None:
             who, now = giver or Giver(), self.clock()
             allow = signal(kind).outcome == "allow"
             if answers:
                 self.asks.answer(txn, id, allow, once, who.actor, now)
-            given[:] = [self._remark(txn, decision, kind, named, None if once else widened, who)]
+            now_there = self.get(txn, "decisions", id.encode()) or decision
+            given[:] = [self._remark(txn, now_there, kind, named, None if once else widened, who)]
             if once and allow:
                 number = int(txn.get(b"sequence", db=self.db["meta"]))
                 self.asks.grant(txn, decision, number, who.actor, now + ask_seconds)
+            if not answers and kind not in ECHO:
+                self.asks.settle(txn, id, allow, once, who.actor, now)
 
         self.write(write)
         return given[0]
 
     def _remark(
         self, txn: Any, decision: dict[str, Any], kind: str, named: int, widened: str | None, giver: Giver
-    ) -> Signal:
+    ) -> Remark:
         """`widened` is None where this is to be no correction."""
         text, key, number = decision["text"], new_id(self.clock()).encode(), self.next_number(txn)
         again = b"said:" + _hash(f"{kind}\n{text}")
@@ -204,7 +258,7 @@ class Journal(Database):
         texts = decision["texts"] if given.outcome == "allow" else decision["texts"][named : named + 1]
         self.put(txn, "signals", key, {**own, "text": text, "texts": tuple(texts)})
         if kind in ECHO:
-            return given
+            return Remark(given, number, None, decision.get("remarked"))
         allow = given.outcome == "allow"
         self.put(txn, "decisions", decision["id"].encode(), {**decision, "remarked": kind})
         txn.put(key, b"", db=self.db["pending"])
@@ -214,14 +268,15 @@ class Journal(Database):
                 self.put(txn, "pinned", _hash(NUMBERS.sub("0", one)), {**own, "text": one})
         if widened is not None:
             self._correct(txn, decision, own, allow, named, widened)
-        return given
+        made = f"c{number}" if widened is not None else None
+        return Remark(given, number, made, decision.get("remarked"))
 
     def _correct(
         self, txn: Any, decision: dict[str, Any], own: dict[str, Any], allow: bool, named: int, widened: str
     ) -> None:
         """What was said holds from now on."""
         number = own["sequence"]
-        record = {**own, "allow": allow, "named": named, "widened": widened}
+        record = {**own, "allow": allow, "named": named, "widened": widened, "time": self.clock()}
         record |= {name: decision[name] for name in ("text", "digest", "acts")}
         self.put(txn, "corrections", b"%012d" % number, record)
         txn.put(b"corrections", b"%d" % number, db=self.db["meta"])
@@ -294,7 +349,7 @@ class Journal(Database):
             key = b"%012d" % int(id[1:]) if id[:1] == "c" and id[1:].isdigit() else b"-"
             record = self.get(txn, "corrections", key)
             if record is None:
-                raise ValueError(f"there is no correction {id[:40]!r}; `gate corrections list` shows those that hold")
+                raise NotThere(f"there is no correction {id[:40]!r}; `gate corrections list` shows those that hold")
             txn.delete(key, db=self.db["corrections"])
             for name in ("pinned", "pending"):
                 self._forget(txn, name, record["sequence"])

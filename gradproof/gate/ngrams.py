@@ -6,6 +6,8 @@ the longest, a quarter for the next, and so on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 LONGEST = 5
@@ -19,14 +21,18 @@ _PLAIN = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else byte for byte
 
 def ngrams(text: str) -> np.ndarray:
     """gram_G, ascending: each number once."""
+    return np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *(gram_L for _, gram_L in placed(text))]))
+
+
+def placed(text: str) -> Iterator[tuple[int, np.ndarray]]:
+    """By length n: gram_L, the number of the piece that begins at each byte."""
     plain = text.encode("utf-8").translate(_PLAIN)
     byte_L = np.frombuffer(plain, dtype=np.uint8).astype(np.uint64) + np.uint64(1)
-    hash_L, grams = np.zeros(len(byte_L), dtype=np.uint64), [np.zeros(0, dtype=np.int64)]
+    hash_L = np.zeros(len(byte_L), dtype=np.uint64)
     for n in range(1, min(LONGEST, len(byte_L)) + 1):
         hash_L = hash_L[: len(byte_L) - n + 1] * _FACTOR + byte_L[n - 1 :]
         low, high = BOUNDS[n - 1], BOUNDS[n]
-        grams.append((_mixed(hash_L) % np.uint64(high - low)).astype(np.int64) + low)
-    return np.unique(np.concatenate(grams))
+        yield n, (_mixed(hash_L) % np.uint64(high - low)).astype(np.int64) + low
 
 
 def _mixed(hash_L: np.ndarray) -> np.ndarray:

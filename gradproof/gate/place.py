@@ -15,6 +15,13 @@ def default_folder() -> Path:
     return (state if state.is_absolute() else Path(expanduser("~/.local/state"))) / "gradproof" / "gates" / "default"
 
 
+def socket_path(store: Path) -> Path:
+    """Where the daemon of a store listens for agents; `GRADPROOF_GATE_SOCKET` says otherwise. `client.py` computes the
+    same."""
+    named = os.environ.get("GRADPROOF_GATE_SOCKET")
+    return Path(named) if named else Path(f"{os.path.abspath(store)}.socket") / "gate.sock"
+
+
 def warning(store: Path) -> str:
     """One sentence where the store lies inside the project of the working directory; empty elsewhere."""
     project = Surroundings.of(os.getcwd(), expanduser("~")).project

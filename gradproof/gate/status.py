@@ -23,10 +23,6 @@ def protected(store: Store) -> bool:
 def status(store: Store) -> dict[str, Any]:
     """Versions, alignment, drift, counts."""
     judged, trust, serving = store.journal.judged(), store.journal.trust(), store.versions.serving()
-    versions = [
-        {"version": version.number, "serving": version.number == serving, **_told(version.record)}
-        for version in store.versions.all()
-    ]
     return {
         "store": str(store.folder),
         "serving": serving,
@@ -38,11 +34,20 @@ def status(store: Store) -> dict[str, Any]:
         "shadowed": _shadowed(store),
         "alignment": judged.alignment,
         "judged": judged._asdict(),
-        "drift": _drift(store),
+        "drift": drift_of(store),
         "counts": store.journal.counts(),
         "used": store.journal.used(),
-        "versions": versions,
+        "versions": versions_of(store),
     }
+
+
+def versions_of(store: Store) -> list[dict[str, Any]]:
+    """Those kept, oldest first."""
+    serving = store.versions.serving()
+    return [
+        {"version": version.number, "serving": version.number == serving, **_told(version.record)}
+        for version in store.versions.all()
+    ]
 
 
 def _told(record: dict[str, Any]) -> dict[str, Any]:
@@ -57,7 +62,7 @@ def _shadowed(store: Store) -> dict[str, int]:
     return {"decisions": outcomes.total(), "ask": outcomes["ask"], "block": outcomes["block"]}
 
 
-def _drift(store: Store) -> dict[str, Any]:
+def drift_of(store: Store) -> dict[str, Any]:
     """Of the error rate over what was judged; of the inputs, by the scores that the serving version gave."""
     serving = store.versions.serving()
     state = errors(store.journal.errors())

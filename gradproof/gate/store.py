@@ -27,7 +27,7 @@ from gradproof.gate.rules import DEFAULT, FILE
 from gradproof.gate.secrets import store_key
 from gradproof.gate.versions import Versions
 
-SETTINGS, POLICY = "store.json", "policy.toml"
+SETTINGS, POLICY, TOKENS = "store.json", "policy.toml", "tokens.json"
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,22 @@ class Store:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Held by the one learner; the lock goes with the process, however it ends."""
-        with open(self.folder / "learner.lock", "w", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
+        with self._alone("learner.lock", f"another learner is at work on {self.folder}; one is enough"):
+            yield
+
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Held by the one daemon."""
+        with self._alone("daemon.lock", f"another daemon serves {self.folder}; one is enough"):
+            yield
+
+    @contextmanager
+    def _alone(self, name: str, otherwise: str) -> Iterator[None]:
+        with open(self.folder / name, "w", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ValueError(f"another learner is at work on {self.folder}; one is enough") from None
+                raise ValueError(otherwise) from None
             yield
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from gradproof.gate.database import open_environment
+from gradproof.gate.database import NotThere, Outdated, open_environment
 
 KEEP = 8  # versions, and the one that serves
 
@@ -65,7 +65,7 @@ class Versions:
             stored = txn.get(_key(number), db=self._records)
         if stored is None:
             kept = ", ".join(str(version.number) for version in self.all()) or "none"
-            raise ValueError(f"there is no version {number}; the versions kept are {kept}")
+            raise NotThere(f"there is no version {number}; the versions kept are {kept}")
         return Version(number, json.loads(stored))
 
     def weights(self, number: int) -> bytes:
@@ -88,7 +88,7 @@ class Versions:
         with self.env.begin(write=True) as txn:
             now = int(txn.get(b"serving", b"0", db=self._meta))
             if now != after:
-                raise ValueError(f"version {now} serves by now, not {after}; look at `gate status` and try again")
+                raise Outdated(f"version {now} serves by now, not {after}; look at `gate status` and try again")
             txn.put(b"serving", b"%d" % number, db=self._meta)
 
     def _prune(self, txn: Any) -> None:

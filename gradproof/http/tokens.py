@@ -89,7 +89,7 @@ class Tokens:
         """Takes a token back, from this moment on."""
         with self._changing() as tokens:
             if name not in tokens:
-                raise ValueError(f"there is no token {name[:80]!r}; `gate tokens list` shows them")
+                raise ValueError(f"there is no token {name[:80]!r}; `gate token list` shows them")
             return tokens.pop(name)
 
     @contextmanager

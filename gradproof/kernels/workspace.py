@@ -22,8 +22,10 @@ class Workspace:
             base, length = (name, like.dtype, like.device), math.prod(shape)
             held = self._buffers.get(base)
             if held is None or held.numel() < length:
-                held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
+                # The smaller one goes first: together they would be the peak.
                 self._views = {old_key: view for old_key, view in self._views.items() if old_key[0] != name}
+                held = self._buffers[base] = None  # type: ignore[assignment]
+                held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
             self._views[key] = held[:length].view(shape)
         return self._views[key]
 

@@ -50,6 +50,20 @@ def store(tmp_path, trained):
     made.close()
 
 
+@pytest.fixture(scope="module")
+def client(tmp_path_factory, trained):
+    """A service on a store of its own, for all tests of a file."""
+    pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
+    from service_client import ServiceClient
+
+    made = Store.create(tmp_path_factory.mktemp("service") / "gate", Settings(journal_mebibytes=16), Clock())
+    found(made, trained.copy(), rows(40), rows(30, 100), people=False)
+    client = ServiceClient(made)
+    yield client
+    client.close()
+    made.close()
+
+
 @pytest.fixture
 def warm(store):
     """A gate whose model is trusted."""

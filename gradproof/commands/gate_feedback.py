@@ -1,0 +1,65 @@
+"""`gradproof gate feedback`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+import sys
+from getpass import getuser
+from typing import Annotated
+
+import typer
+
+from gradproof.commands.gate_store import StoreFolder, opened_store, warn
+from gradproof.commands.options import Debug, NoSeed
+from gradproof.commands.terminal import errors
+
+
+def feedback(
+    store: StoreFolder,
+    id: Annotated[str, typer.Argument(metavar="ID", help="Of the decision.")],
+    kind: Annotated[
+        str,
+        typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
+    ],
+    act: Annotated[
+        int | None, typer.Option(help="A block: which act is meant, from 0 on. Default: the one in the reason.", min=0)
+    ] = None,
+    scope: Annotated[
+        str,
+        typer.Option(
+            metavar="folder|project|host|pattern=GLOB", help="An allow: how far it reaches beyond the target."
+        ),
+    ] = "",
+    actor: Annotated[str, typer.Option(help="Who says so. Default: the user's name.")] = "",
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """Say what should have happened. When this returns, it is on the disk, and holds for calls that do the same.
+
+    **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person
+    decided otherwise, or answered what was asked. An allow speaks for calls that do no more than the corrected one:
+    the same effects by the same programs, on targets no wider. A block speaks for calls with an act at least as wide.
+    `gate corrections` lists what holds, and takes it back.
+
+    Examples:
+
+        gradproof gate feedback 01a1e0f5bc3be2d87b39 false_block
+
+        gradproof gate feedback 01a1e0f5bc3be2d87b39 override_allow --scope folder
+    """
+    with errors(debug):
+        from json import dumps
+
+        from gradproof.gate import changes
+        from gradproof.gate.journal import Giver
+        from gradproof.gate.signals import signal
+        from gradproof.gate.store import Store
+
+        giver = Giver(actor or getuser(), "person", "")
+        with opened_store(Store, store) as opened:
+            signal(kind)
+            remark = changes.feedback(opened, id, kind, giver, act=act, scope=scope)
+            given, before = remark.signal, remark.before
+        warn(store)
+        if before is not None and signal(before).outcome != given.outcome:
+            print(f"gradproof: warning: {before} was said of {id} before; {kind} now holds instead", file=sys.stderr)
+        print(dumps({"id": id, **given._asdict(), "target": given.target, "before": before}))

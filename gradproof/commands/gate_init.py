@@ -1,0 +1,100 @@
+"""`gradproof gate init`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.commands.gate_store import StoreFolder, opened_store, show_status, warn
+from gradproof.commands.options import Debug, Json, Seed
+from gradproof.commands.terminal import check_folder, check_outputs, errors, stages
+
+
+def init(
+    store: StoreFolder,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.jsonl", help="Labelled calls of your own; left out, made-up ones, and a cold start."
+        ),
+    ] = None,
+    old: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="OLD", help="A store of an earlier format: learn from what people said there."),
+    ] = None,
+    size: Annotated[int | None, typer.Option(metavar="MIB", help="Of decisions and signals, at most.", min=1)] = None,
+    false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,
+    false_block: Annotated[float | None, typer.Option(help="Share of calls to allow that may be blocked.")] = None,
+    review_hours: Annotated[
+        float | None, typer.Option(help="How long an unremarked decision is no example yet.")
+    ] = None,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+    ] = None,
+    json: Json = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Make a gate: its store, its rules and its first model.
+
+    The default policy decides from the first call on. With --data, the model learns from your own labelled calls; it
+    may tighten decisions at once, and turn a question into an allow once it has earned trust. Where there is a gate
+    already, changes its settings and leaves the rest.
+
+    Examples:
+
+        gradproof gate init
+
+        gradproof gate init --store my-gate --data labelled.jsonl
+
+        gradproof gate init --shadow
+    """
+    with errors(debug):
+        check_outputs(json, None)
+        check_folder(store)
+        given = dict(journal_mebibytes=size, false_allow=false_allow, false_block=false_block)
+        given |= dict(review_hours=review_hours, shadow=shadow)
+        settings = {name: value for name, value in given.items() if value is not None}
+        with stages() as say:
+            record = _init(store, data, old, settings, seed, say)
+        show_status(record, json)
+
+
+def _init(
+    folder: Path, data: Path | None, old: Path | None, given: dict[str, Any], seed: int, say: Any
+) -> dict[str, Any]:
+    """Nothing is written before the model is trained."""
+    from dataclasses import asdict
+
+    from gradproof.gate import founding, founding_rows
+    from gradproof.gate.old_store import rows_of
+    from gradproof.gate.starter import MadeUp
+    from gradproof.gate.status import status as status_of
+    from gradproof.gate.store import Settings, Store, check_folder
+
+    before = None
+    if check_folder(folder):
+        with opened_store(Store, folder) as there:
+            before = there.settings if there.versions.serving() else None
+    if before is not None and (data or old) is not None:
+        raise ValueError(
+            f"there is a gate in {folder} already; name a new folder for one that starts from {data or old}"
+        )
+    settings = Settings(**({**asdict(before), **given} if before is not None else given))
+    warn(folder)
+    trained = None
+    if before is None:
+        say("reading the calls to learn from")
+        rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)
+        rows += rows_of(old) if old is not None else []
+        learned, held = founding.split(rows, seed)
+        say(f"training on {len({row.call for row in learned}):,} calls")
+        more = None if data is not None else MadeUp((), ())  # there is nothing else
+        trained = founding.fit_rows(learned, seed=seed, more=more), learned, held
+    with opened_store(lambda path: Store.create(path, settings), folder) as store:
+        if trained is not None:
+            founding.found(store, *trained, people=data is not None)
+        return status_of(store)

@@ -1,0 +1,37 @@
+"""`gradproof gate rollback`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+from getpass import getuser
+from typing import Annotated
+
+import typer
+
+from gradproof.commands.gate_store import StoreFolder, opened_store, warn
+from gradproof.commands.options import Debug, NoSeed
+from gradproof.commands.terminal import errors
+
+
+def rollback(
+    store: StoreFolder,
+    version: Annotated[
+        int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
+    ] = None,
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """Let an earlier version serve again. What people corrected stays corrected.
+
+    Example:
+
+        gradproof gate rollback 3
+    """
+    with errors(debug):
+        from gradproof.gate import changes
+        from gradproof.gate.journal import Giver
+        from gradproof.gate.store import Store
+
+        with opened_store(Store, store) as opened:
+            chosen, before = changes.roll_back(opened, Giver(getuser()), version)
+        warn(store)
+        print(f"version {chosen} serves; it was {before}; trust begins anew")

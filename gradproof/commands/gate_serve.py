@@ -1,0 +1,72 @@
+"""`gradproof gate serve`. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.commands.gate_store import StoreFolder, opened_store, warn
+from gradproof.commands.options import Debug, Seed
+from gradproof.commands.terminal import errors
+
+
+def serve(
+    store: StoreFolder,
+    socket: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            envvar="GRADPROOF_GATE_SOCKET",
+            help="Where agents connect. Default: gate.sock in STORE.socket, a folder beside the store.",
+        ),
+    ] = None,
+    group: Annotated[str, typer.Option(metavar="NAME", help="Let the members of a group use the socket.")] = "",
+    port: Annotated[
+        int | None,
+        typer.Option(help="Also listen on TCP, for people with a token; 0 takes a free port.", min=0, max=65535),
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on; beyond loopback needs a token.")] = "127.0.0.1",
+    public_host: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Another name that requests may ask for; may be repeated.")
+    ] = None,
+    rate: Annotated[float, typer.Option(help="Requests a second of each visitor, at most.", min=1)] = 1000.0,
+    shadow: Annotated[
+        bool | None,
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+    ] = None,
+    learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Run the learner beside the daemon.")] = True,
+    idle: Annotated[
+        float, typer.Option(metavar="MINUTES", help="End after so long without a call; 0: never.", min=0)
+    ] = 0,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Decide for agents on a unix socket, and with --port for people on TCP.
+
+    Agents may decide, say that a call ran, and read what became of their own questions. Everything else needs a token:
+    `gradproof gate token add`. The routes are in docs/gate-service.md.
+
+    Examples:
+
+        gradproof gate serve --port 8377
+
+        gradproof gate serve --store /var/lib/gate --group agents --port 8377 --shadow
+    """
+    with errors(debug):
+        from gradproof.gate import changes
+        from gradproof.gate.journal import Giver
+        from gradproof.gate.store import Store
+        from gradproof.http.listening import need_serve
+
+        need_serve()
+        warn(store)
+        with opened_store(Store, store) as opened, opened.deciding():
+            if shadow is not None and shadow != opened.settings.shadow:
+                changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
+            from gradproof.gate import daemon  # after the lock: a second daemon is refused before it loads anything
+
+            hosts = tuple(f"{name}" for name in public_host or ())
+            where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
+            daemon.run(opened, where)

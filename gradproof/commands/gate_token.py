@@ -1,0 +1,94 @@
+"""`gradproof gate token …`: who may ask the service. Everything heavy is imported inside."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from getpass import getuser
+from typing import Annotated, Any
+
+import typer
+
+from gradproof.commands.gate_store import StoreFolder, opened_store, warn
+from gradproof.commands.options import Debug, Json, NoSeed
+from gradproof.commands.terminal import check_outputs, console_for, errors, write
+
+token = typer.Typer(
+    no_args_is_help=True, rich_markup_mode="markdown", help="Tokens: who may ask the service, and for what."
+)
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
+
+
+@token.command()
+def add(
+    name: Name,
+    store: StoreFolder,
+    role: Annotated[
+        str,
+        typer.Option(
+            metavar="agent|reviewer|admin",
+            help="agent: decides, reads its own calls. reviewer: judges, reads all. admin: also changes rules, policy.",
+        ),
+    ],
+    seed: NoSeed = 0,
+    debug: Debug = False,
+) -> None:
+    """Make a token and print it. This is the only time: only its hash is kept.
+
+    Example:
+
+        gradproof gate token add ann --role admin
+    """
+    with errors(debug):
+        from gradproof.gate.changes import log_tokens
+
+        warn(store)
+        with _tokens(store) as (opened, tokens, giver):
+            made = tokens.add(name, role)
+            log_tokens(opened, giver, "made", name, role)
+        print(made, flush=True)
+
+
+@token.command(name="list")
+def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
+    """List the tokens, without their secrets."""
+    with errors(debug):
+        from json import dumps
+
+        check_outputs(json, None)
+        with _tokens(store) as (_, tokens, _):
+            record = {"tokens": [one.plain() for one in tokens.all()]}
+        write(record, dumps(record, indent=1), json)
+        for one in record["tokens"]:
+            when = datetime.fromtimestamp(float(one["made"])).strftime("%Y-%m-%d %H:%M")
+            console_for(json).print(f"{one['name']}  {one['role']}  made {when}", markup=False, soft_wrap=True)
+        if not record["tokens"]:
+            console_for(json).print("there is no token", markup=False)
+
+
+@token.command()
+def revoke(name: Name, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
+    """Take a token back. It lets nobody in from the next request on."""
+    with errors(debug):
+        from gradproof.gate.changes import log_tokens
+
+        with _tokens(store) as (opened, tokens, giver):
+            taken = tokens.revoke(name)
+            log_tokens(opened, giver, "revoked", name, taken.role)
+        print(f"{name} is revoked")
+
+
+def _tokens(store: Any) -> Any:
+    """The store, its tokens, and who changes them."""
+    from contextlib import contextmanager
+
+    from gradproof.gate.journal import Giver
+    from gradproof.gate.roles import ROLES
+    from gradproof.gate.store import TOKENS, Store
+    from gradproof.http.tokens import Tokens
+
+    @contextmanager
+    def opened():
+        with opened_store(Store, store) as there:
+            yield there, Tokens(there.folder / TOKENS, ROLES), Giver(getuser())
+
+    return opened()
