@@ -1,11 +1,10 @@
-"""A page of the docs, run from top to bottom as a reader would: its files are written, its commands typed.
+"""The blocks of a page of the docs, and how its output is compared with what a command prints.
 
-- ```python blocks are run; one with title="NAME" is written to that file instead, and so is any other block with a title.
-- ```console blocks: each line that begins with `$ ` is typed into a shell, and what it prints is compared with the lines
-  below it. A command may go on over several lines that end in a backslash.
-- An HTML comment above a block marks it: `<!-- skip: it needs a GPU -->`, `<!-- slow -->` (a slow test), and
-  `<!-- needs: polars -->` (skipped where the package is missing). `<!-- run: COMMAND -->` alone types a command that the
-  page does not show.
+- A `python` block is run. A block with title="NAME" is written to that file instead.
+- In a `console` block each line that begins with `$ ` is typed into a shell, and its output is compared with the lines
+  below. A command continues on the next line after a backslash; one that ends in `&` runs until the end of the page.
+- A comment above a block marks it: `<!-- skip: it needs a GPU -->`, `<!-- slow -->` (a slow test), and
+  `<!-- needs: polars -->` (skipped if the package is missing).
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FENCE = re.compile(r"^(?P<fence>```+)(?P<language>\w*)(?P<options>[^`]*)$")
-MARK = re.compile(r"^<!-- (?P<name>skip|slow|needs|run)(?:: (?P<text>.*))? -->$")
+MARK = re.compile(r"^<!-- (?P<name>skip|slow|needs)(?:: (?P<text>.*))? -->$")
 NUMBER = re.compile(r"(?<![\w.])[-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 NOISE = 1e-4  # figures below it, in e notation, are rounding errors, which differ from machine to machine
 
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block, or a command of an HTML comment (language "run")."""
+    """A fenced block, with its marks."""
 
     line: int
     language: str
@@ -57,9 +56,7 @@ def blocks(page: Path) -> list[Block]:
     lines = iter(enumerate(page.read_text().splitlines(), 1))
     for number, line in lines:
         mark, fence = MARK.match(line), FENCE.match(line)
-        if mark and mark["name"] == "run":
-            found.append(_marked(marks, line=number, language="run", text=mark["text"]))
-        elif mark:
+        if mark:
             marks[mark["name"]] = mark["text"] or ""
         elif fence:
             text = []
@@ -86,8 +83,8 @@ def _marked(marks: dict[str, str], line: int, language: str, text: str, title: s
 def agrees(expected: str, printed: str) -> bool:
     """Whether a command printed what the page shows.
 
-    `…` or `...` matches anything. White space counts as one space. Integers and words must be equal; numbers with decimals
-    may differ by 5%; those below 1e-4 in e notation, which are rounding errors, by a factor of 100.
+    `…` or `...` matches anything. Any white space counts as one space. Integers and words must be equal. Numbers with
+    decimals may differ by 5%, those below 1e-4 in e notation, which are rounding errors, by a factor of 100.
     """
     wanted, got = " ".join(expected.split()), " ".join(printed.split())
     numbers: list[str] = []

@@ -24,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="A gate on agents' tool calls that learns from every correction.",
+    help="Guard agents' tool calls with a gate that learns from every correction.",
 )
 
 for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them

@@ -323,12 +323,13 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
     if is_shell(tool, arguments):
         return _shell(reading, tool, arguments, state)
     command = Command(reading, tool, [], state)
-    if name in INTERNAL or tool.lower() in AGENTS_OWN:
+    own = server_name(tool) in ("", *LOCAL_SERVERS)  # any other server may call its tool what it likes
+    if (name in INTERNAL and own) or tool.lower() in AGENTS_OWN:
         command.act("read", "local")
         return None
     if tool.lower() in PUBLISHING:
         command.act("publish", "remote", ActTarget("resource", tool))
-    if name in STOPS:
+    if name in STOPS and own:
         command.act(
             "stop", "local", ActTarget("process", str(arguments.get("shell_id") or arguments.get("task_id") or ""))
         )
