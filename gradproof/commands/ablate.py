@@ -59,7 +59,10 @@ def ablate(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of train/test splits. Default: 5.")] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Training steps per run. Default: 3000.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Training steps per run. Default: by the rows; synthetic data: 3000."),
+    ] = None,
     tests: Annotated[
         bool | None, typer.Option("--test/--no-test", help="Test differences for significance. Default: test.")
     ] = None,

@@ -17,6 +17,7 @@ PURPOSES = {
     "data": "train on CSV and Parquet files",
     "serve": "serve predictions over HTTP",
     "gate": "guard an agent's tool calls",
+    "mcp": "put the gate between an MCP client and its server",
     "ablate": "compare with scikit-learn's models",
     "export": "write ONNX files",
     "tensorboard": "log training to TensorBoard",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gradproof.commands.gate_store import StoreFolder
 from gradproof.commands.options import NoSeed
+
+Socket = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="Where the daemon listens. Default: gate.sock in STORE.socket."),
+]
 
 
 class HookFormat(StrEnum):
@@ -21,6 +27,7 @@ def hook(
     format: Annotated[
         HookFormat | None, typer.Option(help="The agent that sent the event. Default: read from the event.")
     ] = None,
+    socket: Socket = None,
     auto_approve: Annotated[
         bool,
         typer.Option("--auto-approve", help="Also answer *allow*, so that the agent does not ask its user either."),
@@ -43,4 +50,6 @@ def hook(
     """
     from gradproof.gate.hook import HookOptions, run
 
-    raise typer.Exit(run(HookOptions(str(store), format.value if format is not None else "", auto_approve)))
+    raise typer.Exit(
+        run(HookOptions(str(store), format.value if format is not None else "", auto_approve, str(socket or "")))
+    )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gradproof.commands.gate_hook import Socket
 from gradproof.commands.gate_store import StoreFolder, warn
 from gradproof.commands.options import Debug, NoSeed
 from gradproof.commands.terminal import errors
@@ -38,6 +39,7 @@ def install(
     user: User = False,
     project: Project = False,
     local: Local = False,
+    socket: Socket = None,
     auto_approve: Annotated[
         bool,
         typer.Option("--auto-approve", help="Let the agent run calls that the gate allows without asking its user."),
@@ -63,7 +65,7 @@ def install(
 
         of = AGENTS[agent.value]
         file = settings_file(of, _place(user, project, local))
-        wanted = entries(of, hook_command(of, store, script(), auto_approve))
+        wanted = entries(of, hook_command(of, store, script(), auto_approve, socket))
         before = _read(file)
         after = _changed(file, before or "", lambda text: installed(text, of, wanted))
         if not (store / "store.json").is_file():

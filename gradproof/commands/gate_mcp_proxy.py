@@ -68,8 +68,11 @@ def mcp_proxy(
         gradproof gate mcp-proxy --name tickets --url https://example.com/mcp
     """
     with errors(debug):
-        import anyio
-
+        try:
+            import anyio
+            import mcp  # noqa: F401
+        except ImportError:
+            raise ValueError("the MCP proxy needs its extra: pip install 'gradproof[gate,serve,mcp]'") from None
         from gradproof.gate.mcp_proxy.doorkeeper import Visitor, inmost
 
         given = command or []

@@ -66,10 +66,13 @@ def script() -> Path:
     raise ValueError(f"{SCRIPT} is not in {folders[0]}; install Gradproof anew: pip install 'gradproof[gate,serve]'")
 
 
-def hook_command(agent: Agent, store: Path, script: Path, auto_approve: bool = False) -> list[str]:
+def hook_command(
+    agent: Agent, store: Path, script: Path, auto_approve: bool = False, socket: Path | None = None
+) -> list[str]:
     """The hook as a command: by this interpreter with -I, so that no PYTHON* variable of the agent's environment and no
     file of its working directory has a say."""
     argv = [str(script), "--store", os.path.abspath(store), "--format", agent.name]
+    argv += ["--socket", os.path.abspath(socket)] if socket is not None else []
     argv += ["--auto-approve"] if auto_approve else []
     return [sys.executable, "-I", *argv] if script.read_bytes()[:2] == b"#!" else argv
 

@@ -14,8 +14,8 @@ import os
 import time
 from contextlib import suppress
 
-from gradproof.gate.exchange import NoAnswer, NobodyThere, connect, decoded, exchange, left
-from gradproof.gate.launch import DaemonStart
+from gradproof.gate.exchange import SOCKET, NoAnswer, NobodyThere, connect, decoded, exchange, left
+from gradproof.gate.launch import DaemonStart, being_started
 
 WARM, COLD = 1.0, 5.0  # seconds: where a daemon listens, and where one has to be started
 PAUSE = 0.02  # between two looks whether it listens
@@ -26,11 +26,12 @@ DECISIONS = "allow", "ask", "block"
 
 class GateClient:
     """`warm` and `cold` are the seconds in which an answer must come, cold where a daemon has to be started; without
-    `start`, none is."""
+    `start`, none is. `socket` is where the daemon listens if not beside the store."""
 
-    def __init__(self, store: str, warm: float = WARM, cold: float = COLD, start: bool = True):
-        self.store, self.warm, self.cold, self.start = os.path.abspath(store), warm, cold, start
-        self.folder = f"{self.store}.socket"
+    def __init__(self, store: str, warm: float = WARM, cold: float = COLD, start: bool = True, socket: str = ""):
+        self.store, self.socket = os.path.abspath(store), os.path.abspath(socket) if socket else ""
+        self.warm, self.cold, self.start = warm, cold, start
+        self.folder, self.name = os.path.split(self.socket or os.path.join(f"{self.store}.socket", SOCKET))
 
     def decide(self, call: dict) -> dict:
         """What the gate decides of a call, in the shapes that `gate decide` reads."""
@@ -55,21 +56,23 @@ class GateClient:
 
     def request(self, method: str, path: str, content: dict | None = None, more: float = 0.0) -> dict:
         """What the daemon answers, by the deadline, or so many seconds later."""
-        begun = time.monotonic()
+        begun = time.monotonic() + more
         body = b"" if content is None else _encoded(content)
         owner = _owner(self.store)
         try:
-            return self._answered(method, path, body, owner, begun + self.warm + more)
+            return self._answered(
+                method, path, body, owner, begun + (self.cold if being_started(self.store) else self.warm)
+            )
         except NobodyThere as error:
             if not self.start:
                 raise
-            return self._started(method, path, body, owner, begun + self.cold + more, error)
+            return self._started(method, path, body, owner, begun + self.cold, error)
 
     def _started(self, method: str, path: str, body: bytes, owner: int, until: float, before: NobodyThere) -> dict:
         """Starts a daemon, or waits for one that another process starts."""
         if owner != os.geteuid():
             raise NoAnswer(f"{before}, and only its owner can start one: gradproof gate serve --store {self.store}")
-        starting = DaemonStart(self.store)
+        starting = DaemonStart(self.store, self.socket)
         try:
             while True:
                 starting.look()
@@ -84,7 +87,7 @@ class GateClient:
     def _answered(self, method: str, path: str, body: bytes, owner: int, until: float) -> dict:
         """The answer of a daemon that listens; one that is too busy is asked again."""
         while True:
-            connection = connect(self.folder, owner, until)
+            connection = connect(self.folder, self.name, owner, until)
             status, answer = exchange(connection, method, path, body, until)
             if status not in BUSY:
                 break

@@ -35,8 +35,9 @@ def left(until: float) -> float:
     return seconds
 
 
-def connect(folder: str, owner: int, until: float) -> socket.socket:
-    """A connection to the daemon in a folder that belongs to `owner` or to root, as must the daemon.
+def connect(folder: str, name: str, owner: int, until: float) -> socket.socket:
+    """A connection to the daemon whose socket has this name in a folder. Both folder and daemon must belong to `owner`
+    or to root.
 
     The folder is opened first and the socket reached through it: nobody can put another folder in its place in between,
     and the path may be longer than the 107 bytes that an address holds."""
@@ -50,7 +51,7 @@ def connect(folder: str, owner: int, until: float) -> socket.socket:
         there = os.fstat(opened)
         if there.st_uid not in (owner, 0) or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise NoAnswer(f"{folder} does not belong to the owner of the gate, or others may write to it")
-        return _connected(f"/proc/self/fd/{opened}/{SOCKET}", owner, until)
+        return _connected(f"/proc/self/fd/{opened}/{name}", owner, until)
     finally:
         os.close(opened)
 

@@ -26,7 +26,7 @@ from contextlib import suppress
 from gradproof.gate.client import COLD, GateClient
 from gradproof.gate.exchange import NoAnswer
 
-USAGE = "gradproof-hook --store DIR [--format claude|gemini] [--auto-approve]"
+USAGE = "gradproof-hook --store DIR [--socket PATH] [--format claude|gemini] [--auto-approve]"
 BLOCKED = 2  # the exit code that blocks a call
 CLAUDE, GEMINI = "claude", "gemini"
 BEFORE = {"PreToolUse": CLAUDE, "BeforeTool": GEMINI}
@@ -42,8 +42,8 @@ LIMIT = READING + COLD + 1.0  # seconds after which the hook ends whatever it is
 class HookOptions:
     """`format` is empty where the event says it."""
 
-    def __init__(self, store: str, format: str = "", auto_approve: bool = False):
-        self.store, self.format, self.auto_approve = store, format, auto_approve
+    def __init__(self, store: str, format: str = "", auto_approve: bool = False, socket: str = ""):
+        self.store, self.format, self.auto_approve, self.socket = store, format, auto_approve, socket
 
 
 class Unanswerable(Exception):
@@ -63,7 +63,7 @@ def respond(event: bytes, options: HookOptions, client: GateClient | None = None
         if format and named != format:
             raise Unanswerable(f"the event {name} is not one of {format}; install the hook with --format {named}")
         format = named
-        gate = client or GateClient(options.store)
+        gate = client or GateClient(options.store, socket=options.socket)
         if name in AFTER:
             _note(gate, fields, format)
             return b""
@@ -174,7 +174,7 @@ def read_event(descriptor: int, seconds: float) -> bytes:
 
 def options_of(arguments: list[str]) -> HookOptions:
     """The options of a command line. argparse would take longer to import than all that follows."""
-    given, rest = {"--store": "", "--format": ""}, list(arguments)
+    given, rest = {"--store": "", "--socket": "", "--format": ""}, list(arguments)
     auto_approve = False
     while rest:
         name, equals, value = rest.pop(0).partition("=")
@@ -186,7 +186,7 @@ def options_of(arguments: list[str]) -> HookOptions:
             raise Unanswerable(f"{name}: usage: {USAGE}")
     if not given["--store"] or given["--format"] not in ("", CLAUDE, GEMINI):
         raise Unanswerable(f"usage: {USAGE}")
-    return HookOptions(given["--store"], given["--format"], auto_approve)
+    return HookOptions(given["--store"], given["--format"], auto_approve, given["--socket"])
 
 
 def run(options: HookOptions) -> int:

@@ -14,6 +14,11 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
+        self._parts: dict[int, Workspace] = {}
+
+    def part(self, number: int) -> Workspace:
+        """A workspace within, for one of several calls whose results are needed at the same time."""
+        return self._parts.setdefault(number, Workspace())
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A contiguous buffer in the dtype and on the device of `like`, unwritten or full of what was there."""
@@ -36,4 +41,5 @@ class Workspace:
 
     def bytes(self) -> int:
         """What is held."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+        own = sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+        return own + sum(part.bytes() for part in self._parts.values())

@@ -23,7 +23,8 @@ class Setting(NamedTuple):
 class Opened(NamedTuple):
     """What is judged.
 
-    unjudged    by name, why a tensor is not
+    unjudged    by name, why a tensor of the wrapped module is not
+    lost        by name, why a parameter of the module cannot be found again
     dtype       the module's own
     least       rows of the smallest share
     can_unsync  whether the wrapped module has a `no_sync`
@@ -32,6 +33,7 @@ class Opened(NamedTuple):
 
     parameters: list[str]
     unjudged: dict[str, str]
+    lost: dict[str, str]
     dtype: torch.dtype
     shares: int
     least: int

@@ -33,6 +33,7 @@ RANK_CHECKS = ("dtype", "accumulation", "no_sync")
 TIMEOUT = 60.0
 RELATIVE, NOISES = 1e-10, 64.0  # in float64
 COARSE = 1e-2  # a resolution above it proves nothing
+VALUES = 1e-5  # of their size, by which outputs and buffers may be off; gradients are judged more finely
 NARROW = 4.0  # units of a narrower dtype inside, that an error may have
 UNEVEN = (
     "the shares of the rows are unequal, and an output without rows is averaged over the ranks: if it is a mean over a "
@@ -201,10 +202,12 @@ class RankProof:
         opened: Opened = run("the case and its wrap", open_trial, setting)[0]
         unit = torch.finfo(setting.dtype or setting.autocast or opened.dtype).eps / 2
         unit = max(unit, torch.finfo(setting.autocast).eps / 2) if setting.autocast else unit
-        self.unjudged = dict(opened.unjudged)
+        self.unjudged = {**opened.lost, **opened.unjudged}
         for name in opened.parameters:
-            if name not in self.unjudged:
-                self.parameters[name] = Seen()
+            self.parameters[name] = Seen()
+        if opened.lost:  # without its value there is nothing to compare with
+            name, reason = next(iter(opened.lost.items()))
+            raise Stopped("inconclusive", f"the value of {name} is not known: {reason}")
         listed = turns(opened)
         for i, turn in enumerate(listed):
             self.progress(i, len(listed))
@@ -321,7 +324,7 @@ class RankProof:
         wrong = {}
         for name, by_rank in figures.items():
             for rank, figure in enumerate(by_rank):
-                if figure.error > max(1e-8, 256 * unit) * max(figure.size, figure.own) or math.isnan(figure.error):
+                if figure.error > max(VALUES, 256 * unit) * max(figure.size, figure.own) or math.isnan(figure.error):
                     wrong.setdefault(name, f"{name} of rank {rank} {_words(figure, figure.size)}{_in_turn(turn)}")
         if wrong and not any(check.name == kind and check.tensors == [*wrong] for check in self.checks):
             note = f"{'; '.join(list(wrong.values())[:3])}"

@@ -45,7 +45,7 @@ from gradproof.proof.runner import CannotRun
 from gradproof.proof.state import seed_generators
 from gradproof.proof.structure import leaves_of
 
-LATE = 0.1  # seconds by which ranks take turns to be late: what is not waited for is then not there yet
+LATE = 0.05  # seconds by which ranks take turns to be late: what is not waited for is then not there yet
 STEP = 0.05  # of the parameters' norm, that the first update moves them by
 AGREE = 64.0  # units of its size, by which copies of a value may differ
 LOCAL = 1e-6  # within which a gradient is that of some rows alone
@@ -110,18 +110,19 @@ class RankTrial:
         own = tuple({name: tuple(t.shape) for name, t in some.items()} for some in (held, buffers))
         said = self.talk.gathered(own)
         self.unjudged = {name: "it is none of the module's own parameters" for name in strange}
+        self.lost: dict[str, str] = {}
         self.parts: dict[str, Part] = {}
         for name, tensor in known.items():
             shapes = [parameters.get(name) for parameters, _ in said]
             if None in shapes:
-                self.unjudged[name] = f"the wrapped module has no such parameter on rank {shapes.index(None)}"
+                self.lost[name] = f"the wrapped module has no such parameter on rank {shapes.index(None)}"
                 continue
             part = part_of(tensor.shape, shapes, self.rank, self.shares)  # type: ignore[arg-type]
             if part is None:
                 other = next(s for s in shapes if s != tuple(tensor.shape))
-                self.unjudged[name] = (
+                self.lost[name] = (
                     f"its shape {other} on rank {shapes.index(other)} is no contiguous part of {tuple(tensor.shape)}; "
-                    "use a DTensor, whose layout is known"
+                    "use DTensors, as fully_shard does"
                 )
             else:
                 self.parts[name] = part
@@ -149,10 +150,10 @@ class RankTrial:
 
     def opened(self) -> Opened:
         can = all(self.talk.gathered(callable(getattr(self.wrapped, "no_sync", None))))
-        names = [*self.trained, *(n for n in self.unjudged if n in self.alone.parameters)]
         return Opened(
-            names,
+            self.trained,
             self.unjudged,
+            self.lost,
             self.dtype,
             self.shares,
             self.rows.least,
@@ -208,7 +209,7 @@ class RankTrial:
         self.places.append(self._places(turn, micro, [y.shape for y in outputs]))
         cotangents = self._cotangents(turn, micro, self.places[-1])
         self.taken.append(tuple(plain(y) for y in outputs))
-        if self.rank == (turn.number + 1) % self.ranks:
+        if micro == turn.micros - 1 and self.rank == (turn.number + 1) % self.ranks:
             time.sleep(LATE)
         pull_back(outputs, cotangents)
 

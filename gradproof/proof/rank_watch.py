@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 OWN = ("gradproof/proof/", "gradproof/ranks/")
 SHARE = 0.6  # of the timeout, after which a rank says where it is
-BUSY = 0.2  # of a core: a rank that uses less is waiting
+BUSY = 0.2  # of a core; where cores are scarce a rank that computes gets less, but Linux tells
+LOOKS = 10  # at the state of the main thread
 
 
 class Whereabouts(NamedTuple):
@@ -27,12 +28,12 @@ class Whereabouts(NamedTuple):
 
 
 class StageWatch:
-    """While inside, a thread that speaks up once when this takes more than a part of the timeout."""
+    """While inside, a thread that speaks up when this takes more than a part of the timeout."""
 
     def __init__(self, folder: str, rank: int, stage: str, timeout: float):
         self.file, self.stage, self.wait = Path(folder) / f"rank-{rank}.json", stage, SHARE * timeout
         self.pause = min(1.0, 0.1 * timeout)
-        self._main = threading.get_ident()
+        self._main, self._thread = threading.get_ident(), threading.get_native_id()
         self._left = threading.Event()
 
     def __enter__(self) -> StageWatch:
@@ -46,17 +47,27 @@ class StageWatch:
     def _look(self) -> None:
         if self._left.wait(self.wait):
             return
-        before = time.process_time(), time.monotonic()
-        if self._left.wait(self.pause):
-            return
-        share = (time.process_time() - before[0]) / (time.monotonic() - before[1])
-        frame = sys._current_frames().get(self._main)
-        if frame is not None:
-            function, line = _place(frame)
-            about: dict[str, Any] = dict(stage=self.stage, function=function, line=line, busy=share > BUSY)
-            partial = self.file.with_suffix(".partial")
-            partial.write_text(json.dumps(about))
-            partial.rename(self.file)
+        while not self._left.is_set():
+            before = time.process_time(), time.monotonic()
+            runs = any([_runnable(self._thread) for _ in range(LOOKS) if not self._left.wait(self.pause / LOOKS)])
+            share = (time.process_time() - before[0]) / (time.monotonic() - before[1])
+            frame = sys._current_frames().get(self._main)
+            if frame is not None and not self._left.is_set():
+                self._say(*_place(frame), runs or share > BUSY)
+
+    def _say(self, function: str, line: str, busy: bool) -> None:
+        about: dict[str, Any] = dict(stage=self.stage, function=function, line=line, busy=busy)
+        partial = self.file.with_suffix(".partial")
+        partial.write_text(json.dumps(about))
+        partial.rename(self.file)
+
+
+def _runnable(thread: int) -> bool:
+    """Whether Linux would run a thread, if it had a core for it; False elsewhere."""
+    try:
+        return Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "RD"
+    except (OSError, IndexError):
+        return False
 
 
 def whereabouts(folder: str, rank: int) -> Whereabouts | None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from gradproof.models.expert_ranks import entries_of_rank
 from gradproof.models.moe import MoEConfig
 from gradproof.models.sizes import cost
+from gradproof.models.transformer import TransformerConfig
 from gradproof.params import padded
 from gradproof.ranks.mesh import AT_ONCE
 from gradproof.ranks.mesh_shape import MeshShape, share
@@ -42,19 +44,54 @@ class RankPlan(NamedTuple):
         """Bytes held."""
         return self.weights + self.gradients + self.moments + self.activations + self.working + self.buffers
 
+    @property
+    def moved(self) -> int:
+        """Bytes that its optimizer reads and writes: for the norm g; then p, g, m, v, and p, m, v back."""
+        return 4 * self.moments
+
+
+class Rates(NamedTuple):
+    """What a rank does in a second. `bandwidth` is in bytes sent, by kind of operation; `latency` in seconds an
+    operation; `flops` those of a step's products; `memory` in bytes that the optimizer reads and writes."""
+
+    bandwidth: Mapping[str, float]
+    latency: float
+    flops: float
+    memory: float
+
+
+class Seconds(NamedTuple):
+    """Of a step: by one process on as many rows as a rank has; on the mesh, if nothing that is sent is hidden behind
+    the arithmetic, and if the exchange of gradients is hidden as far as it can be."""
+
+    alone: float
+    open: float
+    hidden: float
+
 
 class MeshPlan(NamedTuple):
-    """All ranks; `flops` are of the products of the busiest rank's step, `moved` the bytes of parameters, gradients and
-    moments that its optimizer reads and writes."""
+    """All ranks. `alone` is the same training in one process, on as many rows as the busiest rank has; `flops` are
+    those of its products."""
 
     ranks: list[RankPlan]
+    alone: RankPlan
     flops: int
-    moved: int
 
     @property
     def busiest(self) -> RankPlan:
-        """The rank that holds most, which is also the one with most rows."""
+        """The rank that holds most, which is also one with most rows."""
         return max(self.ranks, key=lambda own: (own.total, own.rows))
+
+    def seconds(self, rates: Rates) -> Seconds:
+        """How long a step takes."""
+        own, products = self.busiest, self.flops / rates.flops
+        spent = {
+            kind: sent / rates.bandwidth[kind] + own.calls[kind] * rates.latency for kind, sent in own.sent.items()
+        }
+        rows = spent.pop("all-to-all", 0.0)  # whoever waits for rows has nothing else to do
+        work = products + own.moved / rates.memory
+        hidden = max(work, sum(spent.values())) + rows
+        return Seconds(products + self.alone.moved / rates.memory, work + sum(spent.values()) + rows, hidden)
 
 
 def plan_of(config: Any, batch: int, shape: MeshShape, sharded: bool = False, device: str = "cpu") -> MeshPlan:
@@ -62,9 +99,14 @@ def plan_of(config: Any, batch: int, shape: MeshShape, sharded: bool = False, de
     fit."""
     shape.check_experts(config.experts if isinstance(config, MoEConfig) else None)
     ranks = [_rank(config, batch, shape, sharded, device, rank) for rank in range(shape.ranks)]
-    most = max(ranks, key=lambda own: own.rows)
-    passes = 4 * most.weights + (3 * most.moments) // 2  # p and g are read, p written; m and v read and written
-    return MeshPlan(ranks, config.flops_per_row() * most.rows, passes)
+    most = max(own.rows for own in ranks)
+    return MeshPlan(ranks, _rank(config, most, MeshShape(), False, device, 0), most * _flops_per_row(config))
+
+
+def _flops_per_row(config: Any) -> int:
+    """Of a transformer's token, 6 a parameter: its embeddings are read instead of multiplied, its scores are not
+    counted."""
+    return 6 * config.param_count() if isinstance(config, TransformerConfig) else config.flops_per_row()
 
 
 def _rank(config: Any, batch: int, shape: MeshShape, sharded: bool, device: str, rank: int) -> RankPlan:

@@ -86,7 +86,9 @@ def test_the_readme_has_three_rows_of_few_columns(script):
     record["rows"] = [{**row, "rows": rows} for rows in (256, 8192)]
     assert script(step_h200=record).returncode == 0
     written = script.readme.read_text()
-    assert "| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms | 3.75 ms | **1.50x** |" in written and "nano, 256" not in written
+    assert (
+        "| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms | 3.75 ms | **1.50x** |" in written and "nano, 256" not in written
+    )
     script.readme.write_text(written.replace("1.50x", "9.50x"))
     stale = script("--check")
     assert stale.returncode == 1 and "README.md is stale" in stale.stderr and len(stale.stderr.splitlines()) == 1

@@ -16,7 +16,9 @@ class ConsoleGate:
     def __init__(self, folder):
         self.folder, self.port = folder, 0
         made = tokens_of(folder)
-        self.tokens = {role: made.add(name, role) for role, name in (("admin", "ann"), ("reviewer", "rob"), ("agent", "ci"))}
+        self.tokens = {
+            role: made.add(name, role) for role, name in (("admin", "ann"), ("reviewer", "rob"), ("agent", "ci"))
+        }
         self.start()
 
     @property

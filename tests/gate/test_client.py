@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
@@ -271,7 +272,7 @@ def starts(store, monkeypatch, tmp_path):
     def make(program: str = STARTED, pause: float = 0.0, life: float = 3.0):
         path = [str(Path(__file__).parent), str(Path(launch.__file__).parents[2])]
         text = program.format(path=path, count=str(count), store=str(store), pause=pause, life=life)
-        monkeypatch.setattr(launch, "command", lambda store: [sys.executable, "-c", text])
+        monkeypatch.setattr(launch, "command", lambda store, socket: [sys.executable, "-c", text])
         return lambda: len(count.read_text()) if count.exists() else 0
 
     return make
@@ -312,8 +313,6 @@ def test_a_daemon_that_takes_too_long_to_start(store, starts):
 
 
 def test_where_another_process_holds_the_lock_it_is_waited_for(store, starts):
-    import fcntl
-
     started = starts()
     held = os.open(store, os.O_RDONLY)
     fcntl.flock(held, fcntl.LOCK_EX)
@@ -321,6 +320,38 @@ def test_where_another_process_holds_the_lock_it_is_waited_for(store, starts):
         client(store, start=True, warm=0.3, cold=0.3).decide(CALL)
     assert started() == 0
     os.close(held)
+
+
+@pytest.mark.parametrize("held", ["", launch.RUNNING])
+def test_a_daemon_that_is_being_started_has_the_time_of_a_cold_one(store, daemon, held):
+    """Its socket may be there before it can decide."""
+    (store / launch.RUNNING).touch()
+    slow = threading.Event()
+
+    def answers(number, body):
+        slow.wait(1.0)
+        return decision("ask")
+
+    daemon(answers)
+    lock = os.open(store / held, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if held:  # one that serves is warm
+        with pytest.raises(NoAnswer, match="in time"):
+            client(store, warm=0.2).decide(CALL)
+    else:
+        assert client(store, warm=0.2).decide(CALL)["decision"] == "ask"
+    slow.set()
+    os.close(lock)
+
+
+def test_none_is_started_beside_one_that_lives(store, starts):
+    started = starts()
+    lock = os.open(store / launch.RUNNING, os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(NoAnswer, match="in time"):
+        client(store, start=True, warm=0.3, cold=0.3).decide(CALL)
+    assert started() == 0
+    os.close(lock)
 
 
 def test_a_folder_that_is_no_store_starts_nothing(tmp_path, starts):

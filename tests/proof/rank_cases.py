@@ -69,8 +69,8 @@ def ddp():
     return RankCase(Net(), data(), DistributedDataParallel)
 
 
-def ddp_compiled_names():
-    """A wrapper around another; its own parameter names are `inner._orig_mod.module.a.weight`."""
+def ddp_in_wrappers():
+    """Whose parameters are called `inner._orig_mod.module.a.weight`."""
     return RankCase(Net(), data(), lambda module: Outer(Middle(DistributedDataParallel(module))))
 
 
@@ -819,12 +819,14 @@ def wrong_in_float32():
     return RankCase(Net(), data(), by_hooks(reduce))
 
 
-def fsdp1():
+def flat_pieces():
+    """The first FSDP, which keeps its parameters in flat pieces."""
     from torch.distributed.fsdp import FullyShardedDataParallel
 
-    return RankCase(
-        Net(), data(), lambda m: FullyShardedDataParallel(m, use_orig_params=True, device_id=torch.device("cpu"))
-    )
+    def wrap(module):
+        return FullyShardedDataParallel(module, use_orig_params=True, device_id=torch.device("cpu"))
+
+    return RankCase(Net(), data(), wrap)
 
 
 def hsdp():

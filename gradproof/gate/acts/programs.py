@@ -15,7 +15,7 @@ from typing import Any
 from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.acts.act import NOTHING, Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart, knowledge
-from gradproof.gate.acts.options import HARMLESS, QUIET, SAME, Parsed, parse
+from gradproof.gate.acts.options import HARMLESS, LOUD, QUIET, SAME, Parsed, parse
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
@@ -193,7 +193,8 @@ def _detail(command: Command, first: int) -> None:
     fresh = [i for i in range(first, len(acts)) if acts[i].details is None]
     if not fresh:
         return
-    harmless = QUIET | HARMLESS.get(command.program, frozenset())
+    name = command.program
+    harmless = (QUIET - LOUD.get(name, frozenset())) | HARMLESS.get(name, frozenset())
     parsed = parse(command.words, command.deed)
     said = {
         SAME.get(name, name) + (f"={unglobbed(value.texts[0])}" if value is not None else "")

@@ -16,7 +16,7 @@ from typing import Any
 
 from gradproof.gate.acts import programs
 from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
-from gradproof.gate.acts.databases import statements
+from gradproof.gate.acts.databases import in_database, statements
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, run
@@ -58,6 +58,7 @@ FILE_TOOLS: dict[str, Effect] = {
         ("read", "view", "cat", "open_file", "notebookread", "read_file", "read_text_file", "ls", "list_directory"),
         "read",
     ),
+    "read_many_files": "read",
     **dict.fromkeys(
         ("grep", "glob", "search_files", "codebase_search", "list_dir", "directory_tree", "file_search", "grep_search"),
         "read",
@@ -82,6 +83,7 @@ FILE_TOOLS: dict[str, Effect] = {
     ),
     **dict.fromkeys(("delete_file", "remove_file", "delete", "delete_directory"), "delete"),
 }
+NAMELESS = ("grep", "glob", "ls", "apply_patch", "read_many_files")  # whose paths stand elsewhere
 WEB_TOOLS: dict[str, Effect] = {
     **dict.fromkeys(
         ("webfetch", "web_fetch", "fetch", "websearch", "web_search", "google_web_search", "navigate", "browse"), "read"
@@ -108,7 +110,13 @@ INTERNAL |= {
     "slashcommand",
     "save_memory",
 }
-STOPS = {"killshell", "killbash", "kill_shell"}
+STOPS = {"killshell", "killbash", "kill_shell", "taskstop"}
+# What agents' own tools do inside the agent. Only under these very names: a server's tool may be called the same.
+AGENTS_OWN = {"agent", "taskcreate", "taskget", "taskupdate", "tasklist", "taskoutput", "toolsearch", "reportfindings"}
+AGENTS_OWN |= {"write_todos", "ask_user", "activate_skill", "update_topic", "invoke_agent", "complete_task"}
+AGENTS_OWN |= {"tracker_create_task", "tracker_update_task", "tracker_add_dependency", "enter_plan_mode"}
+PUBLISHING = {"artifact", "projects"}  # of agents, to a service
+FOLDER_ARGUMENTS = ("cwd", "workdir", "working_directory", "directory", "dir_path", "working_dir", "workingdirectory")
 LOCAL_SERVERS = (
     "filesystem",
     "memory",
@@ -194,9 +202,14 @@ def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str
     return frozenset(
         f"{key}={str(value).upper() if key == 'method' else value}"
         for key, value in islice(leaves("", arguments), MOST_ARGUMENTS)
-        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained)
+        if (_asks(key, value) or not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained))
         and not re.match(r"(?i)(?:body|data|json|payload|message|content)\.", key)
     )
+
+
+def _asks(key: str, value: Any) -> bool:
+    """A URL with a query, which says what else is meant."""
+    return "?" in str(value) and URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) is not None
 
 
 def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,14 +323,20 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
     if is_shell(tool, arguments):
         return _shell(reading, tool, arguments, state)
     command = Command(reading, tool, [], state)
-    if name in INTERNAL:
+    own = server_name(tool) in ("", *LOCAL_SERVERS)  # any other server may call its tool what it likes
+    if (name in INTERNAL and own) or tool.lower() in AGENTS_OWN:
         command.act("read", "local")
         return None
-    if name in STOPS:
-        command.act("stop", "local", ActTarget("process", str(arguments.get("shell_id", ""))))
+    if tool.lower() in PUBLISHING:
+        command.act("publish", "remote", ActTarget("resource", tool))
+    if name in STOPS and own:
+        command.act(
+            "stop", "local", ActTarget("process", str(arguments.get("shell_id") or arguments.get("task_id") or ""))
+        )
         return None
     if name in FILE_TOOLS and (
-        any(PATH_ARGUMENTS.match(key) for key in arguments) or name in ("grep", "glob", "ls", "apply_patch")
+        any(PATH_ARGUMENTS.match(key) for key in arguments)
+        or name in ("grep", "glob", "ls", "apply_patch", "read_many_files")
     ):
         return _file(command, name, arguments)
     if _is_sql(tool, arguments):
@@ -334,15 +353,11 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     given = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
     if given is None:
         given = next((value for value in arguments.values() if isinstance(value, str | list)), None)
-    folder = next(
-        (
-            arguments[key]
-            for key in ("cwd", "workdir", "working_directory", "directory")
-            if isinstance(arguments.get(key), str)
-        ),
-        "",
-    )
-    if folder:
+    named = [value for key, value in arguments.items() if key.lower() in FOLDER_ARGUMENTS and value]
+    folders = sorted({value for value in named if isinstance(value, str)})
+    if len(folders) != 1 and named:
+        reading.unknown(tool, "which folder the command runs in")
+    for folder in folders[:1]:
         inner = Command(reading, "cd", [Word((TILDE + folder[1:] if folder.startswith("~") else folder,))], state)
         programs.BUILTINS["cd"](inner)
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
@@ -402,7 +417,9 @@ def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
         return _other(command, command.program, arguments)
     touched = False
     for key, value in leaves("", arguments):
-        if PATH_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
+        own = key.rsplit(".", 1)[-1]
+        named = PATH_ARGUMENTS.match(own) or (name == "read_many_files" and own == "include")
+        if named and isinstance(value, str) and value:
             command.touch(effect, path_word(value), folder=name.endswith("directory"))
             touched = True
     if name == "apply_patch":
@@ -460,7 +477,7 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         value = arguments.get(key)
         if isinstance(value, str) and value:
             target, scope = of_url(value)
-            database = f"{target.name}/{database or target.within}"
+            database = in_database(target, database or target.within)
     if (
         "sqlite" in tool.lower()
         or "duckdb" in tool.lower()

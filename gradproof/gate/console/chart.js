@@ -4,6 +4,7 @@ import { el, svg, fill } from "./dom.js";
 
 const HEIGHT = 190;
 const EDGE = { left: 46, right: 12, top: 10, bottom: 26 };
+const LEAST = 120; // below that nothing could be read: the page is just being laid out
 const DAY = 86400;
 const DATE = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
 const HOUR = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", hour12: false });
@@ -44,11 +45,10 @@ export class Chart {
   }
 
   draw() {
-    const width = Math.floor(this.element.clientWidth);
-    if (!width || width === this.width) return;
+    const width = Math.floor(this.plot.getBoundingClientRect().width);
+    if (width < LEAST || width === this.width) return;
     this.width = width;
     this.plot.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
-    this.plot.setAttribute("width", width);
     this.plot.setAttribute("height", HEIGHT);
     this.cursor = svg("line", { class: "cursor", y1: EDGE.top, y2: HEIGHT - EDGE.bottom, visibility: "hidden" });
     fill(this.plot, this.axes(), this.bars ? this.stack() : this.series.map((one) => this.line(one)), this.limitLine(), this.cursor);
@@ -157,7 +157,7 @@ export function ceiling(value) {
 
 /** Ticks at whole days, or at whole hours where the time is short. */
 export function timeTicks(first, last, most) {
-  const steps = [3600 / 4, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY, 2 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY];
+  const steps = [3600 / 4, 3600, 3 * 3600, 6 * 3600, 12 * 3600, DAY, 2 * DAY, 3 * DAY, 5 * DAY, 7 * DAY, 14 * DAY, 30 * DAY, 90 * DAY];
   const step = steps.find((one) => (last - first) / one <= most) ?? 365 * DAY;
   const zone = new Date(first * 1000).getTimezoneOffset() * 60;
   const start = Math.ceil((first - zone) / step) * step + zone;

@@ -70,7 +70,7 @@ class CorrectionForm {
     this.scope = select(options, "", () => this.update());
     this.pattern = el("input", { type: "text", spellcheck: false, autocomplete: "off", placeholder: "/home/ann/app/build/*", maxLength: 500, oninput: () => this.update() });
     this.patternField = field("Pattern", this.pattern, "* stands for any text, ? for one character.");
-    return [field("How far it reaches", this.scope, "Nothing may be added to the call: every act of it needs a counterpart here."), this.patternField];
+    return [field("How far it reaches", this.scope, "A call that does anything more than this one is not covered."), this.patternField];
   }
 
   acts() {

@@ -103,7 +103,7 @@ function remark(word) {
 function acts(decision) {
   const rows = (decision.acts ?? []).map((act, i) =>
     el("tr", { class: i === decision.worst ? "deciding" : "" },
-      el("td", { "data-label": "Act" }, actWords(act), i === decision.worst && decision.acts.length > 1 ? el("span", { class: "tag" }, "decides") : null),
+      el("td", { "data-label": "Act" }, el("div", {}, actWords(act), i === decision.worst && decision.acts.length > 1 ? el("span", { class: "tag" }, "decides") : null)),
       el("td", { "data-label": "Effect" }, String(act.effect ?? "").replaceAll("_", " ")),
       el("td", { "data-label": "Scope" }, String(act.scope ?? "")),
       el("td", { "data-label": "Target" }, said(act.target || "–")),

@@ -190,7 +190,7 @@ class Session {
 
   /** The next or previous question or decision. */
   move(step) {
-    const rows = [...this.main.querySelectorAll("[data-row]")];
+    const rows = [...this.main.querySelectorAll("[data-row]")].filter((row) => row.checkVisibility());
     const now = document.activeElement.closest?.("[data-row]") ?? document.activeElement.closest?.(".decision")?.querySelector("[data-row]");
     const at = rows.indexOf(now);
     const next = rows[at < 0 ? (step > 0 ? 0 : rows.length - 1) : Math.min(rows.length - 1, Math.max(0, at + step))];

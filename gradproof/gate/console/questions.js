@@ -10,6 +10,7 @@ import { correct } from "./correct.js";
 
 // A question takes a key only after it has been in view for so long: a second press is not meant for the next one.
 const SETTLES = 600;
+const FEW = 4; // questions that are shown at once, as page.css says; the others follow on demand
 const ENDING = 60; // seconds, from which on the time left is shown as urgent
 const ANSWERED = { allowed: "was allowed", blocked: "was blocked", expired: "has expired" };
 
@@ -21,8 +22,8 @@ export class Questions {
     this.cards = new Map(); // by id: { element, ask, since }
     this.heading = el("h2", { id: "questions-title" }, "Waiting questions");
     this.list = el("div", { class: "questions" });
-    this.recent = el("div", {});
-    this.element = el("section", { class: "questions-part", "aria-labelledby": "questions-title" }, this.heading, this.list, this.recent);
+    this.more = button("", () => { this.list.classList.add("all"); this.settle(); }, { class: "link", hidden: true });
+    this.element = el("section", { class: "questions-part", "aria-labelledby": "questions-title" }, this.heading, this.list, this.more);
     this.timer = setInterval(() => this.tick(), 1000);
     news.addEventListener("asks", () => this.refresh());
     this.element.addEventListener("focusin", () => this.mark());
@@ -69,6 +70,9 @@ export class Questions {
     const n = this.cards.size;
     this.heading.textContent = n ? `${count(n, "question")} waiting` : "No question is waiting";
     this.heading.classList.toggle("quiet", !n);
+    if (n <= FEW) this.list.classList.remove("all");
+    this.more.hidden = n <= FEW || this.list.classList.contains("all");
+    this.more.textContent = `Show ${count(n - FEW, "more question")}`;
     this.oncount(n);
     this.tick();
     this.mark();
@@ -88,13 +92,13 @@ export class Questions {
     const left = el("span", { class: "left", role: "timer" });
     return el("article", { class: "question", tabIndex: -1, "data-row": "", "data-id": ask.id, "aria-label": `Question: ${plain(decision.reason)}` },
       el("header", {}, el("p", { class: "reason" }, said(decision.reason)), left),
-      block(decision.text, 700, 8),
-      el("p", { class: "meta" }, origin({ ...decision, actor: ask.actor }), el("span", {}, when(decision.time)), el("span", { class: "times" }, times(ask)), decision.because ? said(decision.because) : null),
+      block(decision.text, 400, 8),
       el("div", { class: "answers" },
         button(["Allow once", key("a")], () => this.answer(card, "allow"), { class: "allow", "aria-keyshortcuts": "a" }),
         button(["Allow always…", key("A")], () => this.always(card, true), { "aria-keyshortcuts": "Shift+A" }),
         button(["Block", key("b")], () => this.answer(card, "block"), { class: "block", "aria-keyshortcuts": "b" }),
-        button(["Block always…", key("B")], () => this.always(card, false), { "aria-keyshortcuts": "Shift+B" })));
+        button(["Block always…", key("B")], () => this.always(card, false), { "aria-keyshortcuts": "Shift+B" }),
+        el("p", { class: "meta" }, said(decision.because ?? ""), origin({ ...decision, actor: ask.actor }), el("span", { class: "times" }, times(ask)), el("span", {}, when(decision.time)))));
   }
 
   /** The card that keys speak to: the one with the focus, else the first. */
@@ -176,7 +180,7 @@ export class Questions {
   async point(id) {
     await this.refresh();
     const card = this.cards.get(id);
-    if (card) { card.element.focus(); card.element.scrollIntoView({ block: "nearest" }); return; }
+    if (card) { this.list.classList.add("all"); this.settle(); card.element.focus(); card.element.scrollIntoView({ block: "nearest" }); return; }
     try {
       const ask = await get(`/v1/asks/${encodeURIComponent(id)}`);
       toast(`This question ${ANSWERED[ask.state] ?? "no longer waits"}${ask.by ? ` by ${plain(ask.by)}` : ""}.`);

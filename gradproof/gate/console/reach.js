@@ -30,7 +30,7 @@ function row(decision) {
   return el("li", {},
     el("div", { class: "reach-head" }, pill(decision.before), el("span", { "aria-label": "becomes" }, "→"), pill(decision.after), el("span", { class: "when" }, when(decision.time))),
     callLine(decision.text),
-    decision.reason ? el("p", { class: "note" }, said(decision.reason)) : null);
+    decision.reason && decision.by !== "correction" ? el("p", { class: "note" }, said(decision.reason)) : null);
 }
 
 const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}${/[.!?]$/.test(text) ? "" : "."}`;

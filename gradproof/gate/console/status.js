@@ -50,6 +50,7 @@ export class Status {
 
   cards(status) {
     const { daemon = {}, counts = {}, judged = {}, trust = {}, drift = {} } = status;
+    const total = (judged.allow ?? 0) + (judged.block ?? 0);
     const audit = daemon.audit ?? {};
     const learner = daemon.learner ?? {};
     const cards = [
@@ -61,9 +62,9 @@ export class Status {
         [el("progress", { max: 1, value: Math.min(1, status.used ?? 0), "aria-label": "Journal used" }), `${count(counts.decisions ?? 0, "decision")}, ${count(counts.signals ?? 0, "signal")}, ${counts.pending ?? 0} waiting to be learned, ${count(counts.pinned ?? 0, "pinned mistake")}.`]),
       this.auditCard(audit),
       card("Model", status.serving ? `Version ${status.serving}` : "No version", "",
-        [`Alignment ${share(status.alignment)} of ${count((judged.allow ?? 0) + (judged.block ?? 0), "judgement")}. `, status.trusted ? "Trusted." : `Not trusted yet: ${trust.judgements ?? 0} of 500 judgements, ${trust.blocks ?? 0} of 50 to block.`]),
+        [total ? `Alignment ${share(status.alignment)} of ${count(total, "judgement")}. ` : "Nothing has been judged yet. ", status.trusted ? "Trusted." : `Not trusted yet: ${trust.judgements ?? 0} of 500 judgements, ${trust.blocks ?? 0} of 50 to block.`]),
       card("Drift", drift.errors?.drift || drift.inputs?.drift ? "Found" : "None found", drift.errors?.drift || drift.inputs?.drift ? "warn" : "good",
-        `Errors ${share(drift.errors?.rate)} of ${count(drift.errors?.judged ?? 0, "judged decision")}${drift.errors?.drift ? ", rising" : ""}. Input distribution: ${drift.inputs?.drift ? "shifted" : "stable"} (stability index ${figure(drift.inputs?.index)}).`),
+        `${drift.errors?.judged ? `Errors ${share(drift.errors.rate)} of ${count(drift.errors.judged, "judged decision")}${drift.errors.drift ? ", rising" : ""}. ` : ""}Input distribution: ${drift.inputs?.drift ? "shifted" : "stable"} (stability index ${figure(drift.inputs?.index)}).`),
       card("Learner", learner.running ? "Running" : "Not running", learner.running ? "good" : "warn",
         [`${count(learner.restarts ?? 0, "restart")}. `, learner.last ? said(typeof learner.last === "string" ? learner.last : JSON.stringify(learner.last)) : "No round yet."]),
       card("Daemon", daemon.pid ? `Process ${daemon.pid}` : "–", "",

@@ -53,7 +53,7 @@ export function cut(text, length) {
 }
 
 /** A text of an agent in lines; what is long is cut, with a button that shows the rest. */
-export function block(text, most = 1200, lines = 14) {
+export function block(text, most = 600, lines = 12) {
   const whole = String(text ?? "");
   const head = cut(whole.split("\n").slice(0, lines).join("\n"), most);
   const box = el("pre", { class: "said call", translate: false, tabIndex: 0, "aria-label": "The call" });

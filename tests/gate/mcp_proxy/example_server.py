@@ -62,6 +62,22 @@ def delete_everything(file: str) -> str:
 
 
 @server.tool()
+def pay_invoice(amount: int, file: str) -> str:
+    """Leaves a file."""
+    with open(file, "w") as left:
+        left.write("done")
+    return "paid"
+
+
+@server.tool()
+def write_file(path: str, content: str) -> str:
+    """Writes a file."""
+    with open(path, "w") as written:
+        written.write(content)
+    return "written"
+
+
+@server.tool()
 def get_crash() -> str:
     """Ends the server."""
     os._exit(7)

@@ -4,6 +4,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from gradproof.gate.mcp_proxy import doorkeeper
 from gradproof.gate.mcp_proxy.doorkeeper import Doorkeeper, UndecidedError, Visitor
 from gradproof.gate.mcp_proxy.known_tools import KnownTools
 from gradproof.gate.mcp_proxy.messages import from_client
@@ -133,9 +134,10 @@ async def scene(gate=None, wait=PATIENCE, file=None):
 
 
 def play(acts, *args, **kwargs):
-    """Runs an asynchronous function that takes a scene."""
+    """Runs an asynchronous function that takes a scene; the console is looked at often."""
 
     async def run():
+        doorkeeper.POLL = 0.02
         async with scene(*args, **kwargs) as made:
             await acts(made)
 

@@ -134,7 +134,7 @@ def test_once_is_once_even_for_calls_at_the_same_time():
 
 
 def test_a_server_cannot_have_its_own_question_answered_for_the_gate():
-    """Its questions keep their ids, which are not ours; what it asks under a question's id does not reach the client."""
+    """Its questions keep their ids, which are not ours; what it asks under the id of ours does not reach the client."""
 
     async def acts(scene):
         await scene.initialize("2025-06-18", {"elicitation": {}})

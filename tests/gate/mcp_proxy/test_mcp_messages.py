@@ -37,11 +37,11 @@ def test_params_survive_as_they_are(params):
     assert from_server(written) == [read]
 
 
-@pytest.mark.parametrize(
-    "method",
-    ["tools/Call", "TOOLS/CALL", " tools/call", "tools/call ", "tools/call\\n", "tools\\u2215call", "tools//call"]
-    + ["tools.call", "tool\\u017f/call", "\\uff54ools/call", "tools/call\\u0000", "tools/cal\\u200bl", "tools_call"],
-)
+VARIANTS = ["tools/Call", "TOOLS/CALL", " tools/call", "tools/call ", "tools/call\\n", "tools//call", "tools.call"]
+VARIANTS += ["tools\\u2215call", "tool\\u017f/call", "\\uff54ools/call", "tools/call\\u0000", "tools/cal\\u200bl"]
+
+
+@pytest.mark.parametrize("method", VARIANTS)
 def test_variants_of_the_method_do_not_pass(method):
     """A server that is careless with names would run what nobody has decided."""
     assert the_refusal(CALL.replace(b"tools/call", method.encode())).code == -32601, method

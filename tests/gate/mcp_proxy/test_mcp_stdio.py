@@ -11,7 +11,10 @@ import pytest
 
 pytest.importorskip("mcp", reason="the extra `gate` is not installed")
 
+from typer.testing import CliRunner
 from wires import EXAMPLE, made_up_daemon, proxy_command, wire
+
+from gradproof.commands.gate import app
 
 
 def by_name(call):
@@ -26,21 +29,27 @@ def daemon(tmp_path):
 
 
 @pytest.fixture
-def both(daemon):
-    """The example server directly, and behind the proxy."""
-    with wire(EXAMPLE) as direct, wire(proxy_command(daemon.store, *EXAMPLE, name="example")) as proxied:
-        yield direct, proxied
+def direct():
+    """The example server without a proxy."""
+    with wire(EXAMPLE) as made:
+        yield made
+
+
+@pytest.fixture
+def proxied(daemon):
+    """The example server behind the proxy."""
+    with wire(proxy_command(daemon.store, *EXAMPLE, name="example")) as made:
+        yield made
 
 
 def call(name, **arguments):
     return {"name": name, "arguments": arguments, "_meta": {"progressToken": "t"}}
 
 
-def test_everything_is_as_it_is_without_the_proxy(both, daemon, tmp_path):
+def test_everything_is_as_it_is_without_the_proxy(direct, proxied, daemon):
     """Tools, resources, prompts, errors, progress, a result of 10 MB: the raw JSON is the same, in the same order."""
-    direct, proxied = both
     said = []
-    for one in both:
+    for one in (direct, proxied):
         said.append([one.initialize(elicitation={})])
         asks = [("tools/list", {}), ("tools/call", call("get_sum", a=2, b=3)), ("tools/call", call("get_sum", a="x"))]
         asks += [("tools/call", call("get_slowly", steps=20)), ("tools/call", call("get_text", length=10_000_000))]
@@ -71,8 +80,8 @@ def test_everything_is_as_it_is_without_the_proxy(both, daemon, tmp_path):
     assert proxied.end()[0] == 0
 
 
-def test_a_refused_call_does_not_run(both, tmp_path):
-    direct, proxied = both
+@pytest.mark.slow
+def test_a_refused_call_does_not_run(direct, proxied, tmp_path):
     left = tmp_path / "left"
     proxied.initialize()
     refused = proxied.ask("tools/call", call("delete_everything", file=str(left)))["result"]
@@ -83,10 +92,11 @@ def test_a_refused_call_does_not_run(both, tmp_path):
     assert left.exists()
 
 
-def test_the_servers_own_question_reaches_the_person(both):
+@pytest.mark.slow
+def test_the_servers_own_question_reaches_the_person(direct, proxied):
     """Elicitation by the server, in the middle of an allowed call."""
     said = []
-    for one in both:
+    for one in (direct, proxied):
         one.initialize(elicitation={})
         one.says({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call("get_name")})
         question = one.got()
@@ -96,8 +106,8 @@ def test_the_servers_own_question_reaches_the_person(both):
     assert said[0] == said[1] and "Ann" in json.dumps(said[1][1])
 
 
-def test_cancellation_reaches_the_server(both, tmp_path):
-    _, proxied = both
+@pytest.mark.slow
+def test_cancellation_reaches_the_server(proxied, tmp_path):
     left = tmp_path / "left"
     proxied.initialize()
     proxied.says({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call("get_never", file=str(left))})
@@ -110,8 +120,7 @@ def test_cancellation_reaches_the_server(both, tmp_path):
     assert "result" in proxied.ask("ping", id=3)
 
 
-def test_a_crash_is_told_to_every_open_request(both, tmp_path):
-    _, proxied = both
+def test_a_crash_is_told_to_every_open_request(proxied, tmp_path):
     proxied.initialize()
     proxied.says(
         {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call("get_never", file=str(tmp_path / "x"))}
@@ -125,8 +134,8 @@ def test_a_crash_is_told_to_every_open_request(both, tmp_path):
     assert status == 1 and "exit status 7" in logged
 
 
-def test_a_dead_daemon_refuses_and_everything_else_goes_on(both, daemon):
-    _, proxied = both
+@pytest.mark.slow
+def test_a_dead_daemon_refuses_and_everything_else_goes_on(proxied, daemon):
     proxied.initialize()
     daemon.close()
     refused = proxied.ask("tools/call", call("get_sum", a=1, b=1))["result"]
@@ -134,6 +143,7 @@ def test_a_dead_daemon_refuses_and_everything_else_goes_on(both, daemon):
     assert "result" in proxied.ask("prompts/list")
 
 
+@pytest.mark.slow
 def test_a_message_that_is_too_long_is_refused_and_the_next_one_is_not(daemon):
     with wire(proxy_command(daemon.store, *EXAMPLE)) as proxied:
         proxied.says(b'{"jsonrpc":"2.0","id":1,"method":"ping","params":{"x":"' + b"x" * (33 << 20) + b'"}}')
@@ -160,6 +170,7 @@ def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_proxy_that_is_told_to_end_ends_its_server(daemon, how):
     """A server that ignores the end of its input."""
@@ -182,11 +193,16 @@ def test_a_proxy_that_is_told_to_end_ends_its_server(daemon, how):
         (["--header", "a:b", "--", "x"], "name a server"),
         (["--name", "a__b", "--", "x"], "--name"),
         (["--name", "é", "--", "x"], "--name"),
-        (["--", "/no/such/program"], "/no/such/program"),
         (["--cwd", "/no/such/folder", "--", "x"], "no folder"),
     ],
 )
 def test_what_cannot_start_says_why(daemon, flags, said):
-    with wire([*proxy_command(daemon.store), *flags]) as proxied:
+    result = CliRunner().invoke(app, ["mcp-proxy", "--store", str(daemon.store), *flags])
+    assert result.exit_code == 2 and said in result.stderr and "Traceback" not in result.stderr
+
+
+@pytest.mark.slow
+def test_a_server_that_does_not_exist(daemon):
+    with wire(proxy_command(daemon.store, "/no/such/program")) as proxied:
         status, logged = proxied.end()
-    assert status == 2 and said in logged and "Traceback" not in logged
+    assert status == 2 and "/no/such/program" in logged and "Traceback" not in logged
