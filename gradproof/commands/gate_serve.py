@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -55,17 +55,20 @@ def serve(
         gradproof gate serve --store /var/lib/gate --group agents --port 8377 --shadow
     """
     with errors(debug):
+        from gradproof.gate import changes
+        from gradproof.gate.journal import Giver
         from gradproof.gate.store import Store
         from gradproof.http.listening import need_serve
 
         need_serve()
         warn(store)
-        from gradproof.gate import changes, daemon
-        from gradproof.gate.journal import Giver
-
-        with opened_store(Store, store) as opened:
+        with opened_store(Store, store) as opened, opened.deciding():
             if shadow is not None and shadow != opened.settings.shadow:
                 changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
-            hosts = tuple(f"{name}" for name in public_host or ())
-            where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
-            daemon.run(opened, where)
+            from gradproof.gate import daemon  # after the lock: a second daemon is refused before it loads anything
+
+            where: dict[str, Any] = dict(
+                socket=socket, group=group, host=host, port=port, public_hosts=tuple(public_host or ())
+            )
+            more: dict[str, Any] = dict(rate=rate, learn=learn, idle=idle, seed=seed)
+            daemon.run(opened, daemon.DaemonOptions(**where, **more))

@@ -82,7 +82,7 @@ def _tokens(store: Any) -> Any:
     from contextlib import contextmanager
 
     from gradproof.gate.journal import Giver
-    from gradproof.gate.service import ROLES
+    from gradproof.gate.roles import ROLES
     from gradproof.gate.store import TOKENS, Store
     from gradproof.http.tokens import Tokens
 

@@ -61,7 +61,8 @@ def tokens_of(store: Path) -> Tokens:
 
 
 def run(store: Store, options: DaemonOptions) -> None:
-    """Serves until SIGINT or SIGTERM. ValueError where it cannot start: nothing has been changed then."""
+    """Serves until SIGINT or SIGTERM a store whose lock the caller holds. ValueError where it cannot start: nothing has
+    been changed then."""
     need_serve()
     tokens = tokens_of(store.folder)
     if options.port is not None and options.host not in LOOPBACK and not tokens.all():
@@ -69,21 +70,18 @@ def run(store: Store, options: DaemonOptions) -> None:
             f"listening on {options.host}, beyond loopback, needs a token; make one:"
             f" gradproof gate token add NAME --role admin --store {store.folder}"
         )
-    with store.deciding():
-        sockets = _Sockets(store, options)
+    sockets = _Sockets(store, options)
+    try:
+        decider = Decider(store, port=sockets.port)
         try:
-            decider = Decider(store, port=sockets.port)
-            try:
-                sys.setswitchinterval(SWITCH)
-                gc.collect()
-                gc.freeze()  # what is loaded stays: collections need not look at it again
-                with _runner() as runner:
-                    runner.run(_serve(store, decider, tokens, sockets, options))
-            finally:
-                decider.close()
-                store.audit.sync()
+            sys.setswitchinterval(SWITCH)
+            with _runner() as runner:
+                runner.run(_serve(store, decider, tokens, sockets, options))
         finally:
-            sockets.close()
+            decider.close()
+            store.audit.sync()
+    finally:
+        sockets.close()
 
 
 class _Sockets:
@@ -143,6 +141,8 @@ async def _serve(store: Store, decider: Decider, tokens: Tokens, sockets: _Socke
     service, loop = GateService(store, decider, tokens, sockets.address, sockets.path), asyncio.get_running_loop()
     hosts = own_hosts(options.host, sockets.port, options.public_hosts)
     unix, tcp = doors(service, options, hosts)
+    gc.collect()
+    gc.freeze()  # what is loaded stays: collections need not look at it again
     servers = [_server(unix, peer_protocol(), sockets.unix)]
     if sockets.tcp is not None:
         servers.append(_server(tcp, "auto", sockets.tcp))

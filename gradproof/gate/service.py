@@ -21,6 +21,7 @@ from gradproof.gate.corrections import digest, safe
 from gradproof.gate.database import NotThere, Outdated
 from gradproof.gate.decider import Answer, Decider
 from gradproof.gate.journal import Giver
+from gradproof.gate.roles import ADMIN, AGENT, REVIEWER, ROLES
 from gradproof.gate.store import Store
 from gradproof.http.answers import AsgiApp, ConnectionScope, Refused, as_json
 from gradproof.http.batching import Batching, Busy
@@ -31,7 +32,6 @@ from gradproof.http.tokens import Tokens
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-AGENT, REVIEWER, ADMIN = ROLES = ("agent", "reviewer", "admin")
 WAITING = 64  # calls that may wait for a decision
 REMEMBERED = 20_000  # decisions whose calls are known again when they have run
 MOST_WAIT = 60.0  # seconds that a request may wait for news
@@ -60,7 +60,7 @@ class GateService:
         )
         self.decided: Counter[str] = Counter()  # since the last point of the trend
         self.ending = asyncio.Event()
-        self.learner: Callable[[], Mapping[str, Any]] = lambda: {"running": False}
+        self.learner: Callable[[], Mapping[str, Any]] = lambda: dict(running=False, pid=None, restarts=0, last="")
         self.meters = GateMeters(self)
         self._made: OrderedDict[tuple[str, ...], str] = OrderedDict()
         self._thread = ThreadPoolExecutor(2, "gate")

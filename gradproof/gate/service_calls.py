@@ -247,11 +247,14 @@ def _call(body: bytes) -> tuple[calls.Call, str]:
     """A call, and the name that its agent has for this use of the tool."""
     try:
         fields = calls.decoded(body)
-        tool_use = fields.get("tool_use_id")
-        return calls.parse(fields), tool_use[: calls.MOST_NAME] if isinstance(tool_use, str) else ""
     except ValueError as error:
-        unread = "JSON" in str(error) or "nested" in str(error) or "UTF-8" in str(error)
-        raise Refused(400 if unread else 422, str(error)) from None
+        raise Refused(400, str(error)) from None
+    try:
+        call = calls.parse(fields)
+    except ValueError as error:
+        raise Refused(422, str(error)) from None
+    tool_use = fields.get("tool_use_id")
+    return call, tool_use[: calls.MOST_NAME] if isinstance(tool_use, str) else ""
 
 
 def _named(body: bytes) -> str | None:

@@ -127,8 +127,7 @@ def _client(scope: ConnectionScope, visitor: Visitor | None) -> str:
 
 
 def _as_json(scope: ConnectionScope) -> ConnectionScope:
-    """A body is read as JSON, whatever it is called: `curl -d` calls it a form. No browser sends the token by itself, so
-    nothing is lost."""
+    """A body is read as JSON, whatever it is called: `curl -d` calls it a form. No browser sends a token by itself."""
     scope["headers"] = [
         *(pair for pair in scope["headers"] if pair[0] != b"content-type"),
         (b"content-type", b"application/json"),

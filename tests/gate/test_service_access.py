@@ -11,9 +11,11 @@ from gradproof.http.door import EVERYBODY, HEADERS
 PUSH = "git push origin x"
 # By hand from docs/gate-service.md, so that a route whose roles change by mistake is noticed.
 MAY = {
-    AGENT: """POST /v1/decide, POST /v1/ran, GET /v1/decisions, GET /v1/decisions/{id}, GET /v1/asks/{id}, GET /v1/me""",
+    AGENT: """POST /v1/decide, POST /v1/ran, GET /v1/decisions, GET /v1/decisions/{id}, GET /v1/asks/{id},
+        GET /v1/me""",
     REVIEWER: """GET /v1/decisions, GET /v1/decisions/{id}, GET /v1/asks, GET /v1/asks/{id}, POST /v1/asks/{id},
-        POST /v1/feedback, GET /v1/corrections, POST /v1/corrections/preview, DELETE /v1/corrections/{id}, GET /v1/policy,
+        POST /v1/feedback, GET /v1/corrections, POST /v1/corrections/preview, DELETE /v1/corrections/{id},
+        GET /v1/policy,
         POST /v1/policy/preview, GET /v1/rules, POST /v1/rules/preview, GET /v1/settings, GET /v1/versions,
         GET /v1/status, GET /v1/history, GET /v1/changes, GET /v1/audit, GET /v1/audit/check, GET /v1/me, GET /metrics,
         GET /openapi.json""",
@@ -178,5 +180,5 @@ def test_strangers_are_slowed_down(trained, store):
     statuses = own.talk(ask)
     assert statuses[:100] == [401] * 100 and 429 in statuses[100:]
     assert own("GET", "/v1/me").json()["name"] == "admin"
-    assert HOST == own.service.address
+    assert own.service.address == HOST
     own.close()
