@@ -4,7 +4,7 @@ export ONEDNN_MAX_CPU_ISA ?= AVX512_CORE_BF16
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint format clean
+.PHONY: demo test test-slow lint docs format clean
 
 demo: .venv/.ablate
 	rm -rf runs/demo
@@ -27,12 +27,17 @@ lint: .venv/.lint
 	$(BIN)/python docs/architecture.py --check
 	$(BIN)/python benchmarks/readme_table.py --check
 
+# The site lands in site/; a broken link or a page outside the navigation is an error.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --quiet
+	@echo "site/index.html"
+
 format: .venv/.lint
 	$(BIN)/ruff check --fix gradproof tests docs benchmarks examples
 	$(BIN)/ruff format gradproof tests docs benchmarks examples
 
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

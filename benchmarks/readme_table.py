@@ -1,7 +1,7 @@
-"""The README's table of speed, made from benchmarks/results/step_*.json.
+"""The tables of speed in docs/speed.md and the README, made from benchmarks/results/step_*.json.
 
-    python benchmarks/readme_table.py                 # rewrites the section between the two markers
-    python benchmarks/readme_table.py --check         # exits with 1 where it is not what the results say
+    python benchmarks/readme_table.py                 # rewrites the sections between the two markers
+    python benchmarks/readme_table.py --check         # exits with 1 where they are not what the results say
     python benchmarks/readme_table.py --one-commit    # exits with 1 where one clean commit has not made all rows
 
 The results come from `gradproof bench --suite step --json benchmarks/results/step_NAME.json --resume`.
@@ -20,6 +20,8 @@ COLUMNS = (
     *("hardware", "size, rows", "ours", "best peer", "speed-up"),
     *("share of the hot peak", "memory against best peer"),
 )
+FEW_COLUMNS = ("hardware", "size, rows", "Gradproof", "best PyTorch peer", "speed-up")
+FEW = ("2 CPU cores, nano, 256", "NVIDIA H200, nano, 8,192", "NVIDIA H200, medium, 32,768")  # the README's rows
 OLD = "before records carried commits"
 HERE = Path(__file__).resolve().parent
 
@@ -77,11 +79,27 @@ def section(rows: list[Measured]) -> str:
     return "\n".join([BEGIN, *lines, "", *origins(rows), END])
 
 
+def few(rows: list[Measured]) -> str:
+    """The README's three rows, between their markers."""
+    chosen = [measured for measured in rows if f"{measured.hardware}, {measured.case}" in FEW]
+    lines = [f"| {' | '.join(FEW_COLUMNS)} |", f"|{'---|' * len(FEW_COLUMNS)}"]
+    for measured in chosen:
+        hardware, case, ours, _, speedup, *_ = cells(measured)
+        lines.append(f"| {hardware} | {case} | {ours} | {milliseconds(best_peer(measured)['ms'])} | {speedup} |")
+    return "\n".join([BEGIN, *lines, END])
+
+
+def best_peer(measured: Measured) -> dict[str, Any]:
+    """The fastest peer, captured or not."""
+    peers = (measured.row["best_uncaptured"], measured.row["best_captured"])
+    return min((peer for peer in peers if peer), key=lambda peer: peer["ratio"])
+
+
 def cells(measured: Measured) -> list[str]:
     """One size at one number of rows."""
     row, ours = measured.row, measured.row["contestants"][0]
     uncaptured, captured = row["best_uncaptured"], row["best_captured"]
-    best = min((peer for peer in (uncaptured, captured) if peer), key=lambda peer: peer["ratio"])
+    best = best_peer(measured)
     named = f"{best['name']}, {milliseconds(best['ms'])}"
     if best is captured and uncaptured:
         named += f" (uncaptured: {uncaptured['name']}, {milliseconds(uncaptured['ms'])}, {uncaptured['ratio']:.1f}x)"
@@ -157,9 +175,9 @@ def milliseconds(ms: float) -> str:
     return f"{ms:.3g} ms" if ms < 100 else f"{ms:.0f} ms"
 
 
-def replaced(readme: str, table: str) -> str:
-    """The README with the section put in."""
-    before, begin, rest = readme.partition(BEGIN)
+def replaced(page: str, table: str) -> str:
+    """The page with the section put in."""
+    before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
         raise ValueError(f"there is no section between {BEGIN} and {END}; put the two lines where the table belongs")
@@ -171,26 +189,32 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, exit with 1 where the section is stale")
     parser.add_argument("--one-commit", action="store_true", help="change nothing, exit with 1 where commits differ")
     parser.add_argument("--results", type=Path, default=HERE / "results")
-    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md")
+    parser.add_argument("--page", type=Path, default=HERE.parent / "docs" / "speed.md", help="gets all rows")
+    parser.add_argument("--readme", type=Path, default=HERE.parent / "README.md", help="gets three of them")
     options = parser.parse_args()
     try:
         results = {path.name: json.loads(path.read_text()) for path in sorted(options.results.glob("step_*.json"))}
         rows = rows_of(results)
         if not rows:
             raise ValueError(f"there is no step_*.json in {options.results}; `gradproof bench --suite step` makes them")
-        readme = options.readme.read_text()
-        wanted = replaced(readme, section(rows))
+        files = {options.page: section(rows), options.readme: few(rows)}
+        stale = {}
+        for file, table in files.items():
+            text = file.read_text()
+            if (wanted := replaced(text, table)) != text:
+                stale[file] = wanted
     except (OSError, ValueError, KeyError) as error:
         print(f"readme_table: {error}", file=sys.stderr)
         return 2
-    reasons = [f"{options.readme} is stale: run python benchmarks/readme_table.py"] if wanted != readme else []
+    reasons = [f"{file} is stale: run python benchmarks/readme_table.py" for file in stale]
     if options.one_commit:
         reasons = [*(reasons if options.check else []), *filter(None, [check_one_commit(rows)])]
     if options.check or options.one_commit:
         for reason in reasons:
             print(f"readme_table: {reason}", file=sys.stderr)
         return int(bool(reasons))
-    options.readme.write_text(wanted)
+    for file, wanted in stale.items():
+        file.write_text(wanted)
     return 0
 
 

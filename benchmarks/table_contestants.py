@@ -64,12 +64,15 @@ def measure(contestant: str, fold: Fold, options: Mapping[str, Any] = NO_OPTIONS
     return {**scores(truth_T, decision_T, probability_TC), **cost}
 
 
-def measure_regression(contestant: str, fold: Fold, seed: int = 0) -> dict[str, float]:
+def measure_regression(
+    contestant: str, fold: Fold, options: Mapping[str, Any] = NO_OPTIONS, seed: int = 0
+) -> dict[str, float]:
     """The same for a number; only ours has intervals."""
     truth_T = fold.test[fold.target].to_numpy()
     if contestant == "ours":
         with tempfile.TemporaryDirectory() as folder:
-            predicted, cost = _train_and_predict(fold, Path(folder), ["--task", "regression"])
+            config = _config(Path(folder), options)
+            predicted, cost = _train_and_predict(fold, Path(folder), [*config, "--task", "regression"])
         intervals = (predicted[name].cast(pl.Float64).to_numpy() for name in ("mean", "low", "high"))
         return {**regression_scores(truth_T, *intervals), **cost}
     begun = time.perf_counter()
@@ -97,11 +100,7 @@ def _ours(fold: Fold, options: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarra
     """Without `options`, no more is said to the command than the file and the target."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = []
-        if options:
-            config = [folder / "options.json"]
-            config[0].write_text(json.dumps(options))
-        predicted, cost = _train_and_predict(fold, folder, config)
+        predicted, cost = _train_and_predict(fold, folder, _config(folder, options))
     classes = fold.classes
     if missing := [c for c in classes if f"p_{c}" not in predicted.columns]:
         raise CommandFailed(
@@ -111,6 +110,15 @@ def _ours(fold: Fold, options: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarra
         raise CommandFailed(f"gradproof predict left {undecided} of {predicted.height} rows undecided")
     decision_T = np.searchsorted(classes, predicted["decision"].to_numpy())
     return decision_T, predicted.select(pl.col([f"p_{c}" for c in classes]).cast(pl.Float64)).to_numpy(), cost
+
+
+def _config(folder: Path, options: Mapping[str, Any]) -> list[Path]:
+    """A config file of these options; without any none is needed."""
+    if not options:
+        return []
+    file = folder / "options.json"
+    file.write_text(json.dumps(options))
+    return [file]
 
 
 def _train_and_predict(fold: Fold, folder: Path, more: Sequence[str | Path]) -> tuple[pl.DataFrame, dict[str, float]]:

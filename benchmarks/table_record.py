@@ -108,11 +108,12 @@ def environment() -> dict[str, str | None]:
     return {"python": sys.version.split()[0], **versions, "processor": machine("cpu")["processor"]}
 
 
-def setting(jobs: int, threads: int) -> dict[str, Any]:
-    """How entries are measured. Seconds compare only with two threads on two cores, one fold at a time."""
+def setting(jobs: int, threads: int, minutes: float | None = None) -> dict[str, Any]:
+    """How entries are measured. Seconds compare only with two threads on two cores, one fold at a time, and in the
+    default time."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    comparable = jobs == 1 and threads == THREADS and cores >= THREADS
-    return {"jobs": jobs, "threads": threads, "seconds_comparable": comparable}
+    comparable = jobs == 1 and threads == THREADS and cores >= THREADS and minutes is None
+    return {"jobs": jobs, "threads": threads, "minutes": minutes, "seconds_comparable": comparable}
 
 
 def code(root: Path = ROOT) -> str:

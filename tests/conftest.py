@@ -41,3 +41,22 @@ def agree():
         assert error <= tolerance * size + 64 * u * cancelled, f"off by {error:.3g} of {size:.3g}"
 
     return check
+
+
+# Ranks are started once for all tests of a worker: that takes seconds.
+
+
+@pytest.fixture(scope="session")
+def two_ranks():
+    from gradproof.ranks.pool import Pool
+
+    with Pool(2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="session")
+def four_ranks():
+    from gradproof.ranks.pool import Pool
+
+    with Pool(4) as pool:
+        yield pool

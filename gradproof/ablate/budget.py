@@ -7,7 +7,7 @@ What is held equal is one of
     flops    products of a training step for one row, forward and backward: 6 for each weight that the row meets
 
 A dense model of `budget` parameters is the yardstick of all three: its parameters are all active, and its flops are
-what the others have to come to.
+what the others have to come to. Of an ensemble all members count: each has its share of the budget.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 from gradproof.ablate.families import Family
 from gradproof.models.dense import DenseConfig
+from gradproof.models.ensemble import EnsembleConfig
 from gradproof.models.moe import MoEConfig
 from gradproof.train.config import TrainConfig
 from gradproof.train.load import model_config
@@ -54,8 +55,9 @@ class Solved:
 
     @property
     def shape(self) -> dict[str, int]:
-        """The fields that were solved for."""
-        return {name: getattr(self.config, name) for name in SHAPES[self.family.split("-")[0]]}
+        """The fields that were solved for, those of a member."""
+        alone = self.config.member if isinstance(self.config, EnsembleConfig) else self.config
+        return {name: getattr(alone, name) for name in SHAPES[self.family.split("-")[0]]}
 
     def note(self) -> str:
         """A sentence where the target was missed by more than a percent."""
@@ -71,22 +73,38 @@ class Solved:
         return {**figures, "target": self.target, "off": self.off, "config": asdict(self.config)}
 
 
-def solve(family: Family, budget: int, match: str, inputs: int, outputs: int, patches: tuple[int, ...] = ()) -> Solved:
+def solve(
+    family: Family,
+    budget: int,
+    match: str,
+    inputs: int,
+    outputs: int,
+    patches: tuple[int, ...] = (),
+    *,
+    members: int = 1,
+    classes: int | None = None,
+) -> Solved:
     """The family's configuration at `budget` parameters, or at what a dense model of so many has of `match`. `patches`
-    are the widths of the table's columns, for a router that reads them."""
+    are the widths of the table's columns, for a router that reads them. All `members` together have the budget; the
+    first `classes` of the outputs, without a number all of them, are logits."""
     if match not in MATCHES:
         raise ValueError(f"match = {match!r}: it is one of {', '.join(MATCHES)}")
     if budget < 1:
         raise ValueError(f"budget = {budget}: a model has at least one parameter")
-    yardstick = DenseConfig.matching(budget, inputs, outputs)
-    target = yardstick.flops_per_row() if match == "flops" else budget
+    yardstick = DenseConfig.matching(max(1, budget // members), inputs, outputs)
+    flops = match == "flops"
+    target = members * yardstick.flops_per_row() if flops else budget
+
+    def solved(config: Any) -> Solved:
+        together = EnsembleConfig(config, members, outputs if classes is None else classes)
+        return Solved(family.name, config if members == 1 else together, match, target)
+
     if family.model == "dense":
-        return Solved(family.name, yardstick, match, target)
+        return solved(yardstick)
     measure = {"total": MoEConfig.param_count, "active": MoEConfig.active_count, "flops": MoEConfig.flops_per_row}
     base = model_config(TrainConfig(**family.train_options()), inputs, outputs, patches)
     fixed = {field.name: getattr(base, field.name) for field in fields(base)}
     for solved_for in ("inputs", "outputs", *SHAPES["moe"]):
         del fixed[solved_for]
-    return Solved(
-        family.name, MoEConfig.matching(target, inputs, outputs, measure=measure[match], **fixed), match, target
-    )
+    share = yardstick.flops_per_row() if flops else max(1, budget // members)
+    return solved(MoEConfig.matching(share, inputs, outputs, measure=measure[match], **fixed))

@@ -19,6 +19,7 @@ from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.models.sizes import cost
 from gradproof.train.config import TrainConfig, fill
 from gradproof.train.loop import check_options
+from gradproof.train.recipe import TableSize
 
 FEWEST = 5  # rows of each class: some to train on, to choose by and to test with
 
@@ -30,7 +31,7 @@ class StudyPlan:
         config, contestants = study.config, study.config.contestants()
         check_extras()
         check_contestants(config)
-        self.study, self.notes = study, []
+        self.notes: list[str] = []
         self.solved: dict[tuple[str, int], Solved] = {}
         encodings = dict.fromkeys(
             [*(contestant.encoding for contestant in contestants), *["onehot"] * bool(config.baselines)]
@@ -38,7 +39,9 @@ class StudyPlan:
         seeds = config.seed_list()
         for done, seed in enumerate(seeds):
             for encoding in encodings:
-                source = self._read(encoding, seed)
+                source = self._read(study, encoding, seed)
+                if config.steps is None or config.batch is None:
+                    config = config.settled(size_of(source))
                 for contestant in contestants:
                     if contestant.encoding == encoding:
                         self.solved[contestant.name, seed] = solve_for(contestant, config, source)
@@ -46,11 +49,12 @@ class StudyPlan:
             progress(done + 1, len(seeds))
         first = [self.solved[contestant.name, seeds[0]] for contestant in contestants]
         self.notes += [note for solved in first if (note := solved.note())]
-        self.units: list[Unit] = units(study, self.solved)
+        self.study = replace(study, config=config)
+        self.units: list[Unit] = units(self.study, self.solved)
 
-    def _read(self, encoding: str, seed: int) -> Source:
-        config = self.study.config
-        folder = self.study.data(encoding, seed)
+    def _read(self, study: Study, encoding: str, seed: int) -> Source:
+        config = study.config
+        folder = study.data(encoding, seed)
         folder.mkdir(parents=True, exist_ok=True)
         source = open_source(_source_options(config, encoding, seed), folder)
         check_rows(source, config.data)
@@ -74,7 +78,14 @@ def preview(config: StudyConfig, folder: Path) -> list[Solved]:
 def solve_for(family: Family, config: StudyConfig, source: Source) -> Solved:
     """The family's configuration for the width of the table."""
     schema = source.schema
-    return solve(family, config.budget, config.match, schema.inputs, schema.outputs, schema.patches)
+    widths = (schema.inputs, schema.outputs, schema.patches)
+    together = {"members": config.ensemble, "classes": len(schema.classes)}
+    return solve(family, config.budget, config.match, *widths, **together)
+
+
+def size_of(source: Source) -> TableSize:
+    """What steps and batch follow from."""
+    return TableSize(len(source.index(TRAIN)), source.schema.inputs, len(source.schema.classes))
 
 
 def check_extras() -> None:
@@ -108,7 +119,9 @@ def check_rows(source: Source, data: str) -> None:
 
 def jobs(config: StudyConfig, solved: list[Solved]) -> int:
     """Runs at a time: as many as there are cores, as fit into memory, and on a GPU one."""
-    largest = max(cost(model.family, model.config, config.batch, config.device).total for model in solved)
+    largest = max(
+        cost(model.family, model.config, config.batch or TrainConfig.batch, config.device).total for model in solved
+    )
     memory = _memory(config.device)
     if largest > memory:
         raise ValueError(

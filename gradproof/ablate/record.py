@@ -40,6 +40,7 @@ def record(study: Study, solved: Mapping[tuple[str, int], Any], results: Sequenc
             "target": config.target,
             "budget": config.budget,
             "match": config.match,
+            "members": config.ensemble,
             "seeds": config.seed_list(),
             "steps": config.steps,
             "batch": config.batch,

@@ -3,7 +3,7 @@
 A row's share in an expert is its gate over the sum of its gates. For each grouping of the rows (the hidden regimes
 where they are known, the outcomes, the columns of names) the record holds the mean share of each expert in each group,
 and how much the groups tell about the experts: the mutual information of group and first expert, over the entropy of
-the expert.
+the expert. Of an ensemble these are the experts of its first member; who is right is the whole.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from gradproof.models.ensemble import Ensemble
+from gradproof.models.model import Model
 from gradproof.train.loop import Trainer
 
 SHOWN = 3  # columns of names: those that tell most about the expert
@@ -23,7 +25,7 @@ BINS = 10
 
 def specialisation(trainer: Trainer, index_T: np.ndarray) -> dict[str, Any] | None:
     """The record for the trainer's model; None for one without experts."""
-    if trainer.model.experts < 2:
+    if router_of(trainer).experts < 2:
         return None
     gates_TE, entropy_T, energy_T, right_T = _routed(trainer, index_T)
     share_TE = gates_TE / np.maximum(gates_TE.sum(1, keepdims=True), np.finfo(np.float64).tiny)
@@ -93,18 +95,23 @@ def energy_and_error(energy_T: np.ndarray, wrong_T: np.ndarray) -> dict[str, Any
     }
 
 
+def router_of(trainer: Trainer) -> Model:
+    """The model whose experts are looked at."""
+    model = trainer.model
+    return model.members[0] if isinstance(model, Ensemble) else model
+
+
 @torch.no_grad()
 def _routed(trainer: Trainer, index_T: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray]:
     """gates_TE, the entropy of the router's p for each row, its gluing energy where it has one, and who was right."""
-    model, rows = trainer.model, trainer.source.rows
-    C = len(trainer.source.schema.classes)
+    model, rows = router_of(trainer), trainer.source.rows
     parts = []
     for start in range(0, len(index_T), CHUNK):
         chunk = rows.take(index_T[start : start + CHUNK])
         output, saved = model.apply(model.params, trainer.encoder.inputs(chunk))
         p_TE = model.routed(saved)[0].double()
         entropy_T = -(p_TE * p_TE.clamp_min(1e-300).log()).sum(1)
-        right_T = output.logits_TO[:, :C].argmax(1).cpu() == torch.from_numpy(np.asarray(chunk.outcome_R))
+        right_T = torch.from_numpy(trainer.predictor(chunk).decision_T == np.asarray(chunk.outcome_R))
         energy_T = model.energy(saved)
         parts.append((output.gates_TE.double(), entropy_T, right_T, *([] if energy_T is None else [energy_T.double()])))
     gates_TE, entropy_T, right_T, *energy = (torch.cat(pieces).cpu().numpy() for pieces in zip(*parts, strict=True))

@@ -10,18 +10,25 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from gradproof.ablate.families import DEFAULT, Family, family
 from gradproof.files import claim, take_back, write_atomically
-from gradproof.train.config import TrainConfig, fill
+from gradproof.train.config import OF_TABLE, TrainConfig, fill
+from gradproof.train.recipe import TableSize, batch_of, most_steps
 
 BASELINES = {
     "hist-gradient-boosting": "HistGradientBoosting",
     "logistic-regression": "logistic regression",
     "mlp": "PyTorch MLP",
+}
+# Of the recipe that `gradproof train` has for a table; the model's shape, rate and steps are a study's own.
+OF_RECIPE = {
+    name: value
+    for name, value in OF_TABLE.items()
+    if name not in ("recipe", "members", "lr", "minutes", "model_options")
 }
 PLACE = ("jobs",)  # options that change how a study is run, and nothing in its result
 
@@ -43,8 +50,9 @@ class StudyConfig:
     seeds: int = 5
     seed: int = 0  # the first of them
     tests: bool = True
-    steps: int = 3000
-    batch: int = 256
+    members: int | None = None  # of every family; as in train eight for a table, one for the synthetic set
+    steps: int | None = None  # with `batch`: by the table's size; 3000 and 256 for the synthetic set
+    batch: int | None = None
     learning_rates: list[float] = field(default_factory=lambda: [3e-3, 1e-2, 3e-2])
     validation: float = 0.1
     test: float = 0.2
@@ -53,7 +61,7 @@ class StudyConfig:
     jobs: int | None = None  # runs at a time; as many as there are cores
 
     def __post_init__(self):
-        for name in ("budget", "seeds", "jobs"):
+        for name in ("budget", "seeds", "jobs", "members"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} = {value} must be at least 1")
@@ -81,6 +89,22 @@ class StudyConfig:
         """The families, in the order given."""
         return [family(name, self.options.get(name)) for name in self.families]
 
+    @property
+    def own(self) -> bool:
+        """Whether the rows are a user's table, which the recipe is for."""
+        return self.data.partition(":")[0] != "synthetic"
+
+    @property
+    def ensemble(self) -> int:
+        """How many members every family has."""
+        return self.members or (OF_TABLE["members"] if self.own else 1)
+
+    def settled(self, size: TableSize) -> StudyConfig:
+        """With the steps and the batch that follow from the table, where they are not given."""
+        batch = self.batch or (batch_of(size) if self.own else TrainConfig.batch)
+        steps = self.steps or (most_steps(size, batch) if self.own else TrainConfig.steps)
+        return replace(self, steps=steps, batch=batch)
+
     def seed_list(self) -> list[int]:
         return list(range(self.seed, self.seed + self.seeds))
 
@@ -90,7 +114,9 @@ class StudyConfig:
         shared = ("data", "target", "metrics", "categorical", "ignore", "validation", "test", "steps", "batch")
         given = {name: getattr(self, name) for name in (*shared, "device", "precision")}
         return {
-            **given,
+            **(OF_RECIPE if self.own else {}),
+            **{name: value for name, value in given.items() if value is not None or name == "target"},
+            **({"members": self.ensemble, "threads": 1} if self.ensemble > 1 else {}),  # runs stand side by side
             **contestant.train_options(),
             "size": str(self.budget),
             "seed": seed,

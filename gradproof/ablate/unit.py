@@ -104,6 +104,7 @@ def _trained(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> 
         _share_table(Path(unit.data), folder)
         trainer = Trainer(run, _Watch(progress))
         prove(run, trainer.model)
+        trainer.settle()
         trainer.resume()
         try:
             trainer.train()

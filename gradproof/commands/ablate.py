@@ -49,7 +49,8 @@ def ablate(
         int | None, typer.Option(metavar="N", help="Parameters of the dense model. Default: 200000.")
     ] = None,
     match: Annotated[
-        MatchOption | None, typer.Option(help="What the others have as much of as the dense model. Default: total.")
+        MatchOption | None,
+        typer.Option(help="What to hold equal: parameters, parameters active per row, or FLOPs. Default: total."),
     ] = None,
     families: Annotated[
         str | None,
@@ -57,35 +58,35 @@ def ablate(
             metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c. Default: moe,moe-sheaf-padic,dense."
         ),
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(metavar="N", help="Splits; every one is trained and tested on. Default: 5.")
+    seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of train/test splits. Default: 5.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Training steps per run. Default: by the rows; synthetic data: 3000."),
     ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Updates of every run. Default: 3000.")] = None,
     tests: Annotated[
-        bool | None, typer.Option("--test/--no-test", help="Whether to test for significance. Default: test.")
+        bool | None, typer.Option("--test/--no-test", help="Test differences for significance. Default: test.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. Default: one a core.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. Default: one per core.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster instead of this machine.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the configurations that match the budget, and run nothing.")
+        bool, typer.Option("--dry-run", help="Show the configurations that match the budget and exit.")
     ] = False,
-    device: Annotated[Device | None, typer.Option(help="Where to train. Default: cpu.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Device to train on. Default: cpu.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="The study's folder. Default: one under runs/ that follows from the options."
+            "--out", metavar="DIR", help="Folder of the study. Default: a folder under runs/ named by the options."
         ),
     ] = None,
     json: Json = None,
-    seed: Annotated[int | None, typer.Option(help="The first of the seeds. Default: 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The first seed. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Does MoE beat dense on this data, at the same budget?
+    """Compare a mixture of experts with a dense model on your data, at the same budget.
 
-    Trains every family (MoE, MoE with the sheaf router and p-adic inputs, dense) at the same budget on the same splits,
-    with the same steps and the same search for a learning rate, beside scikit-learn's HistGradientBoosting, logistic
-    regression and a PyTorch MLP; and says what the differences are worth. The same command goes on with a study that
-    was stopped or killed, without repeating finished runs.
+    Trains each family (MoE, MoE with the sheaf router and p-adic inputs, dense) with the same budget, splits, steps and
+    learning rates, beside scikit-learn's HistGradientBoosting, logistic regression and a PyTorch MLP, and tests whether
+    the differences are significant. To resume a study that was stopped, run the same command again.
 
     Examples:
 

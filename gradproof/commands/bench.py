@@ -21,52 +21,50 @@ def bench(
         typer.Option(
             metavar="NAME",
             help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq, -gate (padded) or "
-            "-gate-unpadded; default: the rows of the README's table for this device. "
-            "diagnose: nano, or 100m, a transformer of 104.7 million parameters, minutes.",
+            "-gate-unpadded. Default: all rows of docs/speed.md for this device. "
+            "diagnose: nano, or 100m, a transformer of 104.7 million parameters that takes minutes.",
         ),
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="Rows of the batch; step: together with --size.", min=1)] = None,
+    rows: Annotated[int | None, typer.Option(help="Rows per batch; for step, only with --size.", min=1)] = None,
     precision: Annotated[
-        Precision | None, typer.Option(help="step, ops: of products and activations; fp32 on a CPU, bf16 on a GPU.")
+        Precision | None,
+        typer.Option(help="step, ops: precision of products and activations. Default: fp32 on a CPU, bf16 on a GPU."),
     ] = None,
     peers: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="step: only these (a,b), none for ours alone; a wrong name lists them. Default: all of the family.",
+            help="step: only these peers (a,b), or none. Default: all.",
         ),
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="step: keep what --json FILE has by the same code, and measure what is missing."),
+        typer.Option("--resume", help="step: keep results of the same code in the --json file, and measure the rest."),
     ] = False,
-    retry: Annotated[bool, typer.Option("--retry", help="step, with --resume: try again what failed.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="step, with --resume: retry peers that failed.")] = False,
     minutes: Annotated[
-        float | None, typer.Option(help="step: start no further contestant after this time.", min=0.0)
+        float | None, typer.Option(help="step: start no further measurement after this time.", min=0.0)
     ] = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="step, ops, gate: fewer rounds; the figures are rough.")
-    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="step, ops, gate: fewer rounds, rough figures.")] = False,
     tune: Annotated[
-        bool, typer.Option("--tune", help="step: measure each admitted kernel, and keep the fastest for this shape.")
+        bool, typer.Option("--tune", help="step: measure the admitted kernels and keep the fastest for this shape.")
     ] = False,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Measure how fast Gradproof is, and what it costs.
+    """Measure the speed of Gradproof and of its PyTorch peers.
 
-    **step**: a whole training step beside the same model as PyTorch users write it: a loop over the experts, all
-    experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Ours and a peer take turns in one
-    process; medians, useful TFLOP/s, share of what a large product reaches on a hot device, peak of memory. Every peer
-    is measured roughly, and in full when it is close to the best. A peer that fails is recorded with its error. The
-    file is written after each contestant, so a run can be cut off and resumed.
+    **step** (default): a training step, in turns with the same model as PyTorch users write it: a loop over the
+    experts, all experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Prints medians, useful
+    TFLOP/s, the share of the peak of a large product on a hot device, and peak memory. Each peer is measured roughly,
+    and in full if it is close to the best. The file is written after each contestant, so a run can be resumed.
 
-    **ops**: bias + LayerNorm + GELU and AdamW, beside eager and compiled torch.
+    **ops**: bias + LayerNorm + GELU, and AdamW, beside eager and compiled torch.
 
-    **diagnose**: the rounding mode's overhead on each op, and whole diagnoses.
+    **diagnose**: the overhead of the rounding mode for each op, and whole diagnoses.
 
-    **gate**: one decision while the learner trains, and what is lost to kill -9.
+    **gate**: the latency of a decision while the learner trains, and what is lost to kill -9.
 
     Examples:
 

@@ -42,27 +42,29 @@ def diagnose(
         ),
     ],
     precisions: Annotated[
-        str, typer.Option(metavar="FORMATS", help="bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or e5m7 and the like.")
+        str, typer.Option(metavar="FORMATS", help="bf16, fp16, fp8_e4m3, fp8_e5m2, tf32, fp32, or eXmY, such as e5m7.")
     ] = "bf16,fp16,fp8_e4m3",
     policy: Annotated[
-        CastOption | None, typer.Option(help="Case: how it gets there; left out, cast where the module runs so.")
+        CastOption | None,
+        typer.Option(help="Case: cast the module, or use autocast. Default: cast if the module runs that way."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     fail_on: Annotated[
-        str, typer.Option(metavar="VERDICTS", help="Exit with 1 if any format has one of these; none to never do.")
+        str, typer.Option(metavar="VERDICTS", help="Exit with 1 if a format has one of these verdicts; none: never.")
     ] = "bug,overflow",
     json: Json = None,
     html: Html = None,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Rounding noise or a bug? Did the router flip?
+    """Tell rounding noise from bugs in a low-precision run.
 
-    Runs the same state and input in float64 and in each format (simulated to nearest, stochastically rounded several
-    times, and for real where the device can), and says for every parameter: bug, overflow, underflow, routing, noise
-    or clean. The first format op whose error leaves the band of noise is named, flips are held against their margins.
+    Runs the same state and input in float64 and in each format: rounded to nearest, rounded stochastically several
+    times, and for real if the device supports it. Each gradient gets a verdict: bug, overflow, underflow, routing,
+    noise or clean. The report names the first op whose error exceeds the noise, and compares changed top-k choices
+    with their margins.
 
-    A CASE's function takes nothing and returns `(module, inputs)` or `(module, inputs, reference)`.
+    A CASE is a function that takes no arguments and returns `(module, inputs)` or `(module, inputs, reference)`.
 
     Examples:
 
@@ -97,11 +99,14 @@ def _diagnose(subject: str, precisions: list[str], policy: CastOption | None, de
             with settled():
                 return examine(run_specimen(Path(subject), device.value, seed), formats, "cast", None, seed, progress)
         from gradproof.proof.case import KernelCase, load_case
+        from gradproof.proof.rank_case import RankCase
 
         progress(f"importing {subject}")
         case = load_case(subject, seed)
         if isinstance(case, KernelCase):
             raise ValueError(f"{subject} returns a KernelCase; `gradproof verify {subject}` judges it")
+        if isinstance(case, RankCase):
+            raise ValueError(f"{subject} returns a RankCase; `gradproof verify {subject} --ranks 2` judges it")
         target = "cuda" if device is Device.cuda else None
         options: dict[str, Any] = dict(precisions=formats, policy=way, device=target, seed=seed, name=case.name)
         return diagnose(case.module, case.inputs, reference=case.reference, progress=progress, **options)

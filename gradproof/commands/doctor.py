@@ -17,6 +17,7 @@ PURPOSES = {
     "data": "train on CSV and Parquet files",
     "serve": "serve predictions over HTTP",
     "gate": "guard an agent's tool calls",
+    "mcp": "put the gate between an MCP client and its server",
     "ablate": "compare with scikit-learn's models",
     "export": "write ONNX files",
     "tensorboard": "log training to TensorBoard",
@@ -27,8 +28,8 @@ PURPOSES = {
 def doctor(json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Show what is installed, which kernels are proven on this machine, and what is missing.
 
-    Kernels that this machine has not proven yet are proven first, which takes about half a minute. For everything that
-    is missing the last lines say what to type. Nothing is required: Gradproof also runs without them.
+    Kernels that are not proven yet are proven first, which takes about half a minute. For each missing part, the last
+    lines say what to type. All of these parts are optional.
 
     Examples:
 

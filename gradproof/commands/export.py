@@ -20,20 +20,20 @@ class FormatOption(StrEnum):
 
 def export(
     run: RunFolder,
-    format: Annotated[FormatOption, typer.Option(help="ONNX, or a program of torch.export (.pt2).")],
+    format: Annotated[FormatOption, typer.Option(help="ONNX, or a torch.export program (.pt2).")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write.")],
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Write a run's whole decision to one file that needs no Gradproof.
+    """Export a run as one file that runs without Gradproof.
 
-    The encoding of a row, all members of an ensemble, their vote and the temperature are in it. It takes codes (names
-    as integers, int64) and numbers (float64, NaN for a missing one), and gives probabilities, and metrics where the run
-    has them. Which name has which code stands in the file's metadata; a few lines of Python that call it are printed.
+    The file holds the encoding of a row, all members of an ensemble, their average and the temperature. It takes codes
+    (names as integers, int64) and numbers (float64, NaN if missing), and returns probabilities, and metrics if the run
+    has them. The metadata of the file maps names to codes. A Python example that calls the file is printed.
 
-    Before it gets its name, the file decides the run's test rows (at most 5,000). Where a probability differs by 1e-5
-    or more, nothing is written and the exit code is 1.
+    The file is checked on the test rows of the run (at most 5,000). If a probability differs by 1e-5 or more, nothing
+    is written and the exit code is 1.
 
     Examples:
 

@@ -9,8 +9,11 @@ from gradproof.commands.gate_corrections import corrections
 from gradproof.commands.gate_decide import decide
 from gradproof.commands.gate_evaluate import evaluate
 from gradproof.commands.gate_feedback import feedback
+from gradproof.commands.gate_hook import hook
 from gradproof.commands.gate_init import init
+from gradproof.commands.gate_install import install, uninstall
 from gradproof.commands.gate_learn import learn
+from gradproof.commands.gate_mcp_proxy import mcp_proxy
 from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
@@ -21,20 +24,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
-    help="A gate on agents' tool calls that learns from every correction.",
+    help="Guard agents' tool calls with a gate that learns from every correction.",
 )
 
-for command in (
-    init,
-    decide,
-    feedback,
-    corrections,
-    learn,
-    status,
-    audit,
-    rollback,
-    evaluate,
-    serve,
-):  # as --help has them
+for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them
     app.command()(command)
+for command in (serve, hook, install, uninstall):
+    app.command()(command)
+app.command("mcp-proxy")(mcp_proxy)
 app.add_typer(token, name="token")

@@ -15,15 +15,18 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, writ
 def audit(
     store: StoreFolder,
     decision: Annotated[
-        str, typer.Option(metavar="allow|ask|block", help="Only these; in shadow mode, what would have been decided.")
+        str,
+        typer.Option(
+            metavar="allow|ask|block", help="Only these decisions; in shadow mode, those that were not enforced."
+        ),
     ] = "",
     since: Annotated[
-        str, typer.Option(metavar="WHEN", help="Only from then on: an ISO date or time, or 24h, 7d ago.")
+        str, typer.Option(metavar="WHEN", help="Only decisions since then: an ISO date or time, or 24h, 7d.")
     ] = "",
     session: Annotated[str, typer.Option(help="Only calls of this session.")] = "",
     actor: Annotated[str, typer.Option(help="Only calls by this actor.")] = "",
     effect: Annotated[str, typer.Option(help="Only calls with an act of this effect, such as delete.")] = "",
-    limit: Annotated[int, typer.Option(metavar="N", help="List so many at most; all are counted.", min=1)] = 50,
+    limit: Annotated[int, typer.Option(metavar="N", help="List at most N decisions; all are counted.", min=1)] = 50,
     check: Annotated[
         bool, typer.Option("--check", help="Check the audit log instead: is every line there, as it was written?")
     ] = False,
@@ -31,7 +34,7 @@ def audit(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """List recorded decisions, newest first, with their reasons and what people said of them.
+    """List recorded decisions, newest first, with their reasons and corrections.
 
     The last line counts all decisions that match, by the part of the gate that made them: the floor, a rule, a
     correction, the policy or the model. The JSON record has the keys `decisions` and `counts`. Secrets are redacted.

@@ -15,12 +15,12 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, writ
 def corrections(
     store: StoreFolder,
     what: Annotated[str, typer.Argument(metavar="list|retract")] = "list",
-    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="Of the correction to take back.")] = None,
+    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The correction to retract.")] = None,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """List the corrections that hold, or take one back; that takes effect at once.
+    """List the corrections, or retract one with immediate effect.
 
     Examples:
 

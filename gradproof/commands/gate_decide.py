@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def decide(
     store: StoreFolder,
     call: Annotated[
-        str | None, typer.Argument(metavar="[CALL]", help="JSON; left out or -, one call a line of standard input.")
+        str | None,
+        typer.Argument(metavar="[CALL]", help="The call as JSON. Default: read one call per line from standard input."),
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -29,9 +30,9 @@ def decide(
     """Decide a tool call: allow, ask or block.
 
     Reads `{"tool", "arguments", "cwd", "history"}`, MCP's `tools/call` or a hook's `{"tool_name", "tool_input"}`, and
-    prints `{"id", "decision", "probability", "reason", "acts", "version"}`; the probability is that of allow, `acts`
-    are what the call does. In shadow mode the decision is allow, and the key `shadow` says what it would have been. A
-    line that is no call is answered `{"error"}`, and the next one is read; the exit code is
+    prints `{"id", "decision", "probability", "reason", "acts", "version"}`. The probability is that of allow; `acts`
+    lists what the call does. In shadow mode the decision is allow, and the key `shadow` has the decision that was not
+    enforced. A malformed line is answered with `{"error"}`, and the next one is read; the exit code is
     then 2.
 
     Examples:

@@ -12,41 +12,36 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, stag
 
 
 def evaluate(
-    data: Annotated[
-        list[Path], typer.Option("--data", metavar="FILE.jsonl", help="Labelled calls; may be repeated for several.")
-    ],
-    folds: Annotated[int | None, typer.Option(help="Cross-validate in so many folds; 5 if left out.", min=2)] = None,
+    data: Annotated[list[Path], typer.Option("--data", metavar="FILE.jsonl", help="Labelled calls; repeatable.")],
+    folds: Annotated[int | None, typer.Option(help="Number of folds for cross-validation. Default: 5.", min=2)] = None,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Replay the calls in their order, correcting mistakes, beside no learning.")
+        bool,
+        typer.Option("--stream", help="Replay the calls in order and correct mistakes, with and without learning."),
     ] = False,
     train: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--train", metavar="FILE.jsonl", help="Stream: what the first model learns from; may be repeated."
-        ),
+        typer.Option("--train", metavar="FILE.jsonl", help="Stream: labelled calls for the first model; repeatable."),
     ] = None,
-    delay: Annotated[int, typer.Option(help="Stream: a mistake is remarked so many calls later.", min=0)] = 0,
-    share: Annotated[float, typer.Option(help="Stream: the share of mistakes that is remarked.")] = 1.0,
+    delay: Annotated[int, typer.Option(help="Stream: calls between a mistake and its correction.", min=0)] = 0,
+    share: Annotated[float, typer.Option(help="Stream: share of mistakes that are corrected.")] = 1.0,
     equal: Annotated[
         bool,
-        typer.Option("--equal-form", help="Write all calls in one line, without shebangs, comments and #{x}, first."),
+        typer.Option("--equal-form", help="First rewrite all calls as one line, without shebangs, comments and #{x}."),
     ] = False,
     leave_source_out: Annotated[
-        bool, typer.Option("--leave-source-out", help="Score each --data by a gate that learned from the others alone.")
+        bool, typer.Option("--leave-source-out", help="Score each --data with a gate trained on the others only.")
     ] = False,
-    seeds: Annotated[
-        int, typer.Option(help="Folds: how often, each time with other folds and first weights.", min=1)
-    ] = 1,
+    seeds: Annotated[int, typer.Option(help="Folds: repetitions, each with other folds and first weights.", min=1)] = 1,
     json: Json = None,
-    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report.")] = None,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """How good would the gate be on these calls?
+    """Measure how well the gate would do on labelled calls.
 
-    In folds: each is scored by a gate trained on the others, near-duplicates never on both sides, beside a logistic
-    regression on character n-grams. As a stream: call after call, with corrections of what was wrong, and the same
-    without learning beside it. Recall is that of block; the percentage is the share of allowed calls blocked.
+    By default, cross-validates: each fold is scored by a gate trained on the others, beside a logistic regression on
+    character n-grams; near-duplicates stay in one fold. With --stream, decides call after call and corrects mistakes,
+    with and without learning. Recall is that of block; the percentage is the share of allowed calls that are blocked.
 
     Examples:
 

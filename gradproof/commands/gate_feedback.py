@@ -15,30 +15,31 @@ from gradproof.commands.terminal import errors
 
 def feedback(
     store: StoreFolder,
-    id: Annotated[str, typer.Argument(metavar="ID", help="Of the decision.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="The id of the decision.")],
     kind: Annotated[
         str,
         typer.Argument(metavar="KIND", help="false_block, false_allow, override_allow, override_block, allow, block."),
     ],
     act: Annotated[
-        int | None, typer.Option(help="A block: which act is meant, from 0 on. Default: the one in the reason.", min=0)
+        int | None,
+        typer.Option(help="Block: index of the act that should be blocked. Default: the one in the reason.", min=0),
     ] = None,
     scope: Annotated[
         str,
         typer.Option(
-            metavar="folder|project|host|pattern=GLOB", help="An allow: how far it reaches beyond the target."
+            metavar="folder|project|host|pattern=GLOB", help="Allow: how far the correction extends beyond the target."
         ),
     ] = "",
-    actor: Annotated[str, typer.Option(help="Who says so. Default: the user's name.")] = "",
+    actor: Annotated[str, typer.Option(help="Who gives the feedback. Default: the user name.")] = "",
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Say what should have happened. When this returns, it is on the disk, and holds for calls that do the same.
+    """Correct a decision. The correction is on disk and in effect when the command returns.
 
     **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person
-    decided otherwise, or answered what was asked. An allow speaks for calls that do no more than the corrected one:
-    the same effects by the same programs, on targets no wider. A block speaks for calls with an act at least as wide.
-    `gate corrections` lists what holds, and takes it back.
+    decided differently, or answered a question. An allow applies to calls that do no more than the corrected one:
+    the same effects by the same programs, on targets no wider. A block applies to calls with an act at least as wide.
+    `gate corrections` lists and retracts corrections.
 
     Examples:
 

@@ -16,33 +16,31 @@ def init(
     store: StoreFolder,
     data: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE.jsonl", help="Labelled calls of your own; left out, made-up ones, and a cold start."
-        ),
+        typer.Option(metavar="FILE.jsonl", help="Your own labelled calls. Default: generated ones."),
     ] = None,
     old: Annotated[
         Path | None,
-        typer.Option("--from", metavar="OLD", help="A store of an earlier format: learn from what people said there."),
+        typer.Option("--from", metavar="OLD", help="Import the feedback of a store of an earlier format."),
     ] = None,
-    size: Annotated[int | None, typer.Option(metavar="MIB", help="Of decisions and signals, at most.", min=1)] = None,
+    size: Annotated[int | None, typer.Option(metavar="MIB", help="Largest size of the journal.", min=1)] = None,
     false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,
     false_block: Annotated[float | None, typer.Option(help="Share of calls to allow that may be blocked.")] = None,
     review_hours: Annotated[
-        float | None, typer.Option(help="How long an unremarked decision is no example yet.")
+        float | None, typer.Option(help="Hours before an unreviewed decision may be learned from.")
     ] = None,
     shadow: Annotated[
         bool | None,
-        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record the decision that was not enforced."),
     ] = None,
     json: Json = None,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Make a gate: its store, its rules and its first model.
+    """Create a gate: its store, its rules and its first model.
 
-    The default policy decides from the first call on. With --data, the model learns from your own labelled calls; it
-    may tighten decisions at once, and turn a question into an allow once it has earned trust. Where there is a gate
-    already, changes its settings and leaves the rest.
+    The default policy decides from the first call. With --data, the model learns from your labelled calls: it may make
+    decisions stricter at once, and may turn a question into an allow once it is trusted. On an existing gate, only the
+    settings change.
 
     Examples:
 

@@ -14,17 +14,15 @@ from gradproof.commands.terminal import errors
 
 def learn(
     store: StoreFolder,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until interrupted: a round whenever one is due.")
-    ] = False,
-    nice: Annotated[int, typer.Option(help="Lower the priority by so much.", min=0, max=19)] = 0,
+    follow: Annotated[bool, typer.Option("--follow", help="Keep running, and learn whenever a round is due.")] = False,
+    nice: Annotated[int, typer.Option(help="Niceness of the process.", min=0, max=19)] = 0,
     parent: Annotated[int, typer.Option(hidden=True)] = 0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Learn from the signals that wait; in a process of its own, so that no decision waits.
+    """Learn from new feedback, in a process separate from the one that decides.
 
-    A trained copy serves only if it is no worse on held-back calls and on pinned mistakes.
+    The new version serves only if it is no worse on held-back calls and on pinned mistakes.
 
     Examples:
 

@@ -15,12 +15,12 @@ from gradproof.commands.terminal import errors
 def rollback(
     store: StoreFolder,
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="Left out, the one that the serving version came from.")
+        int | None, typer.Argument(metavar="[VERSION]", help="Default: the version before the serving one.")
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Let an earlier version serve again. What people corrected stays corrected.
+    """Return to an earlier version of the model. Corrections stay in effect.
 
     Example:
 

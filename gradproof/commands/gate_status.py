@@ -8,7 +8,7 @@ from gradproof.commands.terminal import check_outputs, errors
 
 
 def status(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
-    """What serves, how it agrees with people, whether it has converged, whether calls or errors drift.
+    """Show the serving version, its agreement with people, and drift of calls and errors.
 
     Example:
 

@@ -24,8 +24,8 @@ StoreFolder = Annotated[
         metavar="DIR",
         envvar="GRADPROOF_GATE",
         default_factory=default_folder,
-        show_default="$XDG_STATE_HOME/gradproof/gates/default",
-        help="The gate's folder.",
+        show_default=False,
+        help="Folder of the gate. Default: $XDG_STATE_HOME/gradproof/gates/default.",
     ),
 ]
 

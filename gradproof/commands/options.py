@@ -23,25 +23,25 @@ class Precision(StrEnum):
     fp16 = "fp16"
 
 
-Seed = Annotated[int, typer.Option(help="Seeds every random choice; the same seed gives the same figures.")]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same results.")]
 NoSeed = Annotated[int, typer.Option("--seed", hidden=True)]  # accepted everywhere, shown where something is random
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write the record; - for standard output.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write a page to look at.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks.")]
+Json = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write a JSON record; - for standard output.")]
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report.")]
 ConfigFile = Annotated[
-    Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON with any option; flags override it.")
+    Path | None, typer.Argument(metavar="CONFIG", help="TOML or JSON file with options; flags override it.")
 ]
 Data = Annotated[
     str | None,
     typer.Option(
         metavar="synthetic|FILE",
-        help="A CSV or Parquet file, for a transformer a text file, or the synthetic set: "
+        help="A CSV or Parquet file, a text file (for a transformer), or the synthetic set: "
         "synthetic:regimes=N,rows=N. Default: synthetic.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]
-TargetColumn = Annotated[str | None, typer.Option(metavar="COL", help="The column to decide.")]
-Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to leave out: a,b,c. Default: none.")]
+TargetColumn = Annotated[str | None, typer.Option(metavar="COL", help="The column to predict.")]
+Ignore = Annotated[str | None, typer.Option(metavar="COLS", help="Columns to ignore: a,b,c. Default: none.")]
 
 
 def said(**flags: Any) -> dict[str, Any]:

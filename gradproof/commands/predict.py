@@ -18,35 +18,38 @@ if TYPE_CHECKING:
 
 def predict(
     run: RunFolder,
-    data: Annotated[Path, typer.Option(metavar="FILE", help="CSV or Parquet with the columns that were trained on.")],
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="CSV or Parquet file with the columns of the training table.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet to write; CSV on standard output if left out.")
+        Path | None, typer.Option(metavar="FILE", help="CSV or Parquet file to write. Default: CSV on standard output.")
     ] = None,
     keep: Annotated[
-        str | None, typer.Option(metavar="COLS|all", help="Input columns to copy to the output: a,b,c.")
+        str | None, typer.Option(metavar="COLS|all", help="Input columns to copy to the output: a,b,c, or all.")
     ] = None,
     costs: Annotated[
         str | None,
-        typer.Option(metavar="CLASS=COST,…", help="What a wrong decision costs for rows of each class; default: 1."),
+        typer.Option(metavar="CLASS=COST,…", help="Cost of a wrong decision for rows of each class. Default: 1."),
     ] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Name the five columns that moved each decision most.")
+        bool, typer.Option("--explain", help="Add the five columns that moved each decision most.")
     ] = False,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Decide every row of a file: decision, probabilities, metrics and gates; of a number, mean, low and high.
+    """Predict every row of a file with a trained run.
 
-    The best checkpoint of the run decides. Missing values and names that were never seen are fine; values that do not
-    fit their column count as missing, with a warning. Where the file has the target too, the accuracy is told.
+    Writes the decision, the probabilities, metrics and gates of each row; for a numeric target, the mean and a 90%
+    interval. The best checkpoint is used. Missing values and unseen names are allowed. Values that do not fit their
+    column count as missing, with a warning. If the file has the target, the accuracy is printed.
 
-    With --costs the decision is the class with the lowest expected cost of a mistake instead of the most probable one.
-    The probabilities stay the same.
+    With --costs, the decision is the class with the lowest expected cost instead of the most probable one. The
+    probabilities do not change.
 
-    --explain adds because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and by how much it moved
-    the logit of the decision, against the mean training row. --json has all of it as numbers.
+    --explain adds the columns because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and how far it
+    moved the logit of the decision, compared with the mean training row. --json has the same as numbers.
 
     Examples:
 
@@ -95,8 +98,8 @@ def _counted(scored: PredictedFile | PredictedNumbers) -> str:
     """How many rows, and how well where that is known."""
     if hasattr(scored, "accuracy"):
         said, good, cost = f"{scored.rows:,} rows decided", scored.accuracy, scored.cost  # type: ignore[union-attr]
-        said += f", {good:.2%} of the {scored.known:,} with a known outcome rightly" if good is not None else ""
-        return said + (f", mistakes cost {cost:.4g} a row" if cost is not None else "")
+        said += f", {good:.2%} of the {scored.known:,} with a known outcome correctly" if good is not None else ""
+        return said + (f", mistakes cost {cost:.4g} per row" if cost is not None else "")
     said, error, coverage = f"{scored.rows:,} rows predicted", scored.rmse, scored.coverage  # type: ignore[union-attr]
     if error is None:
         return said

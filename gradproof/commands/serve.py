@@ -13,18 +13,19 @@ from gradproof.commands.terminal import check_device, errors
 def serve(
     run: RunFolder,
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others than loopback let the network in.")
+        str, typer.Option(help="Address to listen on. Any address but loopback opens the service to the network.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8080,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
-    body_limit: Annotated[int, typer.Option(help="Bytes of a request's body at most.", min=1)] = 1 << 20,
-    batching: Annotated[bool, typer.Option(help="Decide concurrent requests together.")] = True,
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8080,
+    device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
+    body_limit: Annotated[int, typer.Option(help="Largest request body, in bytes.", min=1)] = 1 << 20,
+    batching: Annotated[bool, typer.Option(help="Process concurrent requests as one batch.")] = True,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Serve a run over HTTP: POST /predict, GET /healthz, /schema and /metrics (Prometheus).
+    """Serve the predictions of a run over HTTP.
 
-    {"records": [...], "explain": true} also says which columns moved each decision most.
+    Routes: POST /predict, GET /healthz, /schema and /metrics (Prometheus). A request {"records": [...], "explain":
+    true} also returns the columns that moved each decision most.
 
     Example:
 

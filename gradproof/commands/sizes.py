@@ -7,33 +7,72 @@ from typing import Annotated, Any
 
 import typer
 
+from gradproof.commands.mesh_sizes import Given, show_mesh
 from gradproof.commands.options import Debug, Device, Json, NoSeed
 from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, in_bytes, progress_of, write
 
 
 def sizes(
-    rows: Annotated[
-        int, typer.Option(help="Rows in a batch, for the activations; tokens of a transformer.", min=1)
-    ] = 8192,
+    rows: Annotated[int, typer.Option(help="Rows per batch; tokens for a transformer.", min=1)] = 8192,
     measure: Annotated[
-        str | None, typer.Option(metavar="SIZES", help="Take training steps of these sizes (a,b) and measure the peak.")
+        str | None,
+        typer.Option(metavar="SIZES", help="Run training steps of these sizes (a,b) and measure the peak memory."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to measure.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Device to measure on, and to plan a mesh for.")] = Device.cpu,
+    mesh: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Plan a mesh of ranks: data=2,experts=2. Docs: ranks.md.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="With --mesh: rows in a step of all ranks.", min=1)] = None,
+    shard_optimizer: Annotated[
+        bool, typer.Option("--shard-optimizer", help="With --mesh: spread AdamW's moments over the data axis.")
+    ] = False,
+    size: Annotated[str | None, typer.Option(help="With --mesh: this size alone, rank by rank.")] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="With --mesh: GB/s that a rank sends. Default: measured here.")
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option(help="With --mesh: microseconds an operation takes. Default: measured here.")
+    ] = None,
+    tflops: Annotated[
+        float | None, typer.Option(help="With --mesh: TFLOP/s of a rank in a step. Default: measured here.")
+    ] = None,
+    memory_bandwidth: Annotated[
+        float | None, typer.Option(help="With --mesh: GB/s that a rank's optimizer moves. Default: measured here.")
+    ] = None,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """The named sizes and the memory of a training step: weights, gradients, AdamW's moments, the activations of one
-    forward, and what the backward works in.
+    """List the model sizes and the memory of a training step.
+
+    Columns: weights, gradients, AdamW's moments, the activations of one forward, and the working memory of the
+    backward.
 
     Examples:
 
         gradproof sizes --rows 1024
 
         gradproof sizes --rows 1024 --measure nano,tiny
+
+        gradproof sizes --mesh data=2,experts=2 --batch 4096
+
+        gradproof sizes --mesh data=64 --batch 65536 --size full --device cuda --shard-optimizer --bandwidth 45
+        --latency 20 --tflops 250 --memory-bandwidth 3500
     """
     with errors(debug):
         from json import dumps
+
+        given = Given(bandwidth, latency, tflops, memory_bandwidth)
+        if mesh is not None:
+            if measure is not None:
+                raise ValueError("--measure takes steps in one process; leave it out, or leave out --mesh")
+            check_outputs(json, None)
+            show_mesh(mesh, batch or rows, shard_optimizer, size, device, given, json)
+            return
+        of_mesh = {"--batch": batch, "--size": size, "--shard-optimizer": shard_optimizer or None}
+        of_mesh |= {f"--{name.replace('_', '-')}": value for name, value in given._asdict().items()}
+        if (flag := next((flag for flag, value in of_mesh.items() if value is not None), None)) is not None:
+            raise ValueError(f"{flag} plans several ranks; say which with --mesh data=2")
 
         from gradproof.gate.network import GateConfig, GateNetwork
         from gradproof.models.sizes import cost, named

@@ -34,50 +34,66 @@ def verify(
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
     op: Annotated[
-        list[str] | None, typer.Option("--op", help="One of Gradproof's ops or encoders; may be repeated.")
+        list[str] | None, typer.Option("--op", help="Prove this op or encoder of Gradproof; repeatable.")
     ] = None,
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="moe, dense, transformer or gate; may be repeated.")
+        list[str] | None,
+        typer.Option("--model", help="Prove this model of Gradproof: moe, dense, transformer or gate; repeatable."),
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to run.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     mutants: Annotated[
-        bool, typer.Option("--mutants", help="Also plant wrong backwards; each must be refuted.")
+        bool, typer.Option("--mutants", help="Also plant wrong backward passes; each must be refuted.")
     ] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Case: the joint screen alone. Ops: without differences.")
+        bool, typer.Option("--quick", help="Case: judge all tensors jointly. Ops: skip finite differences.")
     ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Case: the dtype in which it trains, bf16 say; left out, the module's own.")
+        str | None, typer.Option(help="Case: the training dtype, such as bf16. Default: that of the module.")
     ] = None,
     autocast: Annotated[
-        str | None, typer.Option(help="Case: it trains under torch.autocast of this dtype, bf16 or fp16.")
+        str | None, typer.Option(help="Case: train under torch.autocast with this dtype, bf16 or fp16.")
     ] = None,
     skip: Annotated[
         list[str] | None,
         typer.Option(
-            help="Case: a check to leave out (dtype, point, parameters_only, inputs_only, strided_cotangent, "
-            "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row); may be repeated."
+            help="Case: skip this check (dtype, point, parameters_only, inputs_only, strided_cotangent, "
+            "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row; "
+            "with --ranks: dtype, accumulation, no_sync); repeatable."
         ),
     ] = None,
     allow_unjudged: Annotated[
-        list[str] | None, typer.Option(help="Case: a tensor that need not be judged; may be repeated.")
+        list[str] | None, typer.Option(help="Case: a tensor that need not be judged; repeatable.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="Case: keep digests and projections of its gradients in this file.")
+        Path | None, typer.Option(help="Case: save digests and projections of the gradients to this file.")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Case: name the gradients that have moved since this file was recorded.")
+        Path | None, typer.Option(help="Case: compare the gradients with this file and name those that changed.")
     ] = None,
     json: Json = None,
     html: Html = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Case: run its gradproof.RankCase on N processes of this machine and compare with one rank. Each "
+            "process gets its share of the rows of every input.",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float,
+        typer.Option(help="With --ranks: seconds that a stage of a step may take before a rank counts as hung."),
+    ] = 60.0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Is the backward pass right?
+    """Check a backward pass: that of your own module or kernel, or Gradproof's own.
 
-    Without a CASE, proves every op and model of Gradproof. With one, judges your own `nn.Module`: the function takes
-    nothing and returns `(module, inputs)`; the gradients of its parameters and floating inputs are held against
-    differences of its forward. If it returns a `gradproof.KernelCase`, the kernel is held against its reference.
+    A CASE is a function that takes no arguments and returns `(module, inputs)`. The gradients of the module's
+    parameters and floating inputs are compared with finite differences of its forward. If the function returns a
+    `gradproof.KernelCase`, the kernel is compared with its reference; a `gradproof.RankCase` runs on `--ranks N`
+    processes and is compared with the same module on one rank. Without a CASE, every op and model of Gradproof is
+    proven.
 
     Examples:
 
@@ -91,18 +107,25 @@ def verify(
 
         gradproof verify my_model.py:case --against before.json   (after an upgrade)
 
+        gradproof verify my_model.py:case --ranks 2   (a distributed step)
+
         gradproof verify --op layernorm --mutants
     """
     with errors(debug):
         check_outputs(json, html, record)
         if case is not None and (op or model or mutants):
             raise ValueError("give either a CASE or --op/--model/--mutants, not both")
-        if case is None and (dtype or autocast or skip or allow_unjudged or record or against):
-            raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record and --against need a CASE")
+        if case is None and (dtype or autocast or skip or allow_unjudged or record or against or ranks):
+            raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record, --against, --ranks need a CASE")
+        if ranks is not None and (record or against or device is not Device.cpu):
+            raise ValueError("--ranks takes neither --record nor --against, and its ranks run on the CPU")
         check_device(device)
         if case is not None:
             how = dict(dtype=dtype, autocast=autocast, skip=skip or (), allow_unjudged=allow_unjudged or ())
-            report = _verify_case(case, device, quick, seed, how, record, against)
+            if ranks is None:
+                report = _verify_case(case, device, quick, seed, how, record, against)
+            else:
+                report = _verify_ranks(case, ranks, quick, seed, timeout, how)
         else:
             report = _verify_own(op, model, device, mutants, quick, seed)
         show_report(report, console_for(json), case is not None)
@@ -123,6 +146,7 @@ def _verify_case(
     from gradproof.proof.case import KernelCase, load_case
     from gradproof.proof.kernel import judge_kernel
     from gradproof.proof.module import Options, torch_device, torch_dtype, verify
+    from gradproof.proof.rank_case import RankCase
     from gradproof.proof.record import compare_with, load_record, record
     from gradproof.proof.verdict import finite
 
@@ -135,6 +159,8 @@ def _verify_case(
             if quick or to or against or any(how.values()):
                 raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")
             return judge_kernel(loaded, seed=seed, device=target, name=case, progress=progress)
+        if isinstance(loaded, RankCase):
+            raise ValueError(f"{case} returns a RankCase; say on how many ranks, `gradproof verify {case} --ranks 2`")
         asked = (loaded.module, loaded.inputs)
         report = verify(*asked, quick=quick, seed=seed, device=target, name=case, progress=progress, **how)
         if to is not None or before is not None:
@@ -150,6 +176,15 @@ def _verify_case(
             if before is not None:
                 report.against = compare_with(before, now)
         return report
+
+
+def _verify_ranks(case: str, ranks: int, quick: bool, seed: int, timeout: float, how: dict[str, Any]) -> Report:
+    from gradproof.proof.module import torch_dtype
+    from gradproof.proof.rank_judge import verify_ranks
+
+    how = {**how, "dtype": torch_dtype(how["dtype"]), "autocast": torch_dtype(how["autocast"])}
+    with redirect_stdout(sys.stderr), progress_of("steps on all ranks") as progress:
+        return verify_ranks(case, ranks, quick=quick, seed=seed, timeout=timeout, progress=progress, **how)
 
 
 def _verify_own(
@@ -218,8 +253,9 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
             console.print(f"  {escape(note)}", style="dim")
         passed = [check.name for check in subject.checks if check.status == "proven"]
         if passed:
-            console.print(f"  also right: {', '.join(passed)}", style="dim")
+            console.print(f"  also passed: {', '.join(passed)}", style="dim")
         spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forwards"
+        spent = f"{subject.forwards} steps on {subject.ranks} ranks" if subject.ranks else spent
         console.print(f"  {spent}", style="dim")
     if report.against is not None:
         console.print(escape(report.against.summary), soft_wrap=True)

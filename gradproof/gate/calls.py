@@ -45,7 +45,8 @@ MCP_KEYS = ("jsonrpc", "id", "method", "params", *KEYS[2:])
 PARAMS_KEYS = ("name", "arguments", "_meta")
 HOOK_KEYS = (
     *("tool_name", "tool_input", "session_id", "transcript_path", "permission_mode", "hook_event_name", "tool_use_id"),
-    *("timestamp", "mcp_context", "tool_response", *KEYS[2:]),
+    *("timestamp", "mcp_context", "original_request_name", "tool_response", "duration_ms", "error", "is_interrupt"),
+    *("prompt_id", "effort", "agent_id", "agent_type", *KEYS[2:]),
 )
 
 

@@ -32,7 +32,8 @@ SPACE = re.compile(r"\s+")
 def line(act: Act) -> str:
     """An act in one line."""
     target = act.target
-    how = " ".join((*(f"via:{via}" for via in sorted(act.via)), *(f"mark:{mark}" for mark in sorted(act.marks))))
+    marks = sorted(mark for mark in act.marks if not mark.startswith("where:"))
+    how = " ".join((*(f"via:{via}" for via in sorted(act.via)), *(f"mark:{mark}" for mark in marks)))
     why = act.why.split(":")[0]
     fields = (act.effect, act.scope, act.program, act.verb, target.kind, str(target), how, why)
     return MARK + "\t".join(SPACE.sub(" ", field[: 2 * MOST_LETTERS])[:MOST_LETTERS] for field in fields)

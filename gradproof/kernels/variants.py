@@ -90,6 +90,12 @@ class Kernels:
     capturable: bool = False
     final: Callable[[str], None] | None = None  # is told the prefix of parameters whose gradients are final
 
+    @property
+    def in_turns(self) -> bool:
+        """Whether experts are computed one after the other: somebody waits for the gradients of each, and they are no
+        kernels that are being checked."""
+        return self.final is not None and isinstance(self.experts, ModuleType)
+
     def announce(self, prefix: str) -> None:
         """The backward is done with the gradients of these parameters."""
         if self.final is not None:

@@ -14,6 +14,11 @@ class Workspace:
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
         self._views: dict[tuple[str, tuple[int, ...], torch.dtype, torch.device], Tensor] = {}
+        self._parts: dict[int, Workspace] = {}
+
+    def part(self, number: int) -> Workspace:
+        """A workspace within, for one of several calls whose results are needed at the same time."""
+        return self._parts.setdefault(number, Workspace())
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A contiguous buffer in the dtype and on the device of `like`, unwritten or full of what was there."""
@@ -22,8 +27,10 @@ class Workspace:
             base, length = (name, like.dtype, like.device), math.prod(shape)
             held = self._buffers.get(base)
             if held is None or held.numel() < length:
-                held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
+                # The smaller one goes first: together they would be the peak.
                 self._views = {old_key: view for old_key, view in self._views.items() if old_key[0] != name}
+                held = self._buffers[base] = None  # type: ignore[assignment]
+                held = self._buffers[base] = torch.empty(length, dtype=like.dtype, device=like.device)
             self._views[key] = held[:length].view(shape)
         return self._views[key]
 
@@ -34,4 +41,5 @@ class Workspace:
 
     def bytes(self) -> int:
         """What is held."""
-        return sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+        own = sum(buffer.numel() * buffer.element_size() for buffer in self._buffers.values())
+        return own + sum(part.bytes() for part in self._parts.values())

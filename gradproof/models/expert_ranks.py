@@ -10,16 +10,13 @@ is legal. The gradient of an expert is complete for all rows of these X ranks.
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gradproof.kernels.admissions import choose
-from gradproof.kernels.shapes import Shape
 from gradproof.kernels.variants import Kernels
-from gradproof.ops import experts as reference
+from gradproof.models.expert_turns import ExpertsInTurn, experts_kernel
 from gradproof.ops.dispatch import DispatchPlan
 from gradproof.ops.experts import Chain
 from gradproof.ops.mixture import MixtureOps
@@ -145,25 +142,9 @@ class ExchangedExperts:
         return rows if self.ranks.alone else self.mesh.exchange(rows, gives, takes, "experts")
 
     def _module(self, rows_MI: Tensor, chain: Chain, narrow_EP: Tensor | None) -> Any:
-        """The chosen kernel if it is admitted for as many rows as have come; the op itself for none."""
-        name, module = self.kernels.chosen.get("experts", "reference"), self.kernels.experts
-        if not len(rows_MI) or name == "reference":
-            return reference
-        if not isinstance(module, ModuleType):  # one that is being checked: its calls are judged as they are
-            return module
-        dtype = rows_MI.dtype if narrow_EP is None else narrow_EP.dtype
-        shape = Shape(
-            rows_MI.device.type,
-            str(dtype)[6:],
-            len(rows_MI),
-            self.ranks.held,
-            1,
-            chain,
-            ops=("experts",),
-            fused=(),
-            parameters=self.ranks.held * chain.length,
-        )
-        return choose(shape, only={"experts": name}).experts
+        if self.kernels.in_turns and rows_MI.is_cpu:
+            return ExpertsInTurn(self.kernels, self.ranks.first)
+        return experts_kernel(self.kernels, rows_MI, self.ranks.held, chain, narrow_EP)
 
 
 def _sorted(counts_XE: Tensor) -> tuple[Tensor, DispatchPlan]:

@@ -21,6 +21,7 @@ from gradproof.contract import EVERY_OP, Claim, Contract, Example, Gradients, Ou
 from gradproof.kernels.shapes import ROW_FUSED, Shape
 from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.expert_ranks import ExpertRanks
+from gradproof.models.expert_turns import ExpertsInTurn
 from gradproof.models.model import Model, MoEOutput, draw_rows, spec_count
 from gradproof.ops import experts, linear, mixture, route, sheaf
 from gradproof.ops.experts import Chain
@@ -154,6 +155,8 @@ class MoEConfig:
 
     def working_per_row(self, device: str) -> int:
         """How many numbers more a step holds for each row, at the worst moment of its backward."""
+        if device == "cpu":  # a norm's mean and deviation, three indices of 8 bytes; nobody asks for dx
+            return self.inputs + 3 * self.outputs + self.k * (self.outputs + 2 * self.chain.layers + 6)
         routed = self.k * (self.inputs + 2 * self.outputs + experts.WORKING[device] * self.hidden)
         return self.inputs + self.outputs + routed
 
@@ -219,7 +222,11 @@ class MoE(Model):
         return self.config.experts if self.ranks is None else self.ranks.held
 
     def _parts(self, kernels: Kernels) -> MixtureOps:
-        return kernels.parts if self.ranks is None else self.ranks.parts(kernels)
+        if self.ranks is not None:
+            return self.ranks.parts(kernels)
+        if kernels.in_turns and self.params.flat_P.is_cpu:
+            return kernels.parts._replace(experts=ExpertsInTurn(kernels))  # type: ignore[arg-type]
+        return kernels.parts
 
     @classmethod
     def sized(cls, name: str, **options: Any) -> MoE:
@@ -339,7 +346,8 @@ class MoE(Model):
 
     def _fused(self, weights: Weights, kernels: Kernels) -> bool:
         """The fused kernel reads one flat buffer, in the dtype of the products."""
-        return kernels.mixture is not None and weights is self.params and self.ranks is None
+        whole = self.ranks is None and not kernels.in_turns
+        return kernels.mixture is not None and weights is self.params and whole
 
     def _parameters(self, weights: Weights) -> Parameters:
         return Parameters(weights["router.weight"], weights["router.bias"], *self._experts(weights))

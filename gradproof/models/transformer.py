@@ -351,15 +351,19 @@ class Transformer(Model):
         if not accumulate:
             for name in self.config.unused:
                 grads[name].zero_()
+        for name in self.config.unused:
+            kernels.announce(name)
         if saved.decoder is not None:
             last_TD = saved.decoder.normed.n_TD
             dn_TD = block.project_backward(read, write, "output", dy[0].to(last_TD.dtype), last_TD)
+            kernels.announce("output")
             dmemory_ZD = self._decode_backward(read, write, dn_TD, saved.decoder, saved.encoder)
             # Source and target share their embedding: the second adds to what the first wrote.
             write = Write(grads, True) if saved.encoder is not None else write
         else:
             assert saved.pooled_BD is not None and saved.encoder is not None
             dpooled_BD = block.project_backward(read, write, "output", dy[0].to(saved.pooled_BD.dtype), saved.pooled_BD)
+            kernels.announce("output")
             dmemory_ZD = saved.encoder.layout.rows(pool.backward(wide(dpooled_BD), None, x_TI >= 0))
         if saved.encoder is not None:
             own = Write(grads, accumulate)
@@ -369,17 +373,20 @@ class Transformer(Model):
     def _encode_backward(self, read: Read, write: Write, dn_TD: Tensor, saved: Stack) -> Tensor:
         """Returns the gradient of the embedded tokens."""
         dx_TD = block.norm_backward(read, write, "encoder.norm", dn_TD, saved.normed)
+        read.kernels.announce("encoder.norm")
         for i in reversed(range(len(saved.layers))):
             layer = saved.layers.pop()  # a tape serves once: what is done with is freed
             dx_TD = block.feed_forward_backward(read, write, f"encoder.{i}.ffn.", dx_TD, layer.fed)
             dx_TD = block.self_attention_backward(
                 read, write, f"encoder.{i}.self.", dx_TD, layer.attended, saved.layout
             )
+            read.kernels.announce(f"encoder.{i}.")
         return dx_TD
 
     def _decode_backward(self, read: Read, write: Write, dn_TD: Tensor, saved: Stack, encoder: Stack | None) -> Tensor:
         """Returns dmemory_ZD, the sum over all layers; zeros without an encoder. Finishes with the embedding."""
         dx_TD = block.norm_backward(read, write, "decoder.norm", dn_TD, saved.normed)
+        read.kernels.announce("decoder.norm")
         dmemory_ZD = dx_TD.new_zeros(()) if encoder is None else torch.zeros_like(encoder.normed.x_TD)
         for i in reversed(range(len(saved.layers))):
             layer = saved.layers.pop()
@@ -393,6 +400,7 @@ class Transformer(Model):
             dx_TD = block.self_attention_backward(
                 read, write, f"decoder.{i}.self.", dx_TD, layer.attended, saved.layout
             )
+            read.kernels.announce(f"decoder.{i}.")
         self._embed_backward(read, write, dx_TD, saved)
         return dmemory_ZD
 

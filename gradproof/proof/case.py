@@ -1,5 +1,5 @@
 """A Case: how users hand in their own code. `path/to/file.py:function` or `package.module:function`; the function takes
-nothing and returns (module, inputs), (module, inputs, reference), or a KernelCase."""
+nothing and returns (module, inputs), (module, inputs, reference), a KernelCase or a RankCase."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy
 import torch
 from torch import nn
+
+from gradproof.proof.rank_case import RankCase
 
 
 class CaseError(ValueError):
@@ -39,7 +41,7 @@ class KernelCase(NamedTuple):
     dtypes: Sequence[torch.dtype] | torch.dtype | None = None
 
 
-def load_case(text: str, seed: int = 0) -> Case | KernelCase:
+def load_case(text: str, seed: int = 0) -> Case | KernelCase | RankCase:
     """Imports the function, calls it, and checks what it returns. Generators are seeded first, so that a case that
     seeds nothing gives the same module and inputs each time."""
     where, colon, attribute = text.rpartition(":")
@@ -51,8 +53,13 @@ def load_case(text: str, seed: int = 0) -> Case | KernelCase:
     try:
         returned = function()
     except (Exception, SystemExit) as error:
-        raise CaseError(f"{text} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
-    if isinstance(returned, KernelCase):
+        sentence = f"{text} raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        if "process group" in sentence.lower() and not torch.distributed.is_initialized():
+            sentence += "; a case for several ranks needs --ranks"
+        raise CaseError(sentence) from error
+    if isinstance(returned, RankCase) and (fault := returned.fault()):
+        raise CaseError(f"{text}: {fault}")
+    if isinstance(returned, (KernelCase, RankCase)):
         return returned
     return Case(text, *_checked(text, returned))
 
@@ -107,7 +114,8 @@ def _from_file(path: Path) -> Any:
 def _checked(text: str, returned: Any) -> tuple[nn.Module, Any, nn.Module | None]:
     if not isinstance(returned, tuple) or len(returned) not in (2, 3):
         kind = f"a tuple of {len(returned)}" if isinstance(returned, tuple) else type(returned).__name__
-        raise CaseError(f"{text} must return (module, inputs), (module, inputs, reference) or a KernelCase, not {kind}")
+        expected = "(module, inputs), (module, inputs, reference), a KernelCase or a RankCase"
+        raise CaseError(f"{text} must return {expected}, not {kind}")
     module, inputs, reference = (*returned, None)[:3]
     if not isinstance(module, nn.Module):
         raise CaseError(f"{text} must return a torch.nn.Module first, not a {type(module).__name__}")

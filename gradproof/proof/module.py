@@ -26,6 +26,7 @@ from gradproof.proof.calls import IN_WORDS, WAYS, Calls, Stateful, same
 from gradproof.proof.conventions import ALONG, FLOAT32_ERROR, held_notes, immovable, judge_by_convention, refused_inputs
 from gradproof.proof.differences import Judge, Judgement, judge, overall
 from gradproof.proof.probing import Probe, Prober
+from gradproof.proof.rank_case import RankCase
 from gradproof.proof.recorder import AS_IT_IS, FLOAT32, Promotion, Recorder
 from gradproof.proof.runner import INPUT, CannotRun, GradientOf, Runner, draw_cotangents, one_line
 from gradproof.proof.second_point import second_point
@@ -39,13 +40,14 @@ OTHERWISE = 0.3  # of the output's size: a float64 run that is further off compu
 NOT_ASKED = "no gradient is given for it, and none was asked for"
 OUTPUT_UNIT = 2.0**-50  # to a few of which two float64 forwards agree
 VANISHING = 1e-8  # of its size at the given point
+NO_INPUTS = object()
 SENTINEL = 1e9  # inputs from here on are marks, not data
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 
 
 def verify(
     module: nn.Module,
-    inputs: Any,
+    inputs: Any = NO_INPUTS,
     *,
     quick: bool = False,
     seed: int = 0,
@@ -67,8 +69,15 @@ def verify(
     skip             checks to leave out, of `CHECKS`
     allow_unjudged   names of tensors that need not be judged
     gradient_of      (name, parameter) to its gradient after a backward, where that does not go to `.grad`"""
+    if isinstance(module, RankCase):
+        raise CannotRun(
+            "a RankCase is judged on several processes: return it from a function, case() of file.py say, and run "
+            "`gradproof verify file.py:case --ranks 2`"
+        )
     if not isinstance(module, nn.Module):
         raise CannotRun(f"verify judges a torch.nn.Module, not a {type(module).__name__}")
+    if inputs is NO_INPUTS:
+        raise CannotRun("verify needs the module's inputs, as a tuple or a dict by keyword")
     options = Options(
         quick, seed % 2**63, torch_device(device), torch_dtype(dtype), torch_dtype(autocast), checked_skip(skip),
         frozenset(allow_unjudged), gradient_of,

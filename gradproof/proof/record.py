@@ -71,10 +71,9 @@ class GradientComparison:
         since = ", ".join(f"{name} {before} → {now}" for name, (before, now) in self.changed.items())
         lead = f"Since the record ({since or 'nothing else has changed'})"
         if not self.moved:
-            same = sum(t.status == "same" for t in self.tensors)
-            return (
-                f"{lead} no gradient has moved: {same} of {len(self.tensors)} have the same bits, the others are noise."
-            )
+            same, count = sum(t.status == "same" for t in self.tensors), len(self.tensors)
+            rest = "" if same == count else ", the others differ by rounding"
+            return f"{lead} no gradient has moved: {same} of {count} have the same bits{rest}."
         told = ", ".join(
             f"{t.name} ({t.status if t.change is None else f'by {t.change:.2g} of its size'})" for t in self.moved
         )

@@ -79,7 +79,7 @@ class Runner:
 
     def arguments(self, given: Any) -> None:
         """Takes other arguments of the same structure."""
-        names = _argument_names(self.module, self.keyword)
+        names = argument_names(self.module, self.keyword)
         self.given = given
         listed = list(leaves_of(given))
         self.leaves = [_copied(leaf, self.dtype, self.device) for _, leaf in listed]
@@ -87,7 +87,7 @@ class Runner:
         self.asked: set[str] = set()  # inputs that require a gradient by themselves
         self.strides: dict[str, tuple[int, tuple[int, ...]]] = {}
         for i, (path, leaf) in enumerate(listed):
-            name = INPUT + _leaf_name(path, names, self.keyword)
+            name = INPUT + leaf_name(path, names, self.keyword)
             strides = strides_to_keep(leaf) if isinstance(leaf, Tensor) else None
             if strides is not None:
                 self.strides[name] = i, strides
@@ -338,7 +338,7 @@ def _dense_output(tensor: Tensor) -> Tensor | None:
         return None
 
 
-def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
+def argument_names(module: nn.Module, keyword: bool) -> list[str]:
     if keyword:
         return []
     try:
@@ -348,7 +348,7 @@ def _argument_names(module: nn.Module, keyword: bool) -> list[str]:
     return [p.name for p in kinds if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
 
 
-def _leaf_name(path: str, names: list[str], keyword: bool) -> str:
+def leaf_name(path: str, names: list[str], keyword: bool) -> str:
     """`x`, or `x[0]` inside a structure; by number where the signature has no name."""
     first, _, rest = path[1:].partition("]")
     if keyword:

@@ -52,13 +52,15 @@ class SubjectVerdict:
     kind: str = "module"
     calls: int = 0
     detail: str = ""
+    ranks: int | None = None  # on which a distributed step was judged
 
     def failures(self) -> list[str]:
         """What was refuted, by name; a claim that is about no single tensor gives its own name."""
         named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
         kind = "" if self.kind == "kernel" else "input "
         named += [f"{kind}{j.name}" for j in self.inputs if j.status == "refuted"]
-        return named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
+        named = named or [f"claim {e.claim}" for e in self.evidence if e.status == "refuted"]
+        return named or [check.note for check in self.checks if check.status == "refuted"]
 
 
 @dataclass
@@ -163,7 +165,7 @@ def why(subject: SubjectVerdict) -> str:
         name, reason = next(iter(subject.coverage.unjudged.items()))
         return f"{name} was not judged: {reason}"
     unclear = [j for j in (*subject.parameters, *subject.inputs) if j.status == "inconclusive"]
-    untried = [check.note for check in subject.checks if check.name == "dtype" and check.status == "noted"]
+    untried = [check.note for check in subject.checks if check.name in ("dtype", "ranks") and check.status == "noted"]
     if not unclear and untried:
         return untried[0]
     if not unclear:

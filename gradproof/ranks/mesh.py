@@ -7,9 +7,10 @@ rank nothing is sent. An operation that fails because another rank is gone raise
 from __future__ import annotations
 
 import datetime
+import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
@@ -22,11 +23,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from gradproof.ranks.mesh_shape import AXES, MeshShape, share
 from gradproof.ranks.pulse import SILENCE, Pulse, RankLost
+from gradproof.ranks.traffic import Traffic, of_all_reduce
 
 Axis = Literal["data", "experts", "all"]
 TIMEOUT = 60.0
 MARGIN = 30.0  # seconds after which an operation fails by itself; before that, the pulse has named who is to blame
 POLL = 0.02  # seconds
+AT_ONCE = 1 << 16  # bytes up to which gloo's ranks send each other the whole tensor: a ring takes several turns
 
 # Renamed in torch 2.13.
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -39,16 +42,18 @@ def launched() -> bool:
 
 
 class Pending:
-    """Operations that are under way."""
+    """Operations that are under way, and what is to be done with what they bring."""
 
-    def __init__(self, mesh: Mesh, works: Sequence[Any]):
-        self.mesh, self.works = mesh, works
+    def __init__(self, mesh: Mesh, works: Sequence[Any], then: Callable[[], object] | None = None):
+        self.mesh, self.works, self.then = mesh, works, then
 
     def wait(self) -> None:
         """Until they are done; on a GPU, what comes next in the stream waits."""
         with self.mesh.talking():
             for work in self.works:
                 work.wait()
+        if self.then is not None:
+            self.then()
 
 
 class Mesh:
@@ -71,6 +76,7 @@ class Mesh:
         self.pulse = Pulse(self.store.clone(), self.rank, self.size, timeout)
         self.wish = 0.0  # what this rank wants all others to hear with the next step's numbers
         self.heard: Tensor | None = None  # the sum of all wishes
+        self.traffic = Traffic()
         self._turns = 0
 
     @property
@@ -114,8 +120,21 @@ class Mesh:
         """The same, under way."""
         if not self.sends(axis):
             return Pending(self, [])
+        ranks, at_once = self.ranks(axis), sums_at_once(tensor)
+        self.traffic.add("all-reduce", of_all_reduce(_size(tensor), ranks, at_once))
+        if at_once:
+            return self._start_sum_at_once(tensor, axis)
         with self.talking():
             return Pending(self, [dist.all_reduce(tensor, group=self.group(axis), async_op=True)])
+
+    def _start_sum_at_once(self, tensor: Tensor, axis: Axis) -> Pending:
+        """Every rank adds up what all others sent it, in the order of the ranks: all have the same bits."""
+        ranks = self.ranks(axis)
+        given_RN = tensor.reshape(1, -1).repeat(ranks, 1)
+        taken_RN = torch.empty_like(given_RN)
+        with self.talking():
+            work = dist.all_to_all_single(taken_RN, given_RN, group=self.group(axis), async_op=True)
+        return Pending(self, [work], lambda: tensor.copy_(taken_RN.sum(0).view_as(tensor)))
 
     def largest(self, number: float) -> float:
         """The largest of all ranks' numbers."""
@@ -126,6 +145,8 @@ class Mesh:
         if not self.sends(axis):
             return rows_NI
         taken_MI = rows_NI.new_empty(sum(takes), *rows_NI.shape[1:])
+        others = sum(gives) - gives[self.at(axis)]
+        self.traffic.add("all-to-all", others * math.prod(rows_NI.shape[1:]) * rows_NI.element_size())
         with self.talking():
             dist.all_to_all_single(taken_MI, rows_NI.contiguous(), takes, gives, group=self.group(axis))
         return taken_MI
@@ -139,6 +160,7 @@ class Mesh:
         if not self.sends(axis):
             return Pending(self, []), flat[own].view(1, -1)
         group = self.group(axis)
+        self.traffic.add("reduce-scatter", _size(flat) - _size(flat[own]))
         with self.talking():
             if flat.is_cuda and len(set(lengths)) == 1:
                 summed = flat.new_empty(length)
@@ -153,10 +175,11 @@ class Mesh:
         if not self.sends(axis):
             return Pending(self, [])
         own, group = flat[pieces[self.at(axis)]], self.group(axis)
+        self.traffic.add("all-gather", _size(own) * (len(pieces) - 1))
         with self.talking():
-            if len({piece.stop - piece.start for piece in pieces}) == 1:
+            if flat.is_cuda and len({piece.stop - piece.start for piece in pieces}) == 1:
                 return Pending(self, [_gather(flat, own, group=group, async_op=True)])
-            # Pieces of different lengths: each is a broadcast of its own.
+            # Each piece is a broadcast of its own: gloo's all-gather copies, and takes four times as long.
             ranks = dist.get_process_group_ranks(self._groups[axis] if axis != "all" else dist.group.WORLD)
             pairs = zip(ranks, pieces, strict=True)
             works = [dist.broadcast(flat[piece], rank, group=group, async_op=True) for rank, piece in pairs]
@@ -248,6 +271,15 @@ class Mesh:
         """Leaves the others in peace; all ranks have come this far. The process group stays."""
         self.pulse.end("it is done")
         self.pulse.close()
+
+
+def sums_at_once(tensor: Tensor) -> bool:
+    """Whether ranks send each other all of a tensor to add it up."""
+    return tensor.is_cpu and _size(tensor) <= AT_ONCE
+
+
+def _size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def watched(mesh: Mesh | None) -> AbstractContextManager[None]:

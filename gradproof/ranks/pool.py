@@ -11,19 +11,22 @@ from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+ENDING = 0.2  # seconds, in which a process that was killed is known to have ended
+
 
 class RankFailed(Exception):
-    """A function failed on a rank. `kind` is the exception's name there, `trace` where it was."""
+    """A function failed on a rank. `kind` is the exception's name there, `trace` where it was; `missing` are those
+    that gave no answer in time."""
 
-    def __init__(self, rank: int, kind: str, message: str, trace: str = ""):
+    def __init__(self, rank: int, kind: str, message: str, trace: str = "", missing: tuple[int, ...] = ()):
         super().__init__(f"rank {rank}: {kind}: {message}" if kind else f"rank {rank} {message}")
-        self.rank, self.kind, self.message, self.trace = rank, kind, message, trace
+        self.rank, self.kind, self.message, self.trace, self.missing = rank, kind, message, trace, missing
 
 
 class Pool:
@@ -58,7 +61,7 @@ class Pool:
             if not ready:
                 missing = [rank for rank in range(self.ranks) if rank not in results]
                 self.close()
-                raise RankFailed(missing[0], "", f"gave no answer within {seconds:.0f} s")
+                raise RankFailed(missing[0], "", f"gave no answer within {seconds:.0f} s", missing=tuple(missing))
             for pipe in ready:
                 results[pipes[pipe]] = self._answer(pipes[pipe], pipe)  # type: ignore[index]
         return [results[rank] for rank in range(self.ranks)]
@@ -69,13 +72,19 @@ class Pool:
         except (EOFError, OSError):
             process = self._workers[rank][0]
             process.join(5)
-            code = process.exitcode
-            self.close()
-            raise RankFailed(rank, "", f"ended with exit code {code}") from None
+            self._ended(rank, process.exitcode)
         if not right:
+            for other, (process, _) in enumerate(self._workers):
+                process.join(ENDING if other != rank else 0)
+                if process.exitcode is not None:  # which is why this one failed
+                    self._ended(other, process.exitcode)
             self.close()
             raise RankFailed(rank, *answer)
         return answer
+
+    def _ended(self, rank: int, code: int | None) -> NoReturn:
+        self.close()
+        raise RankFailed(rank, "", f"ended with exit code {code}") from None
 
     def _start(self) -> None:
         context = get_context("spawn")

@@ -55,7 +55,7 @@ class Pulse:
     @property
     def patience(self) -> float:
         """A little less than the timeout, so that the run has ended by then."""
-        return max(self.timeout - 5.0, 0.8 * self.timeout)
+        return max(self.timeout - 5.0, 0.6 * self.timeout)
 
     def progress(self, where: str) -> None:
         """The main thread has come this far."""
@@ -99,21 +99,27 @@ class Pulse:
             return {}
 
     def silent(self) -> list[int]:
-        """Ranks that write no more. Takes some seconds."""
+        """Ranks that write no more. Takes some seconds, in which this one writes: others look for it too."""
         first = self.records()
-        time.sleep(SILENCE)
+        for _ in range(round(SILENCE / PERIOD)):
+            time.sleep(PERIOD)
+            with suppress(Exception):
+                self._publish()
         second = self.records()
         others = [rank for rank in range(self.ranks) if rank != self.rank]
         return [r for r in others if not second.get(r, {}).get("ended") and first.get(r) == second.get(r)]
 
     def blame(self) -> Blame:
-        """Who keeps this rank waiting, or made its connection fail."""
-        dead, records = self.silent(), self.records()
+        """Who keeps this rank waiting, or made its connection fail. Meanwhile this rank is not hung itself."""
+        self._moved = time.monotonic()
+        with self.waiting():
+            dead, records = self.silent(), self.records()
         ended = {rank: record["ended"] for rank, record in records.items() if record["ended"]}
         reasons = {rank: why for rank, why in ended.items() if not why.startswith("because ")}
         if dead:
-            told = [f"rank {rank}{_at(records.get(rank))} does not answer" for rank in dead]
-            return Blame(dead, "; ".join(told))
+            # All ranks are at the same step, and what the dead one wrote last may be from steps ago.
+            when = f" at {self.where}" if self.where else ""
+            return Blame(dead, "; ".join(f"rank {rank} does not answer{when}" for rank in dead))
         if reasons:
             told = "; ".join(f"rank {rank} stopped: {why}" for rank, why in reasons.items())
             return Blame(list(reasons), told, told=True)

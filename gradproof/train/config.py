@@ -31,6 +31,7 @@ OF_TABLE = {
     "pieces": 48,
     "levels": 256,
     "places": True,
+    "average": 0.99,
     "select": "loss",
     "lr": 2e-3,
     "weight_decay": 0.05,
@@ -82,6 +83,7 @@ class TrainConfig:
     recipe: Literal["none", "table"] = "none"  # table: what is not given follows from the table's size
     members: int = 1  # models trained at once, whose probabilities are averaged
     dropout: float = 0.0  # share of the inputs that is zero in a step
+    average: float = 0.0  # decay of the running average of the weights that is used instead of the last ones
     names: int = 64  # of a column, the most frequent, that are told apart
     pieces: int = 48  # of a number, at most (data/pieces.py)
     levels: int = 0  # values of a number up to which each has an input of its own
@@ -113,6 +115,10 @@ class TrainConfig:
             raise ValueError(f"router = {self.router!r}: a {self.model} model has no router; model = 'moe' has one")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout = {self.dropout} is a share of the inputs, from 0 to below 1")
+        if not 0 <= self.average < 1:
+            raise ValueError(f"average = {self.average} is the decay of an average, from 0 to below 1")
+        if self.model == "transformer" and self.average:
+            raise ValueError("average: a transformer is trained without one; moe and dense models can have it")
         if self.mesh is not None:
             MeshShape.parse(self.mesh)
         if not 5 <= self.timeout < float("inf"):
@@ -179,7 +185,12 @@ def resolve(*layers: Mapping[str, Any]) -> TrainConfig:
     if given.get("model") == "transformer":
         return fill(TrainConfig, OF_TEXT, *layers)
     own = str(given.get("data", "synthetic")).partition(":")[0] != "synthetic"
-    return fill(TrainConfig, OF_TABLE if own and not any(name in given for name in EXACTLY_ONE) else {}, *layers)
+    if not own or any(name in given for name in EXACTLY_ONE):
+        return fill(TrainConfig, *layers)
+    shape = given.get("model_options", {})
+    if isinstance(shape, dict):  # what is not given of a member's shape is the recipe's
+        layers = (*layers, {"model_options": {**OF_TABLE["model_options"], **shape}})
+    return fill(TrainConfig, OF_TABLE, *layers)
 
 
 def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:

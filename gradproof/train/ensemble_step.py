@@ -23,14 +23,15 @@ from gradproof.train.step_plan import StepResult
 
 
 class EnsembleStep:
-    """`step.take(feed, s)` moves each member by its own rows of step s. `member_step` makes a member's step."""
+    """`step.take(feed, s)` moves each member by its own rows of step s. `member_step` makes a member's step; so many
+    `threads` work on them, None for one a core."""
 
-    def __init__(self, model: Ensemble, member_step: Callable[[Model], TrainStep]):
+    def __init__(self, model: Ensemble, member_step: Callable[[Model], TrainStep], threads: int | None = None):
         self.model = model
         self.steps = [member_step(member) for member in model.members]
         # Steps of a mesh talk to the other ranks, in the same order on each.
         aside = not model.params.flat_P.is_cpu or self.first.mesh is not None
-        beside = 1 if aside else min(len(self.steps), os.cpu_count() or 1)
+        beside = 1 if aside else min(len(self.steps), threads or os.cpu_count() or 1)
         self._pool = (
             ThreadPoolExecutor(beside, initializer=torch.set_num_threads, initargs=(1,)) if beside > 1 else None
         )

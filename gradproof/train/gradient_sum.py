@@ -37,14 +37,19 @@ class Bucket(NamedTuple):
 
 def buckets(params: ParamSpace, ranks: int, front: int = 0, size: int | None = None) -> list[Bucket]:
     """Of everything behind the first `front` numbers, the last bucket first."""
+    flat_P = params.flat_P
+    cut = cuts(flat_P.numel(), flat_P.element_size(), ranks, front, size)
+    return [Bucket(at, pieces_of(at, ranks), _names(params, at)) for at in cut]
+
+
+def cuts(length: int, item: int, ranks: int, front: int = 0, size: int | None = None) -> list[slice]:
+    """Where the buckets of a flat buffer of `length` numbers of `item` bytes lie, the last one first."""
     step = ALIGNMENT * ranks
-    each = max(step, (size or BUCKET) // params.flat_P.element_size() // step * step)
-    end = params.flat_P.numel()
-    cut = [slice(start, min(start + each, end)) for start in range(front, end, each)]
-    return [Bucket(at, _pieces(at, ranks), _names(params, at)) for at in reversed(cut)]
+    each = max(step, (size or BUCKET) // item // step * step)
+    return [slice(start, min(start + each, length)) for start in reversed(range(front, length, each))]
 
 
-def _pieces(at: slice, ranks: int) -> list[slice]:
+def pieces_of(at: slice, ranks: int) -> list[slice]:
     """Whole blocks of the alignment, as equal as may be."""
     parts = [share((at.stop - at.start) // ALIGNMENT, rank, ranks) for rank in range(ranks)]
     return [slice(part.start * ALIGNMENT, part.stop * ALIGNMENT) for part in parts]

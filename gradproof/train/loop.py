@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +34,7 @@ from gradproof.models.subject import judge_config
 from gradproof.ranks.mesh import Mesh, watched
 from gradproof.train import checkpoint, mesh_checkpoint
 from gradproof.train.adamw import AdamW
+from gradproof.train.average import WeightAverage
 from gradproof.train.config import TrainConfig
 from gradproof.train.ensemble_step import EnsembleStep
 from gradproof.train.evaluate import evaluate, evaluate_number, predictions, spaced
@@ -100,6 +101,7 @@ class Trainer:
 
     model: Model
     step: TrainStep | EnsembleStep
+    average: WeightAverage | None = None
 
     def __init__(self, run: Run, watch: Watch, mesh: Mesh | None = None):
         """On a `mesh`, every rank makes one and calls the same methods; rank 0 writes."""
@@ -146,6 +148,10 @@ class Trainer:
         self.predictor.temperature, self.predictor.reach = read_temperature(self.run.path), read_reach(self.run.path)
         self.predictor.mesh, self.encoder = self.mesh, self.predictor.encoder
         self.step = build_step(self.config, self.model, self.source, self.mesh)
+        if self.config.average:
+            if self.mesh is not None and self.mesh.shape.experts > 1:
+                raise ValueError(f"average: mesh {self.mesh.shape} spreads the experts; leave it out, or the experts")
+            self.average = WeightAverage(self.model.params, self.config.average)
         rows, seed = (self.source.rows, self.source.index(TRAIN)), self.config.seed
         self.feed = Feed(*rows, self.encoder, self.config.batch, seed, self.config.members)
         self.feed.rate, self.feed.own = self.config.dropout, None if self.mesh is None else self.mesh.share
@@ -237,6 +243,8 @@ class Trainer:
             self._check_environment(newest.state["environment"])
             restore(self.model, newest)
             self.step.load_state(newest.tensors(checkpoint.STEP), newest.step)
+            if self.average is not None:
+                self.average.load_state(newest.tensors(checkpoint.STEP))
             self.at = Progress(**newest.state["progress"])
         if not self.writes:
             return
@@ -256,6 +264,8 @@ class Trainer:
                 result = self.take(s)
                 pending.append((s, result))
                 self.at.step = s + 1
+                if self.average is not None:
+                    self.average.add(self.at.step)
                 validating = self.at.step % self.config.interval == 0 or self.at.step == self.config.steps
                 logging = self.at.step % self.config.log_every == 0 or validating or s == 0
                 reading = self.config.device == "cpu" or logging
@@ -269,7 +279,8 @@ class Trainer:
                     rate = (self.at.step - window) * self.rows_each / max(time.perf_counter() - window_start, 1e-9)
                     record = self._record(result, rate)
                     if validating:
-                        record |= self._validate()
+                        with self._averaged():
+                            record |= self._validate()
                     self._write(record)
                     window_start, window = time.perf_counter(), self.at.step
                 stopping = stopping or (self.mesh is None and bool(interrupted))  # while it was written, say
@@ -455,7 +466,8 @@ class Trainer:
         try:
             if self.writes:
                 self.metrics.sync()
-            self._save(state)
+            with self._averaged():
+                self._save(state)
             if self.writes:
                 checkpoint.prune(self.run.checkpoints, self.at.best_step)
         except (OSError, SafetensorError) as error:
@@ -463,16 +475,21 @@ class Trainer:
 
     def _save(self, state: dict[str, Any]) -> None:
         checkpoints, step, tensors = self.run.checkpoints, self.at.step, {**self.model.params, **self.model.buffers}
+        moving = self.average.state() if self.average is not None and self.writes else {}
         if self.mesh is None:
-            checkpoint.save(checkpoints, step, tensors, self.step.state(), state)
+            checkpoint.save(checkpoints, step, tensors, {**self.step.state(), **moving}, state)
             return
         training = self.first.training
         if isinstance(self.step, TrainStep) and isinstance(training, MeshTraining):
             tensors = training.written_model()
         elif not self.writes:
             tensors = {}
-        mesh_checkpoint.save(self.mesh, checkpoints, step, tensors, self.step.written(), state)
+        mesh_checkpoint.save(self.mesh, checkpoints, step, tensors, {**self.step.written(), **moving}, state)
         self.mesh.pulse.advice = f"; {self._last_good()}; {self.again()}"
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """The model as it is validated and saved."""
+        return nullcontext() if self.average is None else self.average.shown()
 
     def _layout(self) -> str:
         """How this run is spread over ranks."""
@@ -550,7 +567,7 @@ def build_step(config: TrainConfig, model: Model, source: Source, mesh: Mesh | N
     else:
         loss = Loss("cross_entropy", **options)
     if isinstance(model, Ensemble):
-        return EnsembleStep(model, lambda member: train_step(config, member, loss, mesh))
+        return EnsembleStep(model, lambda member: train_step(config, member, loss, mesh), config.threads)
     return train_step(config, model, loss, mesh)
 
 

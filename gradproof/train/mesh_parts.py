@@ -27,7 +27,9 @@ class MeshParts(Parts):
     training: MeshTraining
 
     def __init__(self, training: MeshTraining, kernels: Kernels):
-        super().__init__(training, replace(kernels, final=training.sums.final))
+        # One bucket is sent at the end in any case.
+        final = training.sums.final if len(training.sums.buckets) > 1 else None
+        super().__init__(training, replace(kernels, final=final))
         self.mesh = training.mesh
 
     def gradients(self, batches: Sequence[MicroBatch]) -> Backed:
@@ -52,7 +54,13 @@ class MeshParts(Parts):
     def _none(self, x_TI: Tensor, whole: Whole | None, accumulate: bool) -> Backed:
         """No rows at all, for which no kernel is admitted. The experts of this rank may still get rows of others."""
         training, chosen = self.training, self.kernels
-        kernels = replace(REFERENCE, experts=chosen.experts, chosen=chosen.chosen, workspace=chosen.workspace)
+        kernels = replace(
+            REFERENCE,
+            experts=chosen.experts,
+            chosen=chosen.chosen,
+            workspace=chosen.workspace,
+            final=chosen.final,  # ranks announce the same things in the same order
+        )
         model, weights, grad_P = training.model, training.weights, training.model.params.grad_P
         output, saved = model.apply(weights, x_TI, whole, kernels)
         dy = torch.zeros_like(output.logits_TO), training.scale

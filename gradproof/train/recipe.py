@@ -13,7 +13,7 @@ from typing import Any
 
 from gradproof.train.config import OF_TABLE, TrainConfig
 
-EPOCHS = 25  # with early stopping; more only overfit
+EPOCHS = 20  # with early stopping; more only overfit
 LEAST_STEPS = 800  # of small tables, whose epochs are short
 BATCH, LEAST_BATCH = 256, 32
 BATCHES = 16  # an epoch at least
@@ -56,6 +56,9 @@ def steps_of(config: TrainConfig, size: TableSize, seconds_a_step: float) -> int
     """Steps that fit the time, and with the recipe no more than are of use."""
     minutes = minutes_of(config, size)
     fitting = max(1, int(60 * minutes / seconds_a_step)) if minutes is not None else config.steps
-    if config.recipe == "none":
-        return fitting
-    return min(fitting, max(LEAST_STEPS, EPOCHS * size.rows // config.batch))
+    return fitting if config.recipe == "none" else min(fitting, most_steps(size, config.batch))
+
+
+def most_steps(size: TableSize, batch: int) -> int:
+    """Steps that are of use."""
+    return max(LEAST_STEPS, EPOCHS * size.rows // batch)

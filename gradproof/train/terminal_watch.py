@@ -171,7 +171,8 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
         console.print(sample["text"], style="dim", markup=False)
     run = record["run"]
     what = f"windows of {run['inputs']} bytes" if "samples" in record else f"{run['inputs']} inputs"
-    console.print(f"{run['model']} {run['size']} for {what}: {run['parameters']:,} parameters")
+    name = record["scores"][0]["name"] if run.get("members", 1) > 1 else f"{run['model']} {run['size']}"
+    console.print(f"{name} for {what}: {run['parameters']:,} parameters")
     console.print(
         f"{record['status']} after {run['steps']:,} steps in {run['seconds']:.1f} s, best at step {run['best_step']:,}"
     )

@@ -9,11 +9,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import gradproof as gradproof_package
 from gradproof.cli import app
+from gradproof.train.load import load_predictor
 
 pytest.importorskip("sklearn")
 
@@ -63,6 +65,33 @@ def test_a_study(studied):
         ("moe", "logistic-regression"),
         ("moe", "mlp"),
     ]
+
+
+def test_a_study_of_a_table(tmp_path):
+    """Ensembles: all members count, each is trained, and the experts that are shown are one member's."""
+    rng = np.random.default_rng(0)
+    a, name = rng.normal(size=300), rng.choice(["x", "y"], 300)
+    late = np.where(a + (name == "x") + rng.normal(size=300) / 2 > 0.5, "late", "on time")
+    rows = [f"{u:.4f},{n},{o}" for u, n, o in zip(a, name, late, strict=True)]
+    (tmp_path / "orders.csv").write_text("\n".join(["a,name,outcome", *rows]) + "\n")
+    table = CONFIG.replace('data = "synthetic:rows=600"', f'data = "{tmp_path / "orders.csv"}"\ntarget = "outcome"')
+    (tmp_path / "study.toml").write_text("members = 3\n" + table.replace('"logistic-regression", "mlp"', ""))
+    ended = gradproof("ablate", tmp_path / "study.toml", "--out", tmp_path / "study")
+    assert ended.exit_code == 0, ended.stderr
+    record = json.loads((tmp_path / "study" / "report.json").read_text())
+    assert record["study"]["members"] == 3 and record["study"]["steps"] == 20
+    for row in record["rows"]:
+        run = tmp_path / "study" / "runs" / row["name"] / "seed-0" / "lr-0.01"
+        trained = load_predictor(run)[0].model
+        assert len(trained.members) == 3 and trained.params.count >= row["total"]
+        assert sum(entry_size(entry) for entry in trained.config.spec()) == row["total"]
+        assert row["total"] == pytest.approx(6000, rel=0.1)
+    (experts,) = record["experts"]
+    assert experts["experts"] == 4 and sum(experts["load"]) == pytest.approx(1)
+
+
+def entry_size(entry):
+    return int(np.prod(entry.shape))
 
 
 def test_the_table_of_two_seeds(studied):

@@ -22,6 +22,18 @@ def test_every_family_meets_every_budget(name, match, exponent):
 
 
 @pytest.mark.parametrize("name", DEFAULT)
+@pytest.mark.parametrize("match", MATCHES)
+def test_all_members_share_the_budget(name, match):
+    """Eight members have together what one model has, counted on the parameters that they would lay out."""
+    solved = solve(family(name), 400_000, match, 96, 20, schema().patches, members=8, classes=12)
+    assert (solved.config.members, solved.config.classes) == (8, 12)
+    assert abs(solved.off) <= 0.01 and not solved.note()
+    assert ParamSpace(solved.config.spec(), device="meta").count == pytest.approx(solved.total, rel=1e-3)
+    alone = solve(family(name), 50_000, match, 96, 20, schema().patches)
+    assert solved.shape == alone.shape and solved.total == 8 * alone.total
+
+
+@pytest.mark.parametrize("name", DEFAULT)
 def test_the_ends_of_the_range(name):
     for budget in (100_000, 700_000_000):
         assert abs(solve(family(name), budget, "total", 96, 20, schema().patches).off) <= 0.01

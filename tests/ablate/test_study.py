@@ -5,7 +5,8 @@ import json
 import pytest
 
 from gradproof.ablate.study import StudyConfig, start
-from gradproof.train.config import fill
+from gradproof.train.config import OF_TABLE, TrainConfig, fill
+from gradproof.train.recipe import TableSize, most_steps
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,25 @@ def test_every_family_gets_the_same(tmp_path):
         ("moe", "sheaf", "padic"),
         ("dense", "softmax", "onehot"),
     ]
+
+
+def test_a_table_has_the_recipe(tmp_path):
+    """Members, encoding, average and selection as in `train`; the steps follow from the rows, if they are not given."""
+    config = StudyConfig(data="orders.csv", target="late")
+    recipe = fill(TrainConfig, OF_TABLE)
+    for contestant in config.contestants():
+        run = fill_train(config, contestant)
+        for name in ("members", "names", "pieces", "levels", "places", "average", "select", "weight_decay"):
+            assert getattr(run, name) == getattr(recipe, name), name
+        assert run.lr == 0.01 and run.recipe == "none" and run.minutes is None and run.threads == 1
+    size = TableSize(40_000, 10, 2)
+    settled = config.settled(size)
+    assert (settled.batch, settled.steps) == (256, most_steps(size, 256))
+    assert (StudyConfig(data="orders.csv", steps=7, batch=9).settled(size).steps) == 7
+    synthetic = StudyConfig()
+    assert (synthetic.settled(size).steps, synthetic.settled(size).batch, synthetic.ensemble) == (3000, 256, 1)
+    single = fill_train(StudyConfig(data="orders.csv", members=1), config.contestants()[0])
+    assert single.members == 1 and single.threads is None
 
 
 def fill_train(config, contestant):

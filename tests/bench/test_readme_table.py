@@ -1,4 +1,4 @@
-"""The README's table of speed: written from the results, checked, and of one commit."""
+"""The tables of speed in docs/speed.md and the README: written from the results, checked, and of one commit."""
 
 import copy
 import json
@@ -50,42 +50,57 @@ def stamped(record=RECORD, **stamp):
 
 @pytest.fixture
 def script(tmp_path):
-    """Runs it on a README and results of its own."""
-    readme, results = tmp_path / "README.md", tmp_path / "results"
+    """Runs it on pages and results of its own."""
+    page, readme, results = tmp_path / "speed.md", tmp_path / "README.md", tmp_path / "results"
     results.mkdir()
-    readme.write_text("# Title\n<!-- speed -->\nold\n<!-- /speed -->\nrest\n")
+    for file in (page, readme):
+        file.write_text("# Title\n<!-- speed -->\nold\n<!-- /speed -->\nrest\n")
 
     def run(*args, **records):
         for name, record in records.items():
             (results / f"{name}.json").write_text(json.dumps(record))
-        command = [sys.executable, SCRIPT, "--readme", readme, "--results", results, *args]
+        command = [sys.executable, SCRIPT, "--page", page, "--readme", readme, "--results", results, *args]
         return subprocess.run(command, capture_output=True, text=True)
 
-    run.readme = readme
+    run.page, run.readme = page, readme
     return run
 
 
-def test_the_readme_is_written_and_checked(script):
+def test_the_page_is_written_and_checked(script):
     assert script().returncode == 2  # no results
-    assert script("--check", step_h200=RECORD, diagnose={}).returncode == 1 and "old" in script.readme.read_text()
+    assert script("--check", step_h200=RECORD, diagnose={}).returncode == 1 and "old" in script.page.read_text()
     assert script().returncode == 0 and script("--check").returncode == 0
-    before, table, after = script.readme.read_text().partition("| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms |")
+    before, table, after = script.page.read_text().partition("| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms |")
     assert table and before.startswith("# Title\n<!-- speed -->\n| hardware |") and after.endswith("-->\nrest\n")
     for cell in ("grouped_mm-captured, 3.75 ms", "grouped_mm-compiled, 20.3 ms, 8.1x", "**1.50x**", "42%", "0.80x"):
         assert cell in after
     assert "full" not in after  # ours did not run there
-    script.readme.write_text("# Title\n")
+    script.page.write_text("# Title\n")
     lost = script()
-    assert lost.returncode == 2 and "<!-- speed -->" in lost.stderr and script.readme.read_text() == "# Title\n"
+    assert lost.returncode == 2 and "<!-- speed -->" in lost.stderr and script.page.read_text() == "# Title\n"
+
+
+def test_the_readme_has_three_rows_of_few_columns(script):
+    record = stamped()
+    row = record["rows"][0]
+    record["rows"] = [{**row, "rows": rows} for rows in (256, 8192)]
+    assert script(step_h200=record).returncode == 0
+    written = script.readme.read_text()
+    assert (
+        "| NVIDIA H200, bf16 | nano, 8,192 | 2.5 ms | 3.75 ms | **1.50x** |" in written and "nano, 256" not in written
+    )
+    script.readme.write_text(written.replace("1.50x", "9.50x"))
+    stale = script("--check")
+    assert stale.returncode == 1 and "README.md is stale" in stale.stderr and len(stale.stderr.splitlines()) == 1
 
 
 def test_old_records_say_what_they_lack(script):
     """Neither a commit nor which peak."""
     assert script(step_h200=RECORD).returncode == 0
-    written = script.readme.read_text()
+    written = script.page.read_text()
     assert "42% of the cold" in written and "before records carried commits" in written
     assert script(step_h200=stamped()).returncode == 0
-    written = script.readme.read_text()
+    written = script.page.read_text()
     assert "| 42% |" in written and "before records" not in written and "peers measured" not in written
     assert "NVIDIA H200: commit `abc`, 2026-01-02, power limit 700 W, at most 1,980 MHz." in written
 
@@ -95,7 +110,7 @@ def test_a_row_that_is_not_finished_says_so(script):
     record["rows"][0]["peers"] += ["loop", "dense-all"]
     record["rows"][0]["contestants"] += [dict(name="loop", error="no"), dict(name="dense-all", error="", tries=1)]
     script(step_h200=record)
-    assert "; 2 of 3 peers measured" in script.readme.read_text()
+    assert "; 2 of 3 peers measured" in script.page.read_text()
 
 
 def test_padded_and_unpadded_are_told_apart(script):
@@ -103,7 +118,7 @@ def test_padded_and_unpadded_are_told_apart(script):
     row = record["rows"][0]
     record["rows"] = [{**row, "size": f"transformer-gate{end}"} for end in ("-unpadded", "")]
     assert script(step_h200=record).returncode == 0
-    written = script.readme.read_text()
+    written = script.page.read_text()
     assert "| transformer-gate, 8,192, unpadded |" in written and "| transformer-gate, 8,192, padded |" in written
 
 
@@ -120,10 +135,10 @@ def test_one_commit(script, records, sentence):
         other = stamped(commit="def")
         other["environment"]["device"] = "NVIDIA H100"
         records = {**records, "step_h100": other}
-    before = script.readme.read_text()
+    before = script.page.read_text()
     refused = script("--one-commit", **records)
     assert refused.returncode == 1 and sentence in refused.stderr and len(refused.stderr.splitlines()) == 1
-    assert script.readme.read_text() == before
+    assert script.page.read_text() == before
     assert script().returncode == 0 and script("--check").returncode == 0, "the table itself says it"
 
 

@@ -521,7 +521,7 @@ def test_a_table_says_how_it_is_read_before_it_is_trained_on(tables):
     decided = [line.split(",")[0] for line in (tables / "out.csv").read_text().splitlines()[1:]]
     assert decided == ["z"] * 120
     assert json.loads((tables / "p.json").read_text())["cost"] == pytest.approx(2 / 3)
-    assert "33.33% of the 120 with a known outcome rightly, mistakes cost 0.6667 a row" in result.stderr
+    assert "33.33% of the 120 with a known outcome correctly, mistakes cost 0.6667 per row" in result.stderr
     result = call(*costs, "w=2")
     assert result.exit_code == 2
     assert result.stderr == "gradproof: there is no class 'w'; the classes are 'x', 'y', 'z'\n"

@@ -1,23 +1,10 @@
-"""Ranks are started once for all tests of a worker: that takes seconds."""
+"""A run of `gradproof train` in one process, which those on several ranks are compared with."""
 
 import pytest
 from ranks.runs import CONFIG, RUN
 from typer.testing import CliRunner
 
 from gradproof.cli import app
-from gradproof.ranks.pool import Pool
-
-
-@pytest.fixture(scope="session")
-def two_ranks():
-    with Pool(2) as pool:
-        yield pool
-
-
-@pytest.fixture(scope="session")
-def four_ranks():
-    with Pool(4) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="session")

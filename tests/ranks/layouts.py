@@ -9,8 +9,9 @@ from gradproof.models.moe import MoE, MoEConfig
 from gradproof.ranks.mesh import Mesh
 from gradproof.ranks.mesh_shape import MeshShape
 from gradproof.streams import seeded
-from gradproof.train import checkpoint, mesh_checkpoint
+from gradproof.train import checkpoint, gradient_sum, mesh_checkpoint
 from gradproof.train.adamw import AdamW
+from gradproof.train.gradient_sum import GradientSum
 from gradproof.train.load import restore
 from gradproof.train.loss import Loss
 from gradproof.train.replicas import Drifted
@@ -76,6 +77,22 @@ def trajectory(layout, options=None, **how):
     if mesh is not None:
         mesh.pulse.close()
     return figures, ended
+
+
+def in_buckets(layout, size=4096):
+    """The trajectory with buckets of so few bytes that there are several, and how many of them each backward sent
+    before it was done."""
+    before, finish = [], GradientSum.finish
+
+    def counted(sums):
+        before.append((len(sums.buckets) - len(sums._left), len(sums.buckets)))
+        finish(sums)
+
+    kept, gradient_sum.BUCKET, GradientSum.finish = gradient_sum.BUCKET, size, counted
+    try:
+        return trajectory(layout), before
+    finally:
+        gradient_sum.BUCKET, GradientSum.finish = kept, finish
 
 
 def rank():

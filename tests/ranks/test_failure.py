@@ -19,9 +19,9 @@ from gradproof.ranks.pool import RankFailed
 from gradproof.train import checkpoint
 
 WORDS = {
-    "kill": r"rank {0}, at step 5, does not answer",
-    "hang": r"rank {0}, at step 5, made no progress for 4 s",
-    "stop": r"rank {0}, at step 5, does not answer",
+    "kill": r"gradproof: rank {0} does not answer at step 5;",
+    "hang": r"gradproof: rank {0}, at step 5, made no progress for 3 s;",
+    "stop": r"gradproof: rank {0} does not answer at step 5;",
     "drift": r"rank {0} drifted: experts\.\d\.linear\.1\.weight was changed outside the training step",
 }
 

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from ranks.layouts import STEPS, batch_of, trajectory
+from ranks.layouts import STEPS, batch_of, in_buckets, trajectory
 
 TWO = ("data2", "data2 sharded", "experts2", "experts2 sharded")
 FOUR = ("data4", "data2 experts2", "data2 experts2 sharded")
@@ -41,6 +41,26 @@ def test_two_ranks_train_as_one(two_ranks, layout):
 @pytest.mark.parametrize("layout", FOUR)
 def test_four_ranks_train_as_one(four_ranks, layout):
     same(four_ranks.run(trajectory, layout), {})
+
+
+def buckets_in_time(answers):
+    """Gradients travel while the backward goes on: most buckets have been sent when it is done, on ranks without rows
+    too."""
+    same([own for own, _ in answers], {})
+    for _, before in answers:
+        assert len(before) == STEPS and all(count > 2 and sent >= count - 2 for sent, count in before)
+
+
+@pytest.mark.parametrize("layout", TWO)
+def test_buckets_are_sent_during_the_backward(two_ranks, layout):
+    """Sent before they are final, or by some ranks in another order, they would have wrong sums."""
+    buckets_in_time(two_ranks.run(in_buckets, layout))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", FOUR)
+def test_buckets_of_four_ranks(four_ranks, layout):
+    buckets_in_time(four_ranks.run(in_buckets, layout))
 
 
 @pytest.mark.parametrize("layout", ("data2 sharded", "experts2"))

@@ -38,7 +38,7 @@ def test_interval(given_, interval):
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        ({"learning_rate": 1.0}, "there is no option 'learning_rate'; the options are batch, .*lr"),
+        ({"learning_rate": 1.0}, "there is no option 'learning_rate'; the options are average, .*lr"),
         ({"model": "rnn"}, "model = 'rnn': it is one of moe, dense"),
         ({"precision": "fp8"}, "precision = 'fp8': it is one of fp32, bf16, fp16"),
         ({"encoding": "binary"}, "encoding = 'binary': it is one of onehot, padic"),

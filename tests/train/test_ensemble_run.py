@@ -1,6 +1,10 @@
 """An ensemble from a table to its predictions: resumed with the same bits, whatever the number of cores."""
 
 import json
+import random
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -22,7 +26,13 @@ def options(tmp_path):
     (tmp_path / "orders.csv").write_text("\n".join(lines) + "\n")
     given = dict(data=str(tmp_path / "orders.csv"), target="outcome", members=3, validate_every=4, log_every=1)
     return given | dict(
-        recipe="table", steps=12, dropout=0.25, select="loss", settled=True, model_options={"hidden": 8}
+        recipe="table",
+        steps=12,
+        dropout=0.25,
+        average=0.9,
+        select="loss",
+        settled=True,
+        model_options={"hidden": 8},
     )
 
 
@@ -36,7 +46,7 @@ def alike(first, second):
 
 
 def test_a_stopped_run_ends_with_the_same_bits(tmp_path, options, open_run):
-    """Dropout, each member's order and moments go on where they were."""
+    """Dropout, the average, each member's order and moments go on where they were."""
     whole, _ = open_run(tmp_path / "whole", options)
     whole.train()
 
@@ -97,3 +107,40 @@ def test_the_report_and_predict_use_the_temperature(tmp_path, options, open_run)
     predictor, step = load_predictor(tmp_path / "run")
     assert predictor.temperature == trainer.predictor.temperature != 1.0
     assert step == min(trainer.metrics.read(), key=lambda line: line.get("validation_loss", np.inf))["step"]
+
+
+KILLS = 8
+
+
+@pytest.mark.slow
+def test_kill_after_kill(tmp_path, options, open_run):
+    """`kill -9` of the command at random moments, from the imports to the last checkpoint: averages, moments, dropout
+    and each member's order end with the same bits as in one go."""
+    given = {**options, "steps": 60, "validate_every": 6, "average": 0.9, "patience": None}
+    (tmp_path / "options.json").write_text(json.dumps(given))
+    out, draw, ended = tmp_path / "killed", random.Random(5), 0
+    command = [sys.executable, "-m", "gradproof", "train", str(tmp_path / "options.json"), "--out", str(out)]
+    for kill in range(KILLS):
+        process = subprocess.Popen([*command, *["--resume"] * (out / "config.json").exists()], stderr=subprocess.PIPE)
+        steps = draw.randrange(1, 8) if kill else 0
+        begun = last_step(out)
+        while process.poll() is None and last_step(out) < begun + steps:
+            time.sleep(0.01)
+        time.sleep(draw.random() / 10)
+        process.kill()
+        process.communicate()
+        ended += process.returncode == 0
+    assert ended == 0 and 0 < last_step(out) < 60
+    subprocess.run([*command, "--resume"], check=True, capture_output=True)
+    whole, _ = open_run(tmp_path / "whole", given)
+    whole.train()
+    assert alike(final(tmp_path / "whole"), final(out))
+
+
+def last_step(run):
+    """The last one that is logged, whole or not."""
+    try:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+    except OSError:
+        return 0
+    return len([line for line in lines if line.endswith("}")])

@@ -23,6 +23,8 @@ def test_what_is_given_beats_the_recipe():
     config = resolve({**TABLE, "members": 3, "lr": 0.1, "batch": 64})
     assert (config.members, config.lr, config.recipe) == (3, 0.1, "table")
     assert sized(config, TableSize(100_000, 10, 2)) == {}
+    wider = resolve({**TABLE, "model_options": {"hidden": 256}})
+    assert wider.model_options == {**resolve(TABLE).model_options, "hidden": 256}
 
 
 @pytest.mark.parametrize(("rows", "batch"), [(114, 32), (1_000, 32), (3_000, 128), (4_096, 256), (1_000_000, 256)])
@@ -33,7 +35,7 @@ def test_batch(rows, batch):
 def test_steps_fit_the_time_and_are_no_more_than_of_use():
     config, size = resolve(TABLE), TableSize(40_000, 100, 2)
     assert steps_of(config, size, 0.012) == 3000
-    assert steps_of(config, size, 1e-6) == 25 * 40_000 // 256
+    assert steps_of(config, size, 1e-6) == 20 * 40_000 // 256
     assert steps_of(config, TableSize(100, 10, 2), 1e-6) == 800
     assert steps_of(TrainConfig(minutes=1.0), size, 0.01) == 6000
     assert minutes_of(config, TableSize(500_000, 10, 2)) == pytest.approx(6.0)

@@ -65,11 +65,11 @@ class ActTarget:
     name: str = ""
     folder: bool = False  # of a path: all that lies below it is meant, too
     amount: float | None = None  # of money
-    within: str = ""  # of a host: the path or the database there
+    within: str = ""  # of a host: the path or the database there, behind a colon and the port where one is given
 
     def __str__(self) -> str:
         slash = "/" if self.folder and not self.name.endswith("/") else ""
-        return f"{self.name}{slash}" + (f":{self.within}" if self.within else "")
+        return f"{self.name}{slash}" + (f":{self.within.removeprefix(':')}" if self.within else "")
 
 
 NOTHING = ActTarget()
@@ -78,7 +78,8 @@ NOTHING = ActTarget()
 @dataclass(frozen=True)
 class Act:
     """`program` is the program or the tool; `verb` its subcommand. `marks` are what else a decision depends on:
-    `forced`, `shared` (a branch that others use), `payload:secret`, `flag:NAME` for a flag that changes the effect."""
+    `forced`, `shared` (a branch that others use), `payload:secret`, `flag:NAME` for a flag that changes the effect,
+    `where:…` for the condition under which rows are changed."""
 
     effect: Effect
     program: str

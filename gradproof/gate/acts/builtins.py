@@ -12,10 +12,10 @@ from gradproof.gate.acts.paths import (
     UNKNOWN,
     alternatives,
     resolve,
-    unglobbed,
 )
 from gradproof.gate.acts.programs import READERS, Command, builtin, execute_file
 from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.shell_walk import INDEXED
 from gradproof.gate.acts.targets import fetch_and_run
 from gradproof.gate.acts.word import Word, below
 
@@ -28,6 +28,9 @@ def _cd(command: Command) -> Output:
         return Output("")
     if not words:
         state.cwds = (around.home,)
+        return Output("")
+    if "CDPATH" in state.variables and not words[0].starts("/", "~", "./", "../"):
+        state.cwds = (UNKNOWN,)
         return Output("")
     folders = [resolve(text, cwd, around.home) for text, cwd in alternatives(words[0].texts, state.cwds)]
     if words[0].text == "-" or any(path is None for path in folders):
@@ -50,7 +53,7 @@ def _echo(command: Command) -> Output:
     while words and words[0].text in ("-n", "-e", "-E", "-ne", "-en"):
         escapes = escapes or "e" in words[0].text
         words = words[1:]
-    text = " ".join(unglobbed(word.texts[0]) if len(word.texts) == 1 else UNKNOWN for word in words)
+    text = " ".join(command.said(word) for word in words)
     if escapes:
         text = _escaped(text)
     return _told(command, words, text + "\n")
@@ -60,12 +63,13 @@ def _echo(command: Command) -> Output:
 def _printf(command: Command) -> Output:
     words = command.words
     if words and words[0].text == "-v":
+        _evaluated(command)
         if len(words) > 1:
             command.state.variables[words[1].text] = [Word((UNKNOWN,))]
         return Output("")
     if not words:
         return Output("")
-    shape, *rest = [word.text for word in words]
+    shape, *rest = [command.said(word) for word in words]
     text = _escaped(shape)
     if "%" in text:
         pieces = iter(rest)
@@ -164,8 +168,19 @@ def _alias(command: Command) -> Output:
     return Output("")
 
 
+def _evaluated(command: Command) -> None:
+    """Some builtins evaluate the index in `name[index]`, and run what is substituted there."""
+    for word in command.words:
+        if any(INDEXED.search(text) for text in word.texts):
+            command.unknown("an index that runs a command")
+
+
 @builtin("read", "mapfile", "readarray", "getopts", "let", "select")
 def _read(command: Command) -> Output:
+    _evaluated(command)
+    texts = command.texts
+    if command.program in ("mapfile", "readarray") and "-C" in texts[:-1]:
+        command.shell(texts[texts.index("-C") + 1], command.beside())
     for word in command.words:
         if word.known and word.text.isidentifier():
             source = command.stdin
@@ -189,23 +204,45 @@ def _trap(command: Command) -> Output:
     return Output("")
 
 
+@builtin("hash")
+def _hash(command: Command) -> Output:
+    """`hash -p FILE NAME`: NAME is FILE from now on."""
+    texts = command.texts
+    if "-p" in texts and len(texts) > texts.index("-p") + 2:
+        command.state.aliases.update(dict.fromkeys(texts[texts.index("-p") + 2 :], texts[texts.index("-p") + 1]))
+    return Output("")
+
+
+@builtin("complete", "bind")
+def _on_key(command: Command) -> Output:
+    """Commands that a key or a completion will run."""
+    texts = command.texts
+    for option in ("-C", "-x"):
+        if option in texts[:-1]:
+            code = texts[texts.index(option) + 1]
+            command.shell(code.partition(":")[2] if command.program == "bind" else code, command.beside())
+    return Output("")
+
+
+@builtin("enable")
+def _enable(command: Command) -> Output:
+    """`enable -f FILE NAME` loads a builtin from a library."""
+    texts = command.texts
+    if "-f" in texts[:-1]:
+        execute_file(command, command.words[texts.index("-f") + 1], [])
+    return Output("")
+
+
+@builtin("test", "[", "wait", "local", "declare", "typeset", "readonly", "export", "unset")
+def _evaluates(command: Command) -> Output:
+    _evaluated(command)
+    return Output("")
+
+
 @builtin(
-    *("true", "false", ":", "test", "[", "exit", "return", "break", "continue", "shift", "wait", "jobs", "fg", "bg"),
-    *(
-        "type",
-        "hash",
-        "umask",
-        "ulimit",
-        "times",
-        "disown",
-        "local",
-        "declare",
-        "typeset",
-        "readonly",
-        "unalias",
-        "help",
-    ),
-    *("export", "unset", "dirs", "sleep", "clear", "reset", "tput", "enable", "complete", "compgen", "bind"),
+    *("true", "false", ":", "exit", "return", "break", "continue", "shift", "jobs", "fg", "bg"),
+    *("type", "umask", "ulimit", "times", "disown", "unalias", "help"),
+    *("dirs", "sleep", "clear", "reset", "tput", "compgen"),
 )
 def _nothing(command: Command) -> Output:
     return Output("")

@@ -7,7 +7,7 @@ import re
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.filters import carried
 from gradproof.gate.acts.knowledge import knowledge
-from gradproof.gate.acts.options import parse
+from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import Command, here, marked, reader
 from gradproof.gate.acts.shell_state import Output
@@ -41,7 +41,7 @@ def cloud(command: Command) -> Output | None:
     words = [word.text for word in parsed.positional]
     verbs = knowledge().verbs
     program = command.program
-    effect: Effect = "read"
+    effect: Effect = "write"  # what no verb is known of may change something
     spoken = ""
     for word in words[:5]:
         for part in re.split(r"[-_:]", word):
@@ -56,6 +56,9 @@ def cloud(command: Command) -> Output | None:
     joined = " ".join(words)
     if not words:
         command.act("read", "local")
+        return None
+    if "ssh" in words:
+        _on_machine(command, words, parsed)
         return None
     if words[0] in ("configure", "config", "auth", "login", "logout", "init", "version", "help", "completion"):
         return _own_settings(command, words, parsed)
@@ -81,7 +84,17 @@ def cloud(command: Command) -> Output | None:
     return None
 
 
-def _own_settings(command: Command, words: list[str], parsed) -> None:
+def _on_machine(command: Command, words: list[str], parsed: Parsed) -> None:
+    """A shell, or a command, on a machine of the cloud."""
+    machine = words[-1].replace(UNKNOWN, "?")
+    code = parsed.value("--command", "-C")
+    command.act("execute", "remote", ActTarget("host", machine))
+    if code is not None:
+        state = command.beside(elsewhere=("remote", machine), via=command.state.via | {"elsewhere"})
+        command.shell(code.text, state)
+
+
+def _own_settings(command: Command, words: list[str], parsed: Parsed) -> None:
     reads = words[0] in ("version", "help", "completion") or any(
         word in ("list", "get", "get-value", "status", "show", "whoami", *HANDS_OUT_OWN) for word in words[1:]
     )
@@ -92,7 +105,7 @@ def _own_settings(command: Command, words: list[str], parsed) -> None:
         command.touch("write", Word((f"{TILDE}/.config/{command.program}/config",)))
 
 
-def _storage(command: Command, words: list[str], parsed, scope: ActScope) -> bool:
+def _storage(command: Command, words: list[str], parsed: Parsed, scope: ActScope) -> bool:
     """Copies between here and a bucket."""
     verbs = [
         word

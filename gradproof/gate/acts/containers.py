@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
@@ -228,10 +229,26 @@ def docker_run(command: Command) -> Output | None:
     return None
 
 
+def _chosen(command: Command, more: Sequence[tuple[str, Word | None]] = ()) -> frozenset[str]:
+    """Options of what leads into a container: a user, rights, a folder."""
+    parsed = parse(command.words, command.deed, stop=True)
+    quiet = ("-i", "-t", "-it", "-ti", "--rm", "--interactive", "--tty", "-d", "--detach")
+    return frozenset(
+        f"{command.program} {flag} {value.text.replace(UNKNOWN, '?') if value else ''}"
+        for flag, value in (*parsed.options, *more)
+        if flag not in quiet
+    )
+
+
 def inside(command: Command, container: Word, words: list[Word]) -> None:
     """A command in a container."""
     name = container.text.replace(UNKNOWN, "?")
-    state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=("local", name), cwds=(f"/{UNKNOWN}",))
+    state = command.beside(
+        via=command.state.via | {"elsewhere"},
+        elsewhere=("local", name),
+        cwds=(f"/{UNKNOWN}",),
+        context=command.state.context | _chosen(command),
+    )
     if not words:
         command.act("execute", "local", ActTarget("resource", name))
         return
@@ -372,7 +389,12 @@ def _kube_exec(command: Command, parsed: Parsed, scope: ActScope, place: str) ->
     if space := more.value("-n", "--namespace"):
         place = space.text
     name = f"{place}/{pod.text}".replace(UNKNOWN, "?")
-    state = command.beside(via=command.state.via | {"elsewhere"}, elsewhere=(scope, name), cwds=(f"/{UNKNOWN}",))
+    state = command.beside(
+        via=command.state.via | {"elsewhere"},
+        elsewhere=(scope, name),
+        cwds=(f"/{UNKNOWN}",),
+        context=command.state.context | _chosen(command, more.options),
+    )
     if not words:
         command.act("execute", scope, ActTarget("resource", name))
         return

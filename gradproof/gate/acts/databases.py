@@ -28,6 +28,11 @@ MONGO = re.compile(
 )
 
 
+def in_database(target: ActTarget, database: str) -> str:
+    """A database with its host, and its port where that is given."""
+    return f"{target.name}{database}" if database.startswith(":") else f"{target.name}/{database}"
+
+
 def where(command: Command, hosts: list[Word], database: str) -> tuple[ActScope, str]:
     """The scope of a database, and its name with its host."""
     for word in hosts:
@@ -36,7 +41,7 @@ def where(command: Command, hosts: list[Word], database: str) -> tuple[ActScope,
             return "unknown", "?"
         if "://" in text:
             target, scope = of_url(text)
-            return scope, f"{target.name}/{target.within}"
+            return scope, in_database(target, target.within)
         if text and not text.startswith("/"):
             return ("local" if is_loopback(text) else "remote"), f"{text}/{database}"
     if command.state.elsewhere is not None:
@@ -52,7 +57,7 @@ def statements(command: Command, text: str, scope: ActScope, database: str) -> N
             continue
         command.verb = act.verb
         table = f"{database}.{act.table}" if act.table else database
-        command.act(act.effect, scope, ActTarget("table", table))
+        command.act(act.effect, scope, ActTarget("table", table), marks=[f"where:{act.where}"] if act.where else [])
 
 
 def _read(command: Command, text: str, dialect: str) -> list[SqlAct]:

@@ -36,6 +36,19 @@ def vim(command: Command) -> Output | None:
     return None
 
 
+@reader("emacs")
+def emacs(command: Command) -> Output | None:
+    """Files to edit; Lisp that it is told to run may do anything."""
+    parsed = parse(command.words, command.deed)
+    if parsed.has("--eval", "-eval", "--execute", "-execute", "-f", "--funcall"):
+        command.unknown("an editor that is told to run code")
+    for script in parsed.values("-l", "--load", "--script"):
+        command.touch("execute", script)
+    for word in parsed.positional:
+        command.touch("write", word)
+    return None
+
+
 @reader("sed")
 def sed(command: Command) -> Output | None:
     """A script, then files; the script may write files and run programs."""

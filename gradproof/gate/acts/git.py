@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import Parsed, parse
-from gradproof.gate.acts.paths import UNKNOWN, resolve
+from gradproof.gate.acts.paths import UNKNOWN, resolve, secret
 from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
-from gradproof.gate.acts.targets import of_url
+from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word
 
+SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch")
 SHARED = {"main", "master", "develop", "development", "trunk", "production", "prod", "staging", "stable", "release"}
 LEADING = Deed(values=frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}))
 RUNS = (  # settings whose value git runs, or loads
@@ -84,11 +87,21 @@ def git(command: Command) -> Output | None:
     if deed is not None:
         command.verb, command.words = f"{command.verb} {words[0].text}", words[1:]
     deed = deed or known.get(command.verb)
+    if command.verb in SHOWS:
+        _shown(command)
     if deed is None:
         here(command, "execute")  # an alias, or a program called git-VERB
         return None
     apply(command, deed, parse(command.words, deed))
     return _printed(command)
+
+
+def _shown(command: Command) -> None:
+    """Secrets that are read out of commits: `show HEAD:.env`, `log -p -- .env`."""
+    for word in command.words:
+        path = word.text.rpartition(":")[2]
+        if path and secret(path):
+            command.touch("read", Word((path,)))
 
 
 def _printed(command: Command) -> Output | None:
@@ -290,11 +303,78 @@ def _clone(command: Command) -> None:
         _setting(command, *config.text.partition("=")[::2])
     if parsed.value("--upload-pack", "-u"):
         command.act("execute", "unknown", marks=("flag:upload-pack",))
+    _template(command)
     words = parsed.positional
     for word in words[:1]:
         _source(command, word)
+        _cloned(command, word, words[1:2])
     if len(words) > 1:
         command.touch("write", words[1])
+    else:
+        here(command, "write")
+
+
+def _cloned(command: Command, source: Word, folder: Sequence[Word]) -> None:
+    """What is run in the same call of a repository that was just cloned was fetched for it."""
+    name = source.text.rstrip("/").removesuffix(".git").rpartition("/")[2].rpartition(":")[2]
+    if command.reading.past or not name or not re.search(r"://|^[\w.-]+@[\w.-]+:", source.text):
+        return
+    for path in resolved(command.reading, folder[0] if folder else Word((name,)), command.state):
+        command.state.fetched[path] = of_url(source.text)[0].name
+
+
+def _template(command: Command) -> None:
+    """The hooks of a template are run by what is done in the new repository."""
+    if any(text == "--template" or text.startswith("--template=") for text in command.texts):
+        here(command, "persist", ("flag:template",))
+
+
+def _init(command: Command) -> None:
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-b", "--initial-branch", "--template", "--separate-git-dir"}))
+    )
+    _template(command)
+    for word in [*parsed.positional, *parsed.values("--separate-git-dir")]:
+        command.touch("write", word)
+    if not parsed.positional:
+        here(command, "write")
+
+
+def _index(command: Command) -> None:
+    """What overwrites files with those of a commit discards changes."""
+    overwrites = {"-f", "--force", "--reset", "-u", "-a", "--all"} & set(command.texts)
+    here(command, "rewrite_history" if overwrites else "write")
+
+
+def _moved(command: Command) -> None:
+    for word in parse(command.words, Deed()).positional:
+        command.touch("write", word)
+
+
+def _removed(command: Command) -> None:
+    """Files that git knows, so that they can be brought back; with -f their changes are lost."""
+    parsed = parse(command.words, Deed(values=frozenset({"--pathspec-from-file"})))
+    if parsed.has("--cached", "-n", "--dry-run"):
+        return here(command, "write")
+    forced = parsed.has("-f", "--force") or any("f" in name for name, _ in parsed.options if not name.startswith("--"))
+    for word in parsed.positional:
+        command.touch("delete", word, folder=parsed.has("-r", "-rf", "-fr"))
+    if forced:
+        here(command, "rewrite_history")
+    return None
+
+
+def _tool(command: Command) -> None:
+    """Shows differences in another program."""
+    parsed = parse(command.words, Deed(values=frozenset({"-x", "--extcmd", "-t", "--tool"})))
+    for code in parsed.values("-x", "--extcmd"):
+        command.shell(code.text, command.beside(via=command.state.via | {"interpreter"}))
+    here(command, "execute")
+
+
+def _svn(command: Command) -> None:
+    if {"dcommit", "set-tree", "commit-diff"} & set(command.texts):
+        command.act("publish", "remote", ActTarget("none", "svn"))
     else:
         here(command, "write")
 
@@ -341,10 +421,12 @@ def _rebase(command: Command) -> None:
 
 def _submodule(command: Command) -> None:
     texts = command.texts
+    if texts[:1] == ["deinit"] and {"-f", "--force"} & set(texts):
+        return here(command, "rewrite_history")
     if "foreach" in texts:
         rest = [text for text in texts[texts.index("foreach") + 1 :] if not text.startswith("--")]
         command.shell(" ".join(rest), command.beside())
-    here(command, "read" if texts[:1] in ([], ["status"]) else "write")
+    return here(command, "read" if texts[:1] in ([], ["status"]) else "write")
 
 
 def _bisect(command: Command) -> Output | None:
@@ -366,8 +448,15 @@ def _grep(command: Command) -> Output | None:
 
 
 def _archive(command: Command) -> None:
-    parsed = parse(command.words, Deed(values=frozenset({"-o", "--output", "--prefix", "--format", "--remote"})))
-    here(command, "read")
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-o", "--output", "--prefix", "--format", "--remote", "--exec"}))
+    )
+    if remote := parsed.value("--remote"):
+        _source(command, remote)
+    else:
+        here(command, "read")
+    if parsed.value("--exec"):
+        command.act("execute", "unknown", marks=("flag:exec",))
     if output := parsed.value("-o", "--output"):
         command.touch("write", output)
 
@@ -418,4 +507,10 @@ VERBS = {
     "tag": _tag,
     "commit": _commit,
     "update-ref": _update_ref,
+    "init": _init,
+    **dict.fromkeys(("checkout-index", "read-tree"), _index),
+    "mv": _moved,
+    "rm": _removed,
+    **dict.fromkeys(("difftool", "mergetool"), _tool),
+    "svn": _svn,
 }

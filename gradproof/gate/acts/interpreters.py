@@ -27,6 +27,9 @@ CODE = {
     "node": ("-e", "--eval", "-p", "--print"),
     "php": ("-r",),
     "lua": ("-e",),
+    "julia": ("-e", "-E", "--eval", "--print"),
+    "tcl": ("-c",),
+    "gnuplot": ("-e",),
 }
 CODE |= {"r": ("-e",), "powershell": ("-c", "-Command", "-command", "-EncodedCommand", "-enc"), "awk": ()}
 RISKY = re.compile(

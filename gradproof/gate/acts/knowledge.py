@@ -25,6 +25,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,16 @@ class Knowledge:
     verbs: Mapping[str, Effect]  # first word of a verb → effect
     wrappers: Mapping[str, Mapping[str, Any]]
     interpreters: Mapping[str, str]  # program → language
-    variables: Mapping[str, str]  # NAME → path, command, or record
+    variables: Mapping[str, str]  # NAME, or NAME_* → path, command, options, folder, prompt or record
     daemons: frozenset[str]  # services by the name of their process
     dangerous: tuple[str, ...]  # programs whose name in an unread text is reason enough
+    packaged: frozenset[str]  # programs that npx and its like may find in a project instead of fetching them
+
+    def variable(self, name: str) -> str | None:
+        """What kind of variable this is, if it is more than data."""
+        if name in self.variables:
+            return self.variables[name]
+        return next((kind for shape, kind in self.variables.items() if "*" in shape and fnmatchcase(name, shape)), None)
 
 
 @cache
@@ -108,7 +116,8 @@ def knowledge() -> Knowledge:
     variables = {name: kind for kind, words in tables["variables"].items() for name in words.split()}
     dangerous = tuple(tables["dangerous"]["programs"].split())
     daemons = frozenset(tables["daemons"]["system"].split())
-    return Knowledge(programs, verbs, tables["wrappers"], languages, variables, daemons, dangerous)
+    packaged = frozenset(tables["packaged"]["programs"].split())
+    return Knowledge(programs, verbs, tables["wrappers"], languages, variables, daemons, dangerous, packaged)
 
 
 FIELDS = {

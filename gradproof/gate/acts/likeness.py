@@ -20,7 +20,14 @@ def covers(allowed: Sequence[Act], acts: Sequence[Act], widened: str = "") -> bo
     """Whether a call that does `allowed` and was let pass speaks for one that does `acts`."""
     if any(act.effect in ALONE or act.scope == "unknown" for act in acts):
         return False
-    return bool(acts) and all(any(_no_wider(act, known, widened) for known in allowed) for act in acts)
+    if not acts or not all(any(_no_wider(act, known, widened) for known in allowed) for act in acts):
+        return False
+    return _things(acts) <= _things(allowed)
+
+
+def _things(acts: Sequence[Act]) -> int:
+    """How many things a call acts on, paths left out: two pods are more than one, though each is like the other."""
+    return len({(act.effect, act.verb, act.target) for act in acts if act.target.kind not in ("path", "none")})
 
 
 def reaches(blocked: Act, acts: Sequence[Act]) -> bool:

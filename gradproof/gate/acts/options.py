@@ -33,6 +33,9 @@ QUIET = frozenset(
 )
 
 
+LOUD = {"docker": frozenset(["-v"])}  # flags that are not what they are elsewhere: `docker rm -v` removes volumes
+
+
 HARMLESS = {  # flags that do not change what a program does to its target
     "rm": frozenset(["-r", "-R", "--recursive", "-f", "--force", "-d", "--dir", "-i"]),
     **dict.fromkeys(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 from gradproof.gate.acts.act import ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
 from gradproof.gate.acts.programs import Command, _argument, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
+
+MAY_RUN = re.compile(r"\$\(|\$\{|[`;|&<>]")  # in a variable that is given to make
 
 
 @reader("pip")
@@ -42,6 +47,9 @@ def pip(command: Command) -> Output | None:
     words = parsed.positional
     verb = words[0].text if words else "help"
     command.verb = verb
+    if verb == "config" and {"set", "unset", "edit"} & {word.text for word in words}:
+        command.touch("write", Word((f"{TILDE}/.config/pip/pip.conf",)))
+        return None
     if verb in (
         "list",
         "show",
@@ -87,12 +95,34 @@ def npm(command: Command) -> Output | None:
     """npm, yarn, pnpm, bun: scripts of the project, its packages, or global ones."""
     parsed = parse(
         command.words,
-        Deed(values=frozenset({"--prefix", "-w", "--workspace", "--registry", "--filter", "-C", "--cwd", "--dir"})),
+        Deed(
+            values=frozenset(
+                {
+                    "--prefix",
+                    "-w",
+                    "--workspace",
+                    "--registry",
+                    "--filter",
+                    "-C",
+                    "--cwd",
+                    "--dir",
+                    "--script-shell",
+                    "--node-options",
+                }
+            )
+        ),
     )
     words = [word.text for word in parsed.positional]
+    is_global = parsed.has("-g", "--global", "--location") or words[:1] == ["global"]
+    if words[:1] == ["global"]:
+        words = words[1:]
     verb = words[0] if words else "install"
     command.verb = verb
-    is_global = parsed.has("-g", "--global", "--location") or words[:2] == ["global", "add"]
+    elsewhere = parsed.values("--prefix", "-C", "--cwd", "--dir")
+    for folder in elsewhere:
+        command.touch("execute", folder, folder=True)
+    if parsed.has("--script-shell", "--node-options"):
+        command.act("execute", "unknown", marks=("flag:script-shell",))
     if registry := parsed.value("--registry"):
         locate(command, "fetch_and_run", "url", registry)
     name = ActTarget("package", " ".join(words[1:]).replace(UNKNOWN, "?"))
@@ -148,7 +178,7 @@ def npm(command: Command) -> Output | None:
     elif verb in ("dlx", "create") and len(words) > 1:
         command.act("fetch_and_run", "remote", name)
     elif verb in ("exec", "x", "init") and len(words) > 1:
-        command.act("execute", "project" if command.reading.around.project else "outside", name)
+        _packaged(command, Word((words[1],)))
     elif verb == "cache":
         command.act(
             "read" if "ls" in words or "verify" in words else "delete", "home" if "clean" in words else "local", name
@@ -179,9 +209,12 @@ def make(command: Command) -> Output | None:
         here(command, "execute")
     for word in parsed.positional:
         name, equals, value = word.text.partition("=")
-        if equals and value.startswith(("/", "~", "..")):
+        if equals and knowledge().variable(name) is not None:
+            assigned(command.reading, name, [Word((value,))], command.state)
+        elif equals and value.startswith(("/", "~", "..")):
             command.touch("execute", Word((value,)))
-        del name
+        elif equals and MAY_RUN.search(value):
+            command.unknown("a variable that make may run")
     return None
 
 
@@ -193,13 +226,43 @@ def npx(command: Command) -> Output | None:
         command.shell(code.text, command.beside())
     words = parsed.positional
     if parsed.has("-y", "--yes", "-p", "--package") or command.program in ("uvx", "bunx"):
-        name = words[0].text if words else ""
-        command.act("fetch_and_run", "remote", ActTarget("package", name.replace(UNKNOWN, "?")))
+        _fetched(command, words[0] if words else Word())
         return None
     if words and words[0].text in knowledge().programs:
         return command.again(words)
-    here(command, "execute")
+    for word in words[:1]:
+        _packaged(command, word)
     for word in words[1:]:
+        _argument(command, word, "execute")
+    return None
+
+
+def _packaged(command: Command, name: Word) -> None:
+    """A program of a package: one that projects have, or one that would be fetched."""
+    if name.text in knowledge().programs or name.text in knowledge().packaged or name.starts("./", "node_modules/"):
+        here(command, "execute")
+    else:
+        _fetched(command, name)
+
+
+def _fetched(command: Command, name: Word) -> None:
+    command.act("fetch_and_run", "remote", ActTarget("package", name.text.replace(UNKNOWN, "?")))
+
+
+@reader("go_run")
+def go_run(command: Command) -> Output | None:
+    """A package of this module, or with a version or a host in its name one that is fetched."""
+    parsed = parse(command.words, command.deed, stop=True)
+    for code in parsed.values("-exec"):
+        command.shell(code.text, command.beside())
+    for word in parsed.positional[:1]:
+        if "@" in word.text or (
+            not word.starts(".", "/", "~") and "." in word.text.partition("/")[0] and "/" in word.text
+        ):
+            _fetched(command, word)
+        else:
+            command.touch("execute", word)
+    for word in parsed.positional[1:]:
         _argument(command, word, "execute")
     return None
 

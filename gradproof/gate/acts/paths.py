@@ -106,7 +106,7 @@ START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin", ".zlogout", "
 START_FILES += (".tcshrc", ".xsession", ".xsessionrc", ".pam_environment")
 START_FOLDERS = (  # anywhere
     *("/Library/LaunchAgents", "/Library/LaunchDaemons", "/.config/systemd", "/.config/autostart"),
-    *("/.local/share/systemd", "/.config/environment.d", "/.ssh/rc", "/.git/hooks/"),
+    *("/.local/share/systemd", "/.config/environment.d", "/.ssh/rc", "/.git/hooks/", "/.git/config"),
 )
 START_SYSTEM = (  # of this machine, not of an image that lies in a project
     *("/etc/cron", "/etc/init.d", "/etc/systemd", "/etc/rc", "/var/spool/cron", "/etc/xdg/autostart", "/etc/ld.so"),
@@ -172,17 +172,25 @@ def resolve(text: str, cwd: str, home: str) -> str | None:
     """An absolute path without `.`, `..` and `//`; None where it depends on what nobody knows."""
     if UNKNOWN in text:
         return None
-    if text.startswith(TILDE):
-        user, slash, rest = text[1:].partition("/")
-        if user in ("+", "-"):
-            return None
-        base = home if not user else "/root" if user == "root" else f"{posixpath.dirname(home) or '/home'}/{user}"
-        text = f"{base}{slash}{rest}"
+    text = from_home(text, home)
+    if UNKNOWN in text:
+        return None
     if not text.startswith("/"):
         if not cwd:
             return None
         text = f"{cwd}/{text}"
     return "/" + posixpath.normpath(text).lstrip("/")
+
+
+def from_home(text: str, home: str) -> str:
+    """A text with the folder that a leading ~ stands for; UNKNOWN where that is the current or the last one."""
+    if not text.startswith(TILDE):
+        return text
+    user, slash, rest = text[1:].partition("/")
+    if user in ("+", "-"):
+        return UNKNOWN
+    base = home if not user else "/root" if user == "root" else f"{posixpath.dirname(home) or '/home'}/{user}"
+    return f"{base}{slash}{rest}"
 
 
 def climbs(text: str) -> bool:

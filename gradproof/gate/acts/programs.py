@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,10 +15,11 @@ from typing import Any
 from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.acts.act import NOTHING, Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart, knowledge
-from gradproof.gate.acts.options import HARMLESS, QUIET, SAME, Parsed, parse
+from gradproof.gate.acts.options import HARMLESS, LOUD, QUIET, SAME, Parsed, parse
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
+    from_home,
     is_loopback,
     looks_like_path,
     place,
@@ -62,9 +62,6 @@ SHARED = (
     "release",
     "HEAD",
 )
-
-
-NOT_RECORDED = {"", "0", "/dev/null", "*"}  # values of HISTFILE, HISTSIZE or HISTIGNORE with which nothing is kept
 
 
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
@@ -136,6 +133,12 @@ class Command:
         """An act on a path."""
         return touch(self.reading, effect, self.program, word, self.state, verb=self.verb, folder=folder, marks=marks)
 
+    def said(self, word: Word) -> str:
+        """A word as a program prints it: with the home that ~ stands for, which is not known elsewhere."""
+        if len(word.texts) != 1 or (self.state.elsewhere is not None and word.texts[0].startswith(TILDE)):
+            return UNKNOWN
+        return unglobbed(from_home(word.texts[0], self.reading.around.home))
+
     def explain(self, *words: Word | None) -> None:
         """These words are what an act says already; a correction does not compare them once more."""
         self.reading.explained.update(text for word in words if word is not None for text in word.texts)
@@ -190,7 +193,8 @@ def _detail(command: Command, first: int) -> None:
     fresh = [i for i in range(first, len(acts)) if acts[i].details is None]
     if not fresh:
         return
-    harmless = QUIET | HARMLESS.get(command.program, frozenset())
+    name = command.program
+    harmless = (QUIET - LOUD.get(name, frozenset())) | HARMLESS.get(name, frozenset())
     parsed = parse(command.words, command.deed)
     said = {
         SAME.get(name, name) + (f"={unglobbed(value.texts[0])}" if value is not None else "")
@@ -235,11 +239,10 @@ def _run(command: Command, text: str) -> Output | None:
             walk.call(body, state, command.words, command.stdin)
         return None
     if text in state.aliases:
-        rest = " ".join(shlex.quote(word.text.replace(UNKNOWN, "$_")) for word in command.words)
-        aliased = state.aliases[text]
-        inner = state.copy()
-        inner.aliases.pop(text, None)
-        return command.shell(f"{aliased} {rest}", inner, command.stdin)
+        inner = command.beside(parameters=tuple(command.words))
+        aliased = inner.aliases.pop(text)
+        command.reading.called.add(text)
+        return command.shell(f'{aliased} "$@"' if command.words else aliased, inner, command.stdin)
     if text in BUILTINS:
         return BUILTINS[text](command)
     name = _program(command, text)
@@ -280,8 +283,8 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
     """A script or a program by its path: what was written to it in this call is read, what was fetched is named."""
     state = command.state
     for path in resolved(command.reading, file, state):
-        if path in state.fetched:
-            command.reading.acts.append(fetch_and_run(command.program, state.fetched[path], state))
+        if host := fetched_from(state, path):
+            command.reading.acts.append(fetch_and_run(command.program, host, state))
         elif path in state.written:
             inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
@@ -290,6 +293,13 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:
         _argument(command, word, "execute")
+
+
+def fetched_from(state: State, path: str) -> str:
+    """The host that a file, or a folder that it lies in, came from in this call."""
+    if not state.fetched:
+        return ""
+    return next((host for known, host in state.fetched.items() if within(path, known)), "")
 
 
 def replace_words(command: Command, words: list[Word], state: State, program: str) -> Command:
@@ -468,6 +478,9 @@ def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
         if UNKNOWN in cwd:
             command.act(effect, "unknown", ActTarget("path", "?"), marks=marks)
             continue
+        if effect == "execute" and (host := fetched_from(command.state, cwd)):
+            command.reading.acts.append(fetch_and_run(command.program, host, command.state))
+            continue
         around = command.reading.around
         inside = around.project and within(cwd, around.project)
         located = place(cwd, effect if not inside else "write", around, cwd)
@@ -571,41 +584,6 @@ def of_host(command: Command, effect: Effect, text: str, kind: str, marks: Seque
     command.act(effect, scope, target, marks=marks)
 
 
-def assigned(reading: Reading, name: str, words: Sequence[Word], state: State) -> None:
-    """Some variables are more than data: they name what other programs will load or run."""
-    kind = knowledge().variables.get(name)
-    if kind is None or not words:
-        return
-    command = Command(reading, name, [], state)
-    word = words[0]
-    if kind == "record":
-        if word.text in NOT_RECORDED:
-            command.act("stop", "system", ActTarget("resource", "shell history"))
-        return
-    if kind == "command":
-        inner = state.copy()
-        inner.via = state.via | {"interpreter"}
-        here(command, "execute", ("flag:variable",))
-        reading.shell(word.text, inner)
-        return
-    for text in word.texts:
-        for piece in unglobbed(text).split(":"):
-            if not piece or (piece == UNKNOWN and name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")):
-                continue
-            marked_piece = TILDE + piece[1:] if piece.startswith("~") else piece
-            before = len(reading.acts)
-            touch(reading, "execute", name, Word((marked_piece,)), state, marks=("flag:variable",))
-            for i in range(before, len(reading.acts)):  # a name no longer says which program runs
-                if reading.acts[i].scope != "project" or not name.endswith("PATH"):
-                    reading.acts[i] = reading.acts[i].but(scope="unknown")
-
-
-def unset(reading: Reading, name: str, state: State) -> None:
-    """A variable that is gone; without some, nothing is recorded any more."""
-    if knowledge().variables.get(name) == "record":
-        assigned(reading, name, [Word()], state)
-
-
 # what is printed
 
 
@@ -627,13 +605,15 @@ def printed(command: Command, parsed: Parsed) -> Output | None:
     if name == "mktemp":
         return Output("/tmp/tmp.0000", piped=True)
     if name in ("basename", "dirname", "realpath", "readlink") and words and words[-1].known:
-        return Output(_path_text(command, name, words[0].text), piped=True)
+        return Output(_path_text(command, name, command.said(words[0])), piped=True)
     if name in HARMLESS_TEXT and all(word.known and not set("./~") & set(word.text) for word in words):
         return Output("0", piped=True)
     if name in FILTERS and stdin.names and not parsed.has("-o", "-c", "--only-matching", "--bytes"):
         return stdin
     if name == "ls" and not parsed.has("-l"):
-        return Output(names=tuple(unglobbed(word.texts[0]) for word in words) or (".",), piped=True)
+        home = command.reading.around.home
+        names = tuple(unglobbed(from_home(text, home)) for word in words for text in word.texts)
+        return Output(names=names or (".",), piped=True)
     if name in ("which",) and len(words) == 1 and words[0].known:
         return Output(words[0].text, piped=True)
     return None
@@ -647,6 +627,8 @@ def _decoded(text: str) -> str | None:
 
 
 def _path_text(command: Command, name: str, text: str) -> str | None:
+    if UNKNOWN in text:
+        return None
     if name == "basename":
         base = text.rstrip("/").rsplit("/", 1)[-1]
         return None if base in (".", "..", "") else base

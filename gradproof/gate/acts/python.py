@@ -10,8 +10,10 @@ from warnings import catch_warnings, simplefilter
 
 from gradproof.gate.acts.act import Effect
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, here, locate, run
+from gradproof.gate.acts.programs import BUILTINS, Command, here, locate, run
+from gradproof.gate.acts.sql import read_sql
 from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
 MOST_CODE = 8 * 2**10
@@ -37,10 +39,23 @@ METHODS: dict[str, tuple[Effect, bool]] = {  # of a Path
     **dict.fromkeys(("rename", "replace"), ("delete", False)),
 }
 SHELLS = ("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput")
+SHELLS += ("asyncio.create_subprocess_shell", "commands.getoutput", "os.startfile")
 PROCESSES = (
     *("subprocess.run", "subprocess.call", "subprocess.check_call", "subprocess.check_output", "subprocess.Popen"),
-    *("os.execv", "os.execvp", "os.execve", "os.spawnv", "os.posix_spawn", "pty.spawn", "os.execl", "os.execlp"),
+    "pty.spawn",
 )
+REPLACES = ("os.exec", "os.spawn", "os.posix_spawn", "asyncio.create_subprocess_exec")  # a program, then its arguments
+UNPACKS = ("extractall", "extract", "unpack_archive")
+RISKY_MODULES = frozenset(
+    (
+        *("boto3", "botocore", "docker", "kubernetes", "azure", "paramiko", "fabric", "asyncssh", "pexpect", "psutil"),
+        *("ftplib", "telnetlib", "smtplib", "imaplib", "poplib", "xmlrpc", "ctypes", "cffi", "socket", "socketserver"),
+        *("pyautogui", "pynput", "keyboard", "winreg", "hvac", "ldap3", "impacket", "scapy", "twilio", "stripe"),
+        *("slack_sdk", "tweepy", "discord", "telegram", "selenium", "playwright", "pymongo", "redis", "psycopg"),
+        *("psycopg2", "pymysql", "MySQLdb", "asyncpg", "sqlalchemy", "snowflake", "pip", "sh", "plumbum", "dbus"),
+    )
+)
+READS_SQL = re.compile(r"(?is)^\s*(?:select|explain|pragma\s+\w+\s*(?:\(|;|$)|with|show|describe)\b")
 GETS = ("urllib.request.urlopen", "urlopen", "urllib.request.urlretrieve")
 CLIENTS = ("requests", "httpx", "session", "client", "aiohttp")
 SENDS = ("post", "put", "patch", "request")
@@ -118,6 +133,8 @@ class _Code(ast.NodeVisitor):
     def visit_Assign(self, node: ast.Assign) -> None:
         self.generic_visit(node)
         for target in node.targets:
+            if isinstance(target, ast.Subscript) and self.name(target.value) == "os.environ":
+                assigned(self.command.reading, self.text(target.slice), [self.word(node.value)], self.command.state)
             if isinstance(target, ast.Name):
                 self.values[target.id] = UNKNOWN if target.id in self.values else self.text(node.value)
 
@@ -155,13 +172,25 @@ class _Code(ast.NodeVisitor):
             self._shell(self.text(args[0]))
         elif name in PROCESSES and args:
             self._process(args, node)
+        elif name.startswith(REPLACES) and args:
+            self._replaces(name, args)
+        elif name in ("os.chdir", "contextlib.chdir") and args:
+            BUILTINS["cd"](Command(command.reading, "cd", [self.word(args[0])], command.state))
+        elif name == "sqlite3.connect" and args:
+            command.touch("read", self.word(args[0]))
+        elif method in ("execute", "executescript", "executemany") and args:
+            self._sql(self.text(args[0]))
+        elif method in UNPACKS:
+            command.touch("write", self.word(args[-1]) if args and name != "shutil.unpack_archive" else Word((".",)))
+        elif name == "webbrowser.open" and args:
+            locate(command, "send", "url", self.word(args[0]))
         elif name in GETS and args:
             has_data = len(args) > 1 or any(keyword.arg == "data" for keyword in node.keywords)
             locate(command, "send" if has_data else "read", "url", self.word(args[0]))
         elif name.split(".")[0] in CLIENTS and method in (*SENDS, "get", "head", "delete") and args:
             effect: Effect = "send" if method in SENDS else "delete" if method == "delete" else "read"
             locate(command, effect, "url", self.word(args[-1] if method == "request" else args[0]))
-        elif name in OPAQUE or (name.startswith("ctypes.") or name.startswith("socket.")):
+        elif name in OPAQUE or ("." in name and name.split(".")[0] in RISKY_MODULES):
             literal = name == "getattr" and len(args) > 1 and isinstance(args[1], ast.Constant)
             if not literal and not name.endswith("b64decode"):
                 command.unknown(f"{name}, which may do anything")
@@ -170,6 +199,22 @@ class _Code(ast.NodeVisitor):
             if base:
                 effect, folder = METHODS[method]
                 command.touch(effect, Word((base,)), folder=folder)
+
+    def _replaces(self, name: str, args: list[ast.expr]) -> None:
+        """`os.execvp("rm", ["rm", "-rf", "/"])`, `os.spawnlp(mode, "rm", "rm", "-rf", "/")`."""
+        args = args[1:] if name.startswith("os.spawn") else args
+        given = next((arg.elts for arg in args if isinstance(arg, ast.List | ast.Tuple)), None)
+        if not args or (given is None and name.startswith(("os.execv", "os.spawnv", "os.posix"))):
+            self.command.unknown("a command that is made while it runs")
+            return
+        own_name = name != "asyncio.create_subprocess_exec"
+        rest = (given if given is not None else args[1:])[1 if own_name else 0 :]
+        words = [self.word(args[0]), *(self.word(arg) for arg in rest if not isinstance(arg, ast.Dict))]
+        run(self.command.reading, words, self.command.beside(), self.command.stdin, None)
+
+    def _sql(self, text: str) -> None:
+        if not READS_SQL.match(text) or any(act.effect != "read" for act in read_sql(text)):
+            self.command.unknown("SQL that changes a database")
 
     def _shell(self, text: str) -> None:
         if text == UNKNOWN:

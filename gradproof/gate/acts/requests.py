@@ -48,7 +48,8 @@ def curl(command: Command) -> Output | None:
     if parsed.has("-I", "--head"):
         verb = "HEAD"
     urls = parsed.positional + parsed.values("--url")
-    command.explain(*urls, method, *(word for word in payload if "@" not in word.text and word.known))
+    plain = [url for url in urls if "?" not in url.text]  # a query says what else is meant: a correction wants the same
+    command.explain(*plain, method, *(word for word in payload if "@" not in word.text and word.known))
     if parsed.value("-K", "--config"):
         command.unknown("options that are read from a file")
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):

@@ -8,6 +8,7 @@ and text beyond the cap, become an act `unknown` beside what could be read.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from time import thread_time
 from typing import TYPE_CHECKING
 
@@ -26,7 +27,7 @@ from gradproof.gate.acts.shell_text import (
 )
 from gradproof.gate.acts.shell_walk import RESERVE, Walk
 from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
-from gradproof.gate.acts.word import UnreadableError
+from gradproof.gate.acts.word import UnreadableError, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -56,6 +57,7 @@ class Reading:
         self.fetched: dict[str, str] = {}  # path → the host that it came from
         self.explained: set[str] = set()  # words that are targets of acts
         self.running: set[int] = set()  # functions that are being read
+        self.called: set[int | str] = set()  # functions and aliases that were read
         self.commands = 0
         self.left = MOST_WORK
         self.errors = 0  # in what was parsed
@@ -63,6 +65,7 @@ class Reading:
         self.walks: list[Walk] = []  # that are under way, the innermost last
         self.exhausted = False
         self.piped = False  # inside a pipe
+        self.past = False  # an earlier call is read, not this one
         self._unknown: set[Act] = set()
 
     def pay(self, work: float = 1.0) -> None:
@@ -117,6 +120,16 @@ class Reading:
         output = self.walks[-1].statements(root.children, state, stdin)
         self.walks.pop()
         return output
+
+    def left_defined(self, state: State) -> None:
+        """Functions and aliases that the call defines and does not use: the shell may, and so may a later call."""
+        for bodies in state.functions.values():
+            for walk, body in bodies:
+                if body.id not in self.called:
+                    walk.call(body, state.copy(), [Word((UNKNOWN,))], NO_INPUT)
+        for name, text in state.aliases.items():
+            if name not in self.called:
+                self.shell(text, replace(state.copy(), aliases={}))
 
     def rest(self) -> str:
         """What was not read of the texts under way: from the command on that is being read; around it, behind it."""

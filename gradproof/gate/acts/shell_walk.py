@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 MOST_COMMANDS = 500
 RESERVE = 60.0  # work that is left for the command that is being read, when no further one is
 MOST_SAID = 2000  # characters of a command that an act keeps
+NAMEREFS = ("declare", "local", "typeset")
+INDEXED = re.compile(r"\[[^\]]*(?:\$\(|`)")
 STANDARD = ("0", "1", "2")  # descriptors: input, output, errors
 BODIES = ("compound_statement", "do_group", "else_clause", "elif_clause", "case_item", "program", "subshell")
 STATEMENTS = frozenset(
@@ -69,6 +71,7 @@ class Walk:
             return self.statements(node.children, state.copy(), stdin)
         if node.type in BODIES:
             return self.statements(node.children, state, stdin)
+        self._indexed(node, state)
         self.expand.inside(node, state)
         return Output()
 
@@ -208,6 +211,7 @@ class Walk:
             return Output()
         reading.depth += 1
         reading.running.add(body.id)
+        reading.called.add(body.id)
         was, state.parameters = state.parameters, tuple(words)
         output = self.statement(body, state, stdin)
         state.parameters = was
@@ -228,16 +232,33 @@ class Walk:
         return Output("")
 
     def _declaration_command(self, node: Node, state: State, stdin: Output) -> Output:
+        self._indexed(node, state)
         for child in node.children:
             if child.type == "variable_assignment":
                 name, values = self.assign(child, state)
                 state.context = state.context | {f"{name}={values[0].text if values else ''}"}
             elif child.is_named:
                 self.expand.inside(child, state)
+                option = text_of(child)
+                if option.startswith("-") and "n" in option and text_of(node).startswith(NAMEREFS):
+                    self.reading.unknown("declare", "a variable that stands for another", state)
+                elif option == "-f" and text_of(node).startswith("export"):
+                    self._exported(node, state)
         return Output("")
 
+    def _exported(self, node: Node, state: State) -> None:
+        """Functions that other programs may run."""
+        for name in text_of(node).split():
+            for walk, body in state.functions.get(name, []):
+                walk.call(body, state.copy(), [Word((UNKNOWN,))], NO_INPUT)
+
+    def _indexed(self, node: Node, state: State) -> None:
+        """An index in which quotes have kept a substitution so far: it runs when the index is evaluated."""
+        if INDEXED.search(text_of(node)) and any(INDEXED.search(text) for text in _quoted(node)):
+            self.reading.unknown("sh", "an index that runs a command", state)
+
     def _unset_command(self, node: Node, state: State, stdin: Output) -> Output:
-        from gradproof.gate.acts.programs import unset
+        from gradproof.gate.acts.variables import unset
 
         for child in node.children:
             if child.is_named:
@@ -248,7 +269,7 @@ class Walk:
 
     def assign(self, node: Node, state: State) -> tuple[str, list[Word]]:
         """A variable's new value; in a branch, beside the old one."""
-        from gradproof.gate.acts.programs import assigned
+        from gradproof.gate.acts.variables import assigned
 
         name_node, value = node.child_by_field_name("name"), node.child_by_field_name("value")
         name = text_of(name_node) if name_node is not None else ""
@@ -258,6 +279,7 @@ class Walk:
             name, words = name.partition("[")[0], [Word((UNKNOWN,))]
         if appended:
             words = [Word((UNKNOWN,))]
+        self._indexed(node, state)
         if state.unsure and name in state.variables:
             old, new = state.variables[name], words
             varies = value is not None and value.type not in ("word", "number", "raw_string", "string")
@@ -517,6 +539,14 @@ def _host_of(socket: Act | None) -> str:
 def kept_text(node: Node) -> str:
     """A command as an act keeps it."""
     return unglobbed(text_of(node)[:MOST_SAID]).replace(UNKNOWN, "?")
+
+
+def _quoted(node: Node) -> Iterator[str]:
+    """The texts inside single quotes."""
+    if node.type in ("raw_string", "ansi_c_string"):
+        yield text_of(node)
+    for child in node.children:
+        yield from _quoted(child)
 
 
 def _names(node: Node) -> Iterator[str]:

@@ -17,9 +17,10 @@ from gradproof.gate.acts.word import (
     below,
     braced,
     concatenated,
+    fields,
     in_double_quotes,
     joined_words,
-    split,
+    side_by_side,
 )
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 NUMERIC = {"$", "?", "#", "!", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "LINENO", "PPID", "COLUMNS", "LINES"}
 SOME_NUMBER = "4242"
+EXPANSIONS = ("simple_expansion", "expansion", "command_substitution")
 
 
 class WordReader:
@@ -39,16 +41,38 @@ class WordReader:
 
     def words(self, node: Node, state: State) -> list[Word]:
         """A node as the words that the shell makes of it: none, one, or several after splitting and braces."""
-        if node.type in ("simple_expansion", "expansion"):
-            return [piece for word in self._expansion(node, state) for piece in split(word)]
+        if node.type in EXPANSIONS or (
+            node.type == "concatenation" and any(c.type in EXPANSIONS for c in node.children)
+        ):
+            return self._split(node, state)
         if node.type == "string":
             inner = [child for child in node.children if child.is_named]
             if len(inner) == 1 and inner[0].type in ("simple_expansion", "expansion") and is_all(text_of(inner[0])):
                 return self._expansion(inner[0], state)
-        word = self.word(node, state)
-        if node.type == "command_substitution" and word.known:
-            return split(word)
-        return braced(word)
+        return braced(self.word(node, state))
+
+    def _split(self, node: Node, state: State) -> list[Word]:
+        """A word with expansions outside quotes, as it falls apart."""
+        parts = [node] if node.type != "concatenation" else [c for c in node.children if c.is_named or c.type in "{}"]
+        pieces = []
+        for part in parts:
+            if part.type not in EXPANSIONS:
+                pieces.append([self.word(part, state)])
+                continue
+            words = [self.word(part, state)] if part.type == "command_substitution" else self._expansion(part, state)
+            pieces.append([field for word in words for field in self._fields(word, state)] or [Word()])
+        bare = all(part.type in EXPANSIONS for part in parts)
+        whole = [word for word in side_by_side(pieces) if not bare or word.texts != ("",)]
+        return [word for field in whole for word in braced(field)]
+
+    def _fields(self, word: Word, state: State) -> list[Word]:
+        if self._separated(state) and word.texts != ("",):
+            return [replace(word, texts=(UNKNOWN,))]
+        return fields(word)
+
+    def _separated(self, state: State) -> bool:
+        """Where IFS holds more than blanks, nobody knows where a word falls apart."""
+        return any(text.strip(" \t\n") for word in state.variables.get("IFS", []) for text in word.texts)
 
     def word(self, node: Node, state: State, quiet: bool = False) -> Word:
         """A node as one word, braces and blanks as they are."""
@@ -117,13 +141,19 @@ class WordReader:
         if not named:
             return [Word((UNKNOWN,))]
         name = text_of(named[0])
+        if text.endswith("@P}"):
+            self.reading.unknown("sh", "a value that is expanded as a prompt", state)
         if text.startswith("${#"):
             return [Word(("0",))]
         operators = [child.type for child in node.children if not child.is_named and child.type not in ("$", "${", "}")]
         if named[0].type == "subscript":
             array, _, index = name.partition("[")
+            if index == "*]" and self._separated(state):
+                return [Word((UNKNOWN,))]
             if index in ("@]", "*]") and array in state.variables and not operators:
                 return state.variables[array]
+            return [Word((UNKNOWN,))]
+        if name == "*" and self._separated(state):
             return [Word((UNKNOWN,))]
         known = self._variable(name, state)
         if not operators and len(named) == 1:

@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 from functools import cache
+from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from gradproof.gate import MISSING_EXTRA
@@ -38,18 +39,21 @@ PLAIN = re.compile(
     r"(?is)^\s*(?:explain(?:\s+analyze)?\s+)?(?:show|describe|desc|begin|commit|rollback|end|vacuum|use|set|pragma|\\[dlcxtqi?][\w+]*)\b"
 )
 TOUCHES = re.compile(
-    r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|dblink)\b"
+    r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|sys_eval|dblink\w*|load_extension|readfile|writefile"
+    r"|pg_terminate_backend|pg_cancel_backend|pg_reload_conf|pg_rotate_logfile|pg_(?:read|stat|write)\w*_file|lo_put|set_config)\b"
 )
 COPY, PROGRAM = re.compile(r"(?i)\bcopy\b"), re.compile(r"(?i)\b(?:to|from)\s+program\b")
 
 
 class SqlAct(NamedTuple):
-    """One statement: its effect, its verb and its table; `why` for what could not be read."""
+    """One statement: its effect, its verb and its table; `why` for what could not be read; `where` stands for the
+    condition under which rows are changed, the values that columns are compared with for equality left out."""
 
     effect: Effect
     verb: str
     table: str = ""
     why: str = ""
+    where: str = ""
 
 
 def read_sql(text: str, dialect: str = "") -> list[SqlAct]:
@@ -131,10 +135,12 @@ def _statement(node: Any) -> Iterator[SqlAct]:
             table,
         )
     elif isinstance(node, exp.Delete):
-        yield SqlAct("delete", "delete" if node.args.get("where") and not _always(node) else "delete all", table)
+        limited = node.args.get("where") and not _always(node)
+        yield SqlAct("delete", "delete" if limited else "delete all", table, where=_condition(node) if limited else "")
     elif isinstance(node, exp.Update):
         limited = node.args.get("where") and not _always(node)
-        yield SqlAct("write" if limited else "delete", "update" if limited else "update all", table)
+        condition = _condition(node) if limited else ""
+        yield SqlAct("write" if limited else "delete", "update" if limited else "update all", table, where=condition)
     elif isinstance(node, exp.Insert):
         yield SqlAct("write", "insert", table)
     elif isinstance(node, exp.Merge):
@@ -187,7 +193,8 @@ def _statement_alone(node: Any) -> Iterator[SqlAct]:
         limited = node.args.get("where") and not _always(node)
         delete = isinstance(node, exp.Delete)
         name = ("delete" if delete else "update") + ("" if limited else " all")
-        yield SqlAct("delete" if delete or not limited else "write", name, table)
+        condition = _condition(node) if limited else ""
+        yield SqlAct("delete" if delete or not limited else "write", name, table, where=condition)
 
 
 def _always(node: Any) -> bool:
@@ -205,6 +212,19 @@ def _always(node: Any) -> bool:
         present = isinstance(where, exp.Not) and isinstance(where.this, exp.Is)
         return either or same or present
     return True
+
+
+def _condition(node: Any) -> str:
+    """A digest of the condition, and of which columns change: what it compares may be personal."""
+    from sqlglot import exp
+
+    def plain(part: Any) -> Any:
+        same = isinstance(part.parent, exp.EQ) and isinstance(part.parent.left, exp.Column)
+        return exp.Placeholder() if isinstance(part, exp.Literal) and same else part
+
+    changed = [part.left.sql() for part in node.expressions if isinstance(part, exp.EQ)]  # of an update
+    said = "\0".join((*changed, node.args["where"].this.transform(plain).sql()))
+    return blake2b(said.lower().encode(), digest_size=8).hexdigest()
 
 
 def _table(node: Any) -> str:

@@ -15,6 +15,8 @@ from gradproof.gate.acts.word import Word
 
 SETUID = re.compile(r"(?:^|,)[ugoa]*[+=][rwxX]*s|^0*[2-7]\d{3}$")
 
+GATE_PROCESSES = ("gradproof gate serve", "gradproof gate learn", "gradproof gate hook", "gradproof gate mcp-proxy")
+
 
 @reader("dd")
 def dd(command: Command) -> Output | None:
@@ -140,13 +142,21 @@ def kill(command: Command) -> Output | None:
     for word in users:
         command.act("stop", "root" if not words else "local", ActTarget("process", f"user {word.text}"))
     for word in words:
-        if names and word.text.strip("^$") in knowledge().daemons:
+        if names and _is_gate(word.text):
+            command.act("stop", "own", ActTarget("process", word.text), marks=("judging",))
+        elif names and word.text.strip("^$") in knowledge().daemons:
             command.act("stop", "system", ActTarget("process", word.text))
         else:
             locate(command, "stop", "process", word)
     if not words and not users:
         command.act("stop", "unknown" if command.stdin.piped else "local", ActTarget("process", "?"))
     return None
+
+
+def _is_gate(pattern: str) -> bool:
+    """Whether a pattern for processes is meant for the gate itself."""
+    pattern = pattern.strip("^$").lower()
+    return "gradproof" in pattern or (len(pattern) > 3 and any(pattern in name for name in GATE_PROCESSES))
 
 
 @reader("systemctl")

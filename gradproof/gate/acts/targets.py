@@ -19,6 +19,7 @@ from gradproof.gate.acts.shell import Reading
 from gradproof.gate.acts.shell_state import State
 from gradproof.gate.acts.word import Word
 
+DEFAULT_PORTS = {"http": "80", "https": "443"}
 WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
 METADATA = (  # hosts of a cloud that hand out credentials
     *("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254", "169.254.170.2"),
@@ -85,13 +86,16 @@ def of_url(text: str) -> tuple[ActTarget, ActScope]:
     authority = rest.split("/", 1)[0].split("?", 1)[0].split("#", 1)[0]
     host = authority.rsplit("@", 1)[-1]
     if host.startswith("["):
-        host = host[1:].split("]", 1)[0]
+        host, _, port = host[1:].partition("]")
+        port = port.removeprefix(":")
     else:
-        host = host.partition(":")[0]
+        host, _, port = host.partition(":")
     if not host or UNKNOWN in host or "$" in host:
         return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
     host = _dotted(host)
     within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
+    if port.isdigit() and port != DEFAULT_PORTS.get(text.partition("://")[0].lower()):
+        within_ = f":{port}/{within_}".rstrip("/")
     if host.lower() in METADATA:
         return ActTarget("host", host.lower(), within=within_), "secret"
     return ActTarget("host", host.lower(), within=within_), "local" if is_loopback(host) else "remote"

@@ -16,7 +16,7 @@ from typing import Any
 
 from gradproof.gate.acts import programs
 from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
-from gradproof.gate.acts.databases import statements
+from gradproof.gate.acts.databases import in_database, statements
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
 from gradproof.gate.acts.programs import Command, run
@@ -25,6 +25,7 @@ from gradproof.gate.acts.shell import MOST_WORK, Reading
 from gradproof.gate.acts.shell_state import NO_INPUT, State
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.unread import unread
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import UnreadableError, Word
 
 SHELL_NAMES = {"bash", "shell", "sh", "cmd", "terminal", "console", "exec_command", "run_command", "execute_command"}
@@ -57,6 +58,7 @@ FILE_TOOLS: dict[str, Effect] = {
         ("read", "view", "cat", "open_file", "notebookread", "read_file", "read_text_file", "ls", "list_directory"),
         "read",
     ),
+    "read_many_files": "read",
     **dict.fromkeys(
         ("grep", "glob", "search_files", "codebase_search", "list_dir", "directory_tree", "file_search", "grep_search"),
         "read",
@@ -81,6 +83,7 @@ FILE_TOOLS: dict[str, Effect] = {
     ),
     **dict.fromkeys(("delete_file", "remove_file", "delete", "delete_directory"), "delete"),
 }
+NAMELESS = ("grep", "glob", "ls", "apply_patch", "read_many_files")  # whose paths stand elsewhere
 WEB_TOOLS: dict[str, Effect] = {
     **dict.fromkeys(
         ("webfetch", "web_fetch", "fetch", "websearch", "web_search", "google_web_search", "navigate", "browse"), "read"
@@ -107,7 +110,13 @@ INTERNAL |= {
     "slashcommand",
     "save_memory",
 }
-STOPS = {"killshell", "killbash", "kill_shell"}
+STOPS = {"killshell", "killbash", "kill_shell", "taskstop"}
+# What agents' own tools do inside the agent. Only under these very names: a server's tool may be called the same.
+AGENTS_OWN = {"agent", "taskcreate", "taskget", "taskupdate", "tasklist", "taskoutput", "toolsearch", "reportfindings"}
+AGENTS_OWN |= {"write_todos", "ask_user", "activate_skill", "update_topic", "invoke_agent", "complete_task"}
+AGENTS_OWN |= {"tracker_create_task", "tracker_update_task", "tracker_add_dependency", "enter_plan_mode"}
+PUBLISHING = {"artifact", "projects"}  # of agents, to a service
+FOLDER_ARGUMENTS = ("cwd", "workdir", "working_directory", "directory", "dir_path", "working_dir", "workingdirectory")
 LOCAL_SERVERS = (
     "filesystem",
     "memory",
@@ -193,9 +202,14 @@ def _said(tool: str, arguments: Mapping[str, Any], sends: bool) -> frozenset[str
     return frozenset(
         f"{key}={str(value).upper() if key == 'method' else value}"
         for key, value in islice(leaves("", arguments), MOST_ARGUMENTS)
-        if not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained)
+        if (_asks(key, value) or not any(pattern.match(key.rsplit(".", 1)[-1]) for pattern in explained))
         and not re.match(r"(?i)(?:body|data|json|payload|message|content)\.", key)
     )
+
+
+def _asks(key: str, value: Any) -> bool:
+    """A URL with a query, which says what else is meant."""
+    return "?" in str(value) and URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) is not None
 
 
 def _fewer(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -247,7 +261,7 @@ def _remember(reading: Reading, history: Sequence[tuple[str, Mapping[str, Any]]]
         name = base_name(tool)
         inner = Reading(reading.around)
         inner.written, inner.fetched, inner.seconds = reading.written, reading.fetched, reading.seconds
-        inner.left = MOST_WORK / WORK_OF_PAST
+        inner.left, inner.past = MOST_WORK / WORK_OF_PAST, True
         with suppress(RecursionError, UnreadableError):  # what was read of it until then counts
             _read(inner, tool, arguments)
         reading.seconds = inner.seconds
@@ -309,14 +323,20 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
     if is_shell(tool, arguments):
         return _shell(reading, tool, arguments, state)
     command = Command(reading, tool, [], state)
-    if name in INTERNAL:
+    own = server_name(tool) in ("", *LOCAL_SERVERS)  # any other server may call its tool what it likes
+    if (name in INTERNAL and own) or tool.lower() in AGENTS_OWN:
         command.act("read", "local")
         return None
-    if name in STOPS:
-        command.act("stop", "local", ActTarget("process", str(arguments.get("shell_id", ""))))
+    if tool.lower() in PUBLISHING:
+        command.act("publish", "remote", ActTarget("resource", tool))
+    if name in STOPS and own:
+        command.act(
+            "stop", "local", ActTarget("process", str(arguments.get("shell_id") or arguments.get("task_id") or ""))
+        )
         return None
     if name in FILE_TOOLS and (
-        any(PATH_ARGUMENTS.match(key) for key in arguments) or name in ("grep", "glob", "ls", "apply_patch")
+        any(PATH_ARGUMENTS.match(key) for key in arguments)
+        or name in ("grep", "glob", "ls", "apply_patch", "read_many_files")
     ):
         return _file(command, name, arguments)
     if _is_sql(tool, arguments):
@@ -333,19 +353,18 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     given = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
     if given is None:
         given = next((value for value in arguments.values() if isinstance(value, str | list)), None)
-    folder = next(
-        (
-            arguments[key]
-            for key in ("cwd", "workdir", "working_directory", "directory")
-            if isinstance(arguments.get(key), str)
-        ),
-        "",
-    )
-    if folder:
+    named = [value for key, value in arguments.items() if key.lower() in FOLDER_ARGUMENTS and value]
+    folders = sorted({value for value in named if isinstance(value, str)})
+    if len(folders) != 1 and named:
+        reading.unknown(tool, "which folder the command runs in")
+    for folder in folders[:1]:
         inner = Command(reading, "cd", [Word((TILDE + folder[1:] if folder.startswith("~") else folder,))], state)
         programs.BUILTINS["cd"](inner)
     if isinstance(given, list) and all(isinstance(word, str) for word in given):
-        _words(reading, given, state)
+        if arguments.get("shell") not in (None, False):
+            reading.shell(" ".join(given), state)
+        else:
+            _words(reading, given, state)
     elif isinstance(given, list):
         for one in given:
             _shell(reading, tool, {"command": one} if not isinstance(one, Mapping) else one, state)
@@ -358,6 +377,9 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
                 reading.shell(" ".join((given, *map(shlex.quote, args))), state)
         else:
             reading.shell(given, state)
+        for key in SHELL_ARGUMENTS:  # which of several is run, the tool knows
+            if isinstance(other := arguments.get(key), str) and other != given:
+                reading.shell(other, reading.state())
     elif given is None:
         if not arguments:
             reading.unknown(tool, "a shell without a command")
@@ -365,11 +387,12 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
             reading.unknown(tool, "a command that is no text")
     else:
         reading.unknown(tool, "a command that is no text")
+    reading.left_defined(state)
     environment = arguments.get("env")
     if isinstance(environment, Mapping):
         for name, value in environment.items():
             if isinstance(value, str):
-                programs.assigned(reading, str(name), [Word((value,))], state)
+                assigned(reading, str(name), [Word((value,))], state)
 
 
 def _words(reading: Reading, words: Sequence[str], state: State) -> None:
@@ -394,7 +417,9 @@ def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
         return _other(command, command.program, arguments)
     touched = False
     for key, value in leaves("", arguments):
-        if PATH_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
+        own = key.rsplit(".", 1)[-1]
+        named = PATH_ARGUMENTS.match(own) or (name == "read_many_files" and own == "include")
+        if named and isinstance(value, str) and value:
             command.touch(effect, path_word(value), folder=name.endswith("directory"))
             touched = True
     if name == "apply_patch":
@@ -452,7 +477,7 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         value = arguments.get(key)
         if isinstance(value, str) and value:
             target, scope = of_url(value)
-            database = f"{target.name}/{database or target.within}"
+            database = in_database(target, database or target.within)
     if (
         "sqlite" in tool.lower()
         or "duckdb" in tool.lower()

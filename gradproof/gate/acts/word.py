@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, product
 
-from gradproof.gate.acts.paths import ANY, RANGE, STAR, TILDE, UNKNOWN, unglobbed
+from gradproof.gate.acts.paths import ACTIVE, ANY, RANGE, STAR, TILDE, UNKNOWN, unglobbed
 
 MOST_ALTERNATIVES = 32  # that one word may stand for
 MOST_BRACES = 12  # in one word
@@ -16,6 +16,7 @@ MARKS = str.maketrans({"*": STAR, "?": ANY, "[": RANGE, "{": OPEN, "}": CLOSE, "
 BRACES = str.maketrans({OPEN: "{", CLOSE: "}", COMMA: ","})
 ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}
 ANSI = re.compile(r"\\(?:x([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{1,4})|U([0-9a-fA-F]{1,8})|([0-7]{1,3})|(.))", re.DOTALL)
+BLANKS = re.compile(r"[ \t\n]+")
 SEQUENCE = re.compile(r"(-?\d{1,18}|\w)\.\.(-?\d{1,18}|\w)(?:\.\.-?\d+)?", re.ASCII)
 
 
@@ -81,14 +82,25 @@ def few(texts: Iterable[str]) -> tuple[str, ...]:
     return distinct if len(distinct) <= MOST_ALTERNATIVES else (UNKNOWN,)
 
 
-def split(word: Word) -> list[Word]:
-    """An expansion outside quotes falls apart at blanks."""
-    if len(word.texts) != 1 or not re.search(r"\s", word.texts[0]):
-        return [word] if word.texts != ("",) else []
-    return [
-        replace(word, texts=(piece.translate(str.maketrans({"*": STAR, "?": ANY, "[": RANGE})),))
-        for piece in word.texts[0].split()
-    ]
+def fields(word: Word) -> list[Word]:
+    """An expansion outside quotes falls apart at blanks, and what looks like a pattern is one. Blanks at an end are an
+    empty field there: what stands beside the expansion is a word of its own."""
+    texts = tuple(text.translate(ACTIVE) for text in word.texts)
+    if not any(BLANKS.search(text) for text in texts):
+        return [replace(word, texts=texts)]
+    first, *others = texts
+    if others:
+        return [replace(word, texts=(UNKNOWN,))]
+    return [replace(word, texts=(piece,)) for piece in BLANKS.split(first)]
+
+
+def side_by_side(pieces: Sequence[Sequence[Word]]) -> list[Word]:
+    """Words side by side: the last field of one is joined with the first of the next."""
+    done: list[list[Word]] = [[]]
+    for first, *others in pieces:
+        done[-1].append(first)
+        done += [[other] for other in others]
+    return [concatenated(parts) for parts in done]
 
 
 def braced(word: Word) -> list[Word]:

@@ -58,7 +58,7 @@ def _folder(text: str) -> str:
 
 def _assignments(command: Command, words: list[Word], state) -> list[Word]:
     """`env A=b C=d program`."""
-    from gradproof.gate.acts.programs import assigned
+    from gradproof.gate.acts.variables import assigned
 
     while words and "=" in words[0].text and words[0].text.partition("=")[0].isidentifier():
         name, _, value = words[0].text.partition("=")
@@ -97,6 +97,9 @@ def _replaced(word: Word, mark: str, texts: tuple[str, ...]) -> Word:
     return replace(word, texts=tuple(text.replace(mark, fed) for text in word.texts for fed in texts))
 
 
+SSH_QUIET = frozenset(f"ssh -{letter} " for letter in "tTqvn46")
+
+
 @reader("ssh")
 def ssh(command: Command) -> Output | None:
     """A command on another machine; without one, a session there."""
@@ -111,8 +114,13 @@ def ssh(command: Command) -> Output | None:
     scope: ActScope = "unknown" if UNKNOWN in name else "local" if is_loopback(name) else "remote"
     if scope == "unknown":
         command.act("execute", "unknown", ActTarget("host", name.replace(UNKNOWN, "?")))
+    user = {f"ssh as {host.text.rpartition('@')[0].replace(UNKNOWN, '?')}"} if "@" in host.text else set()
+    chosen = {f"ssh {flag} {value.text.replace(UNKNOWN, '?') if value else ''}" for flag, value in parsed.options}
     state = command.beside(
-        via=command.state.via | {"elsewhere"}, elsewhere=(scope, name.replace(UNKNOWN, "?")), cwds=(f"/{UNKNOWN}",)
+        via=command.state.via | {"elsewhere"},
+        elsewhere=(scope, name.replace(UNKNOWN, "?")),
+        cwds=(f"/{UNKNOWN}",),
+        context=command.state.context | user | {option for option in chosen if option not in SSH_QUIET},
     )
     if command.stdin.secret:
         command.act("send", scope, ActTarget("host", name), marks=("payload:secret",))

@@ -20,7 +20,7 @@ def tensors(subject: dict[str, Any], most: int = 40) -> Markup:
     figure, (axes,) = sheet(8.5, 0.9 + 0.24 * len(judged))
     for y, j in enumerate(judged):
         colour = STATUS_COLOURS[j["status"]]
-        axes.plot([j["bound"]] * 2, [y - 0.32, y + 0.32], color=FOREGROUND, lw=1.4, label="bound" if not y else None)
+        axes.plot(j["bound"], y, "|", color=FOREGROUND, ms=13, mew=1.4, label="bound" if not y else None)
         axes.plot(max(j["error"], 1e-18), y, "o", color=colour, ms=5.5, label="measured error" if not y else None)
         if j["resolution"]:
             axes.plot(j["resolution"], y, "|", color=colour, ms=9, mew=2, label="resolution" if not y else None)

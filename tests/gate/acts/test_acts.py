@@ -9,6 +9,8 @@ import pytest
 pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installed")
 
 from gradproof.gate.acts.likeness import covers
+from gradproof.gate.acts.paths import Surroundings
+from gradproof.gate.acts.tools import read_call
 from gradproof.gate.calls import Call, parse
 from gradproof.gate.corrections import digest, restored, stored
 from gradproof.gate.reading import read
@@ -198,3 +200,12 @@ def test_a_correction_does_not_reach_another_of_its_kind(allowed, other):
 def test_odd_escapes_in_code_say_nothing():
     """Python warns about them wherever it parses; a gate that reads them must not print to the agent's terminal."""
     assert outcome(at("python -c \"import re; re.sub('\\d', '', 'a')\"")) == "allow"
+
+
+@pytest.mark.parametrize("name", ["think", "TodoWrite", "exit_plan_mode", "kill_shell"])
+def test_a_server_gains_nothing_by_the_name_of_an_agents_own_tool(name):
+    """What an agent does within itself is allowed; a server's tool of that name is not what it is called."""
+    around = Surroundings.of(APP, "/home/dev")
+    for tool, own in ((name, True), (f"mcp__sequential-thinking__{name}", True), (f"mcp__evil__{name}", False)):
+        (act,) = read_call(tool, {}, around)
+        assert (act.scope == "local") is own

@@ -1,0 +1,1 @@
+"""An MCP proxy that decides every tool call before the server sees it."""
