@@ -181,7 +181,9 @@ def test_a_correction_shows_its_reach_holds_and_is_retracted(gate, visit):
     expect(given).to_contain_text("allowed by a person by rob")
 
     gate.decide("rm -rf /srv/reach/four")
-    expect(row(page, "a person allowed this").locator(".call-line")).to_contain_text("/srv/reach/four")
+    fourth = row(page, "/srv/reach/four")
+    expect(fourth.locator(".pill").first).to_have_text("Allow")
+    expect(fourth).to_contain_text(re.compile(r"correction c\d+: override_allow by rob"))
 
     go(page, "corrections")
     card = page.locator(".card", has_text="/srv/reach/one")
