@@ -4,7 +4,7 @@ import { el, button, fill } from "./dom.js";
 import { said, plain } from "./visible.js";
 import { pill, when, callLine, count } from "./words.js";
 import { get, post, remove } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { load, empty, dialog, toast, busy } from "./notices.js";
 import { ReachBox } from "./reach.js";
 
@@ -19,7 +19,7 @@ export class Corrections {
       el("div", { class: "title" }, el("h2", { id: "corrections-title", tabIndex: -1 }, "Corrections")),
       el("p", { class: "lead" }, "Each holds at once, for the call it was given on and for calls like it. The newer one wins; a block wins over an allow of the same age. To add one, open a decision and choose Correct."),
       this.box);
-    news.addEventListener("corrections", () => this.element.isConnected && this.show());
+    on("corrections", () => this.element.isConnected && this.show());
   }
 
   show() {

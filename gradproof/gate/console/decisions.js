@@ -3,7 +3,7 @@
 import { el, button, field, select, fill } from "./dom.js";
 import { EFFECTS, OUTCOMES, PARTS, count } from "./words.js";
 import { get } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { empty, failed, toast } from "./notices.js";
 import { DecisionRow } from "./decision.js";
 
@@ -27,10 +27,10 @@ export class Decisions {
     this.element = el("section", { "aria-labelledby": "decisions-title" },
       el("div", { class: "title" }, el("h2", { id: "decisions-title", tabIndex: -1 }, "Decisions"), this.state, this.pauseButton),
       this.filters, this.message, this.list, this.older);
-    news.addEventListener("decisions", () => this.newer());
+    on("decisions", () => this.newer());
     // A correction changes what is said of decisions that are shown already.
-    news.addEventListener("corrections", () => this.again());
-    news.addEventListener("asks", () => this.again());
+    on("corrections", () => this.again());
+    on("asks", () => this.again());
   }
 
   form() {

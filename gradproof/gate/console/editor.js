@@ -3,7 +3,7 @@
 import { el, button, fill, select } from "./dom.js";
 import { nodes } from "./visible.js";
 import { get, post, put, remove } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { load, toast, busy, dialog } from "./notices.js";
 import { ReachBox } from "./reach.js";
 
@@ -20,7 +20,7 @@ export class Editor {
     Object.assign(this, { name, may });
     this.path = `/v1/${name}`;
     this.build();
-    news.addEventListener("files", () => this.element.isConnected && this.changedElsewhere());
+    on("files", () => this.element.isConnected && this.changedElsewhere());
   }
 
   build() {

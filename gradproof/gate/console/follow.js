@@ -6,9 +6,19 @@ import { get } from "./api.js";
 const WAIT = 25; // seconds that a request waits for news
 const BREATH = 300; // milliseconds between requests: under load, many decisions are one piece of news
 const LONGEST = 15;
-export const news = new EventTarget(); // decisions, asks, corrections, serving, files; lost, found
+const KINDS = ["decisions", "asks", "corrections", "serving", "files"]; // beside lost and found
+const news = new EventTarget();
+let session = new AbortController();
 
-const KINDS = ["decisions", "asks", "corrections", "serving", "files"];
+/** Begins a session: who listened in the one before hears nothing any more. */
+export function beginSession() {
+  session.abort();
+  session = new AbortController();
+  return session;
+}
+
+/** Listens to a kind of news until the session ends. */
+export const on = (kind, heard) => news.addEventListener(kind, heard, { signal: session.signal });
 
 /** Follows until `signal` is aborted. */
 export async function follow(signal) {

@@ -4,7 +4,7 @@ import { takeFromAddress, whoAmI, signIn } from "./sign_in.js";
 import { el, button, fill, key } from "./dom.js";
 import { said, plain } from "./visible.js";
 import { events, get, token } from "./api.js";
-import { follow, news, retry } from "./follow.js";
+import { beginSession, follow, on, retry } from "./follow.js";
 import { dialog, toast, failed } from "./notices.js";
 import { Questions } from "./questions.js";
 import { Decisions } from "./decisions.js";
@@ -37,7 +37,7 @@ let session = null;
 class Session {
   constructor(me) {
     this.me = me;
-    this.ended = new AbortController();
+    this.ended = beginSession();
     this.questions = new Questions({ onselect: (id) => this.open(id), oncount: (n) => this.counted(n) });
     this.decisions = new Decisions();
     this.pages = {
@@ -74,13 +74,12 @@ class Session {
 
   listen() {
     const { signal } = this.ended;
-    const on = (target, name, heard) => target.addEventListener(name, heard, { signal });
-    on(window, "hashchange", () => this.route());
-    on(document, "keydown", (event) => this.key(event));
-    on(news, "found", () => this.found());
-    on(news, "lost", ({ detail }) => this.gone(detail));
-    on(news, "serving", () => this.status());
-    on(news, "files", () => this.status());
+    window.addEventListener("hashchange", () => this.route(), { signal });
+    document.addEventListener("keydown", (event) => this.key(event), { signal });
+    on("found", () => this.found());
+    on("lost", ({ detail }) => this.gone(detail));
+    on("serving", () => this.status());
+    on("files", () => this.status());
     this.every = setInterval(() => this.status(), STATUS_EVERY);
   }
 

@@ -4,7 +4,7 @@ import { el, button, key, fill } from "./dom.js";
 import { said, block, plain } from "./visible.js";
 import { origin, span, count } from "./words.js";
 import { get, post, gateTime } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { toast, failed, busy } from "./notices.js";
 import { correct } from "./correct.js";
 
@@ -25,7 +25,7 @@ export class Questions {
     this.more = button("", () => { this.list.classList.add("all"); this.settle(); }, { class: "link", hidden: true });
     this.element = el("section", { class: "questions-part", "aria-labelledby": "questions-title" }, this.heading, this.list, this.more);
     this.timer = setInterval(() => this.tick(), 1000);
-    news.addEventListener("asks", () => this.refresh());
+    on("asks", () => this.refresh());
     this.element.addEventListener("focusin", () => this.mark());
   }
 
@@ -98,7 +98,7 @@ export class Questions {
         button(["Allow always…", key("A")], () => this.always(card, true), { "aria-keyshortcuts": "Shift+A" }),
         button(["Block", key("b")], () => this.answer(card, "block"), { class: "block", "aria-keyshortcuts": "b" }),
         button(["Block always…", key("B")], () => this.always(card, false), { "aria-keyshortcuts": "Shift+B" }),
-        el("p", { class: "meta" }, said(decision.because ?? ""), origin({ ...decision, actor: ask.actor }), el("span", { class: "times" }, times(ask)))));
+        el("p", { class: "meta" }, said(decision.because ?? ""), el("span", { class: "times" }, times(ask)), origin({ ...decision, actor: ask.actor }))));
   }
 
   /** The card that keys speak to: the one with the focus, else the first. */

@@ -3,7 +3,7 @@
 import { el, button, field, select, fill } from "./dom.js";
 import { said, plain } from "./visible.js";
 import { get, post, put, remove } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { load, empty, dialog, toast, busy } from "./notices.js";
 import { when, share, count, figure } from "./words.js";
 
@@ -36,7 +36,7 @@ export class Status {
       this.box,
       el("section", { class: "block-part" }, el("h3", {}, "Settings"), this.settings),
       may.change ? el("section", { class: "block-part" }, el("h3", {}, "Tokens"), this.tokens) : null);
-    news.addEventListener("serving", () => this.element.isConnected && this.show());
+    on("serving", () => this.element.isConnected && this.show());
   }
 
   show() {

@@ -2,7 +2,7 @@
 
 import { el, fill, select } from "./dom.js";
 import { get } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { load, empty } from "./notices.js";
 import { share, count } from "./words.js";
 import { Chart } from "./chart.js";
@@ -20,7 +20,7 @@ export class Trends {
     this.box = el("div", {});
     this.element = el("section", { "aria-labelledby": "trends-title" },
       el("div", { class: "title" }, el("h2", { id: "trends-title", tabIndex: -1 }, "Trends"), this.days), this.box);
-    news.addEventListener("serving", () => this.element.isConnected && this.show());
+    on("serving", () => this.element.isConnected && this.show());
   }
 
   show() {

@@ -2,7 +2,7 @@
 
 import { el, button, fill } from "./dom.js";
 import { get, post } from "./api.js";
-import { news } from "./follow.js";
+import { on } from "./follow.js";
 import { load, empty, dialog, toast, busy } from "./notices.js";
 import { when, figure, count } from "./words.js";
 
@@ -14,7 +14,7 @@ export class Versions {
       el("div", { class: "title" }, el("h2", { id: "versions-title", tabIndex: -1 }, "Versions")),
       el("p", { class: "lead" }, "The learner promotes a version when it is no worse on held-back calls. Rules, policy and corrections belong to no version and stay.", may.change ? "" : " Rolling back needs the role admin."),
       this.box);
-    news.addEventListener("serving", () => this.element.isConnected && this.show());
+    on("serving", () => this.element.isConnected && this.show());
   }
 
   show() {
