@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
@@ -149,14 +150,16 @@ def test_a_group_may_use_the_socket(tmp_path):
     listener.close()
 
 
-def supervised(command, seconds, first_pause=SHORT):
-    """What a supervisor did in so many seconds."""
+def supervised(command, seconds, enough=lambda told: False):
+    """What a supervisor did in so many seconds, or until it was enough."""
     said = []
 
     async def run():
-        made = LearnerSupervisor(command, said.append, first_pause)
+        made = LearnerSupervisor(command, said.append, SHORT)
         task = asyncio.create_task(made.run())
-        await asyncio.sleep(seconds)
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not enough(made.plain()):
+            await asyncio.sleep(SHORT)
         during = made.plain()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -166,13 +169,17 @@ def supervised(command, seconds, first_pause=SHORT):
 
 
 def test_a_learner_that_keeps_ending_is_started_less_and_less_often():
-    made, _, said = supervised([sys.executable, "-c", "print('no room'); raise SystemExit(2)"], 4)
-    assert 1 <= made.restarts <= 6 and made.last == "no room"  # evenly, it would be some twenty times
+    command = [sys.executable, "-c", "print('no room'); raise SystemExit(2)"]
+    began = time.monotonic()
+    made, _, said = supervised(command, 60, lambda told: told["restarts"] == 5)
+    assert made.restarts == 5 and made.last == "no room"
+    assert time.monotonic() - began > SHORT * (1 + 2 + 4 + 8 + 16)
     assert said == ["the learner ended with 2: no room; starting it again"]
 
 
 def test_the_learner_ends_with_its_supervisor(tmp_path):
-    _, during, _ = supervised([sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(60)"], 2)
+    command = [sys.executable, "-c", "import time; print('at work', flush=True); time.sleep(60)"]
+    _, during, _ = supervised(command, 60, lambda told: told["last"] == "at work")
     assert during["running"] and during["last"] == "at work"
     with pytest.raises(ProcessLookupError):
         os.kill(during["pid"], 0)
