@@ -33,14 +33,22 @@ PROGRAM = f"import sys; sys.path.insert(0, {str(HERE)!r}); from gradproof.gate.h
 WARM_LIMIT, COLD_LIMIT = 80.0, 5000.0  # milliseconds
 
 
-def run(argv: list[str], event: bytes) -> tuple[float, bytes]:
-    """Milliseconds from start to end, and what was said."""
-    begun = time.perf_counter()
+class Run(NamedTuple):
+    """One run of a process: milliseconds from start to end, those of processor time, and what it said."""
+
+    taken: float
+    used: float
+    said: bytes
+
+
+def run(argv: list[str], event: bytes) -> Run:
+    begun, before = time.perf_counter(), getrusage(RUSAGE_CHILDREN)
     done = subprocess.run(argv, input=event, capture_output=True)
-    taken = (time.perf_counter() - begun) * 1000
+    taken, after = (time.perf_counter() - begun) * 1000, getrusage(RUSAGE_CHILDREN)
+    used = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) * 1000
     if done.returncode != 0:
         sys.exit(f"the hook ended with {done.returncode}: {done.stderr.decode()}")
-    return taken, done.stdout
+    return Run(taken, used, done.stdout)
 
 
 def undecided(said: bytes) -> bool:
@@ -59,10 +67,16 @@ def end_daemon(store: Path) -> None:
                     time.sleep(0.1)
 
 
-def figures(taken: list[float]) -> dict[str, float]:
-    taken = sorted(taken)
+def figures(runs: list[Run]) -> dict[str, float]:
+    taken = sorted(run.taken for run in runs)
+    used = statistics.median(run.used for run in runs)
     last = taken[min(len(taken) - 1, int(0.99 * len(taken)))]
-    return {"runs": len(taken), "median_ms": round(statistics.median(taken), 1), "p99_ms": round(last, 1)}
+    return {
+        "runs": len(taken),
+        "median_ms": round(statistics.median(taken), 1),
+        "p99_ms": round(last, 1),
+        "cpu_ms": round(used, 1),
+    }
 
 
 def main() -> None:
