@@ -124,7 +124,7 @@ async def _run(
         started = (
             http_server(url, headers, lambda tool: (known.get(tool) or {}).get("inputSchema"), tell)
             if url
-            else server_process(command, tell)
+            else server_process(command, tell, but=(TOKEN,))  # it must not answer for a person
         )
         async with started as server, stdio_client() as client:
             said = await Proxy(client, server, doorkeeper, known, tell).run()

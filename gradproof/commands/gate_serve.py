@@ -56,7 +56,7 @@ def serve(
     """
     with errors(debug):
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.store import Store
         from gradproof.http.listening import need_serve
 
@@ -67,6 +67,6 @@ def serve(
                 changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
             from gradproof.gate import daemon  # after the lock: a second daemon is refused before it loads anything
 
-            hosts = tuple(f"{name}" for name in public_host or ())
+            hosts = tuple(public_host or ())
             where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
             daemon.run(opened, where)

@@ -81,7 +81,7 @@ def _tokens(store: Any) -> Any:
     """The store, its tokens, and who changes them."""
     from contextlib import contextmanager
 
-    from gradproof.gate.journal import Giver
+    from gradproof.gate.remarks import Giver
     from gradproof.gate.roles import ROLES
     from gradproof.gate.store import TOKENS, Store
     from gradproof.http.tokens import Tokens

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS, is_version_at_least
 
 from gradproof.gate.mcp_proxy.messages import Message
@@ -26,6 +26,7 @@ ONCE, ALWAYS, DENY = "allow this call", "allow such calls from now on", "deny"
 ANSWERS: dict[str, Said] = {ONCE: "once", ALWAYS: "always", DENY: "deny"}
 MOST_REASON, MOST_NAME, MOST_VALUE = 600, 120, 400  # characters shown of each
 MOST_ARGUMENTS = 8  # that are shown
+MOST_CLIENT = 60  # characters of a client's name
 
 
 class ClientOffer(NamedTuple):
@@ -59,6 +60,16 @@ def offer_of_call(call: Message) -> ClientOffer | None:
     if not isinstance(meta, Mapping) or meta.get(PROTOCOL_VERSION_META_KEY) not in MODERN_PROTOCOL_VERSIONS:
         return None
     return offer(meta[PROTOCOL_VERSION_META_KEY], meta.get(CLIENT_CAPABILITIES_META_KEY))
+
+
+def client_of_call(call: Message) -> str:
+    """What the client of a stateless session calls itself."""
+    meta = call.get("params", {}).get("_meta")
+    return name_of(meta.get(CLIENT_INFO_META_KEY)) if isinstance(meta, Mapping) else ""
+
+
+def name_of(info: Any) -> str:
+    return one_line(str(info.get("name", "")), MOST_CLIENT) if isinstance(info, Mapping) else ""
 
 
 def form(message: str, version: str) -> dict[str, Any]:

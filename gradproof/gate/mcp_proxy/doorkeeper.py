@@ -133,7 +133,7 @@ class Doorkeeper:
     def continued(self, params: Mapping[str, Any], result: Any) -> None:
         """A call that passed was answered by a question of the server: with its state, the same call passes again."""
         state = result.get("requestState") if isinstance(result, Mapping) else None
-        if isinstance(state, str) and not state.startswith(STATE):
+        if isinstance(state, str):
             _remember(self._continued, state, _identity(params))
 
     async def ran(self, id: str) -> None:

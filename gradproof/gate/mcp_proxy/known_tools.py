@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.files import write_atomically
+from gradproof.gate.mcp_proxy.messages import depth
 
 PARTS = ("title", "description", "inputSchema", "outputSchema", "annotations")
 MOST_TOOLS = 2000  # that are remembered
@@ -81,7 +82,7 @@ class KnownTools:
         """The input schema, where it is no larger than the gate reads."""
         schema = self.now[name].get("inputSchema")
         small = isinstance(schema, dict) and len(json.dumps(schema)) <= MOST_SCHEMA
-        return schema if small and _depth(schema) <= MOST_SCHEMA_DEPTH else None
+        return schema if small and depth(schema) <= MOST_SCHEMA_DEPTH else None
 
     def qualified(self, server: str, name: str) -> str:
         """`mcp__server__tool`. Characters that separate in the gate's names are none of the tool's own: `a.think` is
@@ -151,12 +152,3 @@ def _digest(part: Any) -> str:
 
 def _plain(name: str) -> str:
     return ODD.sub("_", name) or "_"
-
-
-def _depth(value: Any) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inner = [part for part in level if isinstance(part, dict | list)]
-        level = [part for whole in inner for part in (whole.values() if isinstance(whole, dict) else whole)]
-    return depth

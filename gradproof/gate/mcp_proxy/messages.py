@@ -21,6 +21,7 @@ Message = dict[str, Any]
 Id = int | str
 
 MOST_BATCH = 100  # messages in one array
+MOST_DEPTH = 200  # of nesting: less than what any writer of JSON can still write
 ENVELOPE = ("jsonrpc", "id", "method", "params", "result", "error")
 CALL_PARAMS = ("name", "arguments", "_meta", "task", "inputResponses", "requestState")
 CALL, LIST = "tools/call", "tools/list"
@@ -53,6 +54,8 @@ def from_client(line: bytes) -> list[Message | RefusedError]:
         return [RefusedError(PARSE_ERROR, "the message is nested too deeply")]
     except ValueError as wrong:  # no UTF-8 or no JSON as well
         return [RefusedError(PARSE_ERROR, f"the message cannot be read: {wrong}")]
+    if _too_deep(text, decoded):
+        return [RefusedError(PARSE_ERROR, f"the message is nested too deeply; at most {MOST_DEPTH} levels are read")]
     if not isinstance(decoded, list):
         return [_checked(decoded)]
     if not 0 < len(decoded) <= MOST_BATCH:
@@ -64,9 +67,12 @@ def from_server(line: bytes) -> list[Message]:
     """The messages of a line of a server's output; ValueError where it holds none. Read leniently: what is sent on is
     what was read, so there is only one reading."""
     try:
-        decoded = json.loads(line.decode("utf-8"))
+        text = line.decode("utf-8")
+        decoded = json.loads(text)
     except RecursionError:
         raise ValueError("the message is nested too deeply") from None
+    if _too_deep(text, decoded):
+        raise ValueError("the message is nested too deeply")
     messages = decoded if isinstance(decoded, list) else [decoded]
     if not messages or not all(isinstance(message, dict) for message in messages):
         raise ValueError("a message is a JSON object")
@@ -110,6 +116,19 @@ def refusal(id: Id, said: str) -> Message:
 
 def notification(method: str, params: Mapping[str, Any]) -> Message:
     return {"jsonrpc": "2.0", "method": method, "params": dict(params)}
+
+
+def depth(value: Any) -> int:
+    """How many levels of lists and objects there are."""
+    levels, level = 0, [value]
+    while inner := [part for part in level if isinstance(part, dict | list)]:
+        levels += 1
+        level = [part for whole in inner for part in (whole.values() if isinstance(whole, dict) else whole)]
+    return levels
+
+
+def _too_deep(text: str, decoded: Any) -> bool:
+    return text.count("[") + text.count("{") > MOST_DEPTH and depth(decoded) > MOST_DEPTH
 
 
 def _checked(message: Any) -> Message | RefusedError:

@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from mcp_types import CONNECTION_CLOSED, INVALID_REQUEST
 
 from gradproof.gate.mcp_proxy import messages
-from gradproof.gate.mcp_proxy.asking import ClientOffer, offer, offer_of_call, one_line
+from gradproof.gate.mcp_proxy.asking import ClientOffer, client_of_call, name_of, offer, offer_of_call, one_line
 from gradproof.gate.mcp_proxy.doorkeeper import AskedBack, AskedTool, Doorkeeper, Passed, TurnedAway
 from gradproof.gate.mcp_proxy.known_tools import KnownTools, ToolChange
 from gradproof.gate.mcp_proxy.messages import CALL, LIST, Id, Message, RefusedError
@@ -170,7 +170,7 @@ class Proxy:
             if isinstance(tool, str):
                 return messages.refusal(id, tool)
             now = offer_of_call(message) or self.offer
-            person = f"{self.doorkeeper.visitor.person}/{self.client_name or 'mcp'}"
+            person = f"{self.doorkeeper.visitor.person}/{client_of_call(message) or self.client_name or 'mcp'}"
             passage = await self.doorkeeper.admit(params, tool, now, self._ask_client, person)
         except Exception as error:  # whatever fails, no call runs because of it
             self.tell(f"deciding a call failed: {type(error).__name__}: {error}")
@@ -295,8 +295,7 @@ class Proxy:
         params = params if isinstance(params, dict) else {}
         if request.method == "initialize":
             self.offer = offer(result.get("protocolVersion"), params.get("capabilities"))
-            named = params.get("clientInfo")
-            self.client_name = one_line(str(named.get("name", "")), 60) if isinstance(named, dict) else ""
+            self.client_name = name_of(params.get("clientInfo"))
         elif request.method == LIST and isinstance(result.get("tools"), list):
             whole = not params.get("cursor") and not result.get("nextCursor")
             await self._look_at(result["tools"], whole)

@@ -10,7 +10,7 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 
 import anyio
@@ -103,7 +103,9 @@ class StdioClient:
             if isinstance(error, OSError) and error.errno != errno.EPERM:
                 raise
             return await to_thread.run_sync(os.read, self.source, CHUNK)  # a file, which never keeps anybody waiting
-        return os.read(self.source, CHUNK)
+        with suppress(ConnectionError):
+            return os.read(self.source, CHUNK)
+        return b""
 
     async def _written(self, line: bytes) -> None:
         view = memoryview(line)
@@ -179,10 +181,12 @@ async def stdio_client() -> AsyncIterator[StdioClient]:
 
 
 @asynccontextmanager
-async def server_process(command: Sequence[str], tell: Tell) -> AsyncIterator[ServerProcess]:
-    """Starts a server, with this process's environment and standard error."""
-    pipe = subprocess.PIPE
-    process = await anyio.open_process(command, stdin=pipe, stdout=pipe, stderr=sys.stderr, start_new_session=True)
+async def server_process(command: Sequence[str], tell: Tell, but: Collection[str] = ()) -> AsyncIterator[ServerProcess]:
+    """Starts a server, with this process's environment, `but` these variables, and its standard error."""
+    pipe, own = subprocess.PIPE, {name: value for name, value in os.environ.items() if name not in but}
+    process = await anyio.open_process(
+        command, stdin=pipe, stdout=pipe, stderr=sys.stderr, env=own, start_new_session=True
+    )
     server = ServerProcess(process, tell)
     async with anyio.create_task_group() as group:
         group.start_soon(server._writer.run)

@@ -66,17 +66,16 @@ class PlayedPeer:
         self._gone, self._take = anyio.create_memory_object_stream(1000)
 
     async def received(self):
-        async for message in self._come:
-            yield message
+        async for read in self._come:
+            for message in read:
+                yield message
 
     async def send(self, message):
         self._gone.send_nowait(message)
 
     def says(self, message):
         """A message as plain data, or a line as a client would write it."""
-        read = from_client(message) if isinstance(message, bytes) else [message]
-        for one in read:
-            self._put.send_nowait(one)
+        self._put.send_nowait(from_client(message) if isinstance(message, bytes) else [message])
 
     def ends(self):
         self._put.close()

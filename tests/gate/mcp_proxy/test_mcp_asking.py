@@ -1,12 +1,14 @@
 """Questions about a call: at the client, in the way of its version, or on the console; nothing passes without an answer
 that the gate has taken."""
 
+import json
+
 import anyio
 import pytest
 
 pytest.importorskip("mcp", reason="the extra `gate` is not installed")
 
-from mcp_types import CLIENT_CAPABILITIES_META_KEY, PROTOCOL_VERSION_META_KEY
+from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from scenes import MadeUpGate, UndecidedError, call, play, text
 
 from gradproof.gate.mcp_proxy import asking
@@ -17,7 +19,8 @@ PAGE = "http://127.0.0.1:8377/#asks/d1"
 
 
 def modern(capabilities, **meta):
-    return {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: capabilities, **meta}
+    named = {CLIENT_INFO_META_KEY: {"name": "agent", "version": "1"}}
+    return {PROTOCOL_VERSION_META_KEY: "2026-07-28", CLIENT_CAPABILITIES_META_KEY: capabilities, **named, **meta}
 
 
 def answer(id, action="accept", **content):
@@ -157,8 +160,7 @@ def test_a_second_answer_goes_nowhere():
     async def acts(scene):
         await scene.initialize("2025-06-18", {"elicitation": {}})
         question = await asked_about(scene)
-        scene.client.says(answer(question["id"], answer=DENY))
-        scene.client.says(answer(question["id"], answer=ONCE))
+        scene.client.says(json.dumps([answer(question["id"], answer=said) for said in (DENY, ONCE)]).encode())
         assert "refused" in text(await scene.client.got())
         assert [allow for _, allow, _, _ in scene.gate.said] == [False]
 
@@ -237,6 +239,21 @@ def test_where_no_answer_could_be_recorded_the_client_is_not_asked():
     play(acts, gate)
 
 
+def test_who_does_not_open_the_page_has_said_nothing():
+    """Neither yes nor no: what counts is said on the console."""
+    gate = MadeUpGate()
+    gate.address, gate.answerable = PAGE, True
+
+    async def acts(scene):
+        await scene.initialize("2025-11-25", URL)
+        question = await asked_about(scene)
+        scene.client.says(answer(question["id"], "decline"))
+        assert "dismissed" in text(await scene.client.got())
+        assert scene.server.nothing_more() and not gate.said
+
+    play(acts, gate)
+
+
 def test_progress_while_a_person_is_waited_for(monkeypatch):
     """It rises, and stays below what the server will say."""
     monkeypatch.setattr("gradproof.gate.mcp_proxy.proxy.FIRST_PROGRESS", 0.01)
@@ -278,7 +295,7 @@ def test_stateless_the_second_call_brings_the_answer():
         assert question["method"] == "elicitation/create" and question["params"]["mode"] == "form"
         again(scene, state)
         assert await scene.server.got() == call("write", 2, _meta=modern(FORM))
-        assert scene.gate.said == [("d1", True, False, "ann/mcp")]
+        assert scene.gate.said == [("d1", True, False, "ann/agent")]
 
     play(acts)
 

@@ -74,6 +74,7 @@ def test_variants_of_the_method_do_not_pass(method):
         b"\xef\xbb\xbf" + CALL,
         CALL + CALL,
         b"[" * 100_000,
+        CALL.replace(b"{}", b'{"a":' + b"[" * 198 + b"]" * 198 + b"}"),
         b"[]",
         b"1",
         b'{"jsonrpc":"2.0","id":1}',
@@ -100,6 +101,22 @@ def test_a_batch_is_its_messages_and_one_bad_one_is_refused_alone():
 def test_ids_keep_their_type():
     keys = [messages.key(id) for id in (1, "1", True, 1.0, None)]
     assert len(set(keys)) == 3 and keys[2:] == [None] * 3
+
+
+@pytest.mark.parametrize("deep", [190, 900])
+def test_what_is_read_can_be_written(deep):
+    """From inside of many calls: a message that was read must not end the proxy when it is sent on."""
+    nested = CALL.replace(b"{}", b'{"a":' + b"[" * deep + b"]" * deep + b"}")
+
+    def written_below(calls):
+        if calls:
+            return written_below(calls - 1)
+        return [line(message) for message in from_client(nested) if not isinstance(message, RefusedError)]
+
+    assert len(written_below(300)) == (deep < 200)
+    if deep > 200:
+        with pytest.raises(ValueError, match="deep"):
+            from_server(nested)
 
 
 def test_half_a_surrogate_pair_of_a_server_can_be_sent_on():

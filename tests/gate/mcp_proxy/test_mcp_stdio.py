@@ -166,6 +166,20 @@ def test_what_a_server_prints_beside_messages_is_left_out(daemon):
     assert status == 0 and logged.count("is no message") == 2
 
 
+def test_a_server_gets_the_environment_but_not_the_reviewers_token(daemon):
+    """With it the server could answer for a person."""
+    code = """if True:
+        import json, os, sys
+        message = json.loads(sys.stdin.readline())
+        said = [os.environ.get("GRADPROOF_GATE_TOKEN"), os.environ.get("OTHER")]
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": {"said": said}}), flush=True)
+        sys.stdin.read()
+    """
+    environment = {**os.environ, "GRADPROOF_GATE_TOKEN": "gp_x", "OTHER": "there"}
+    with wire(proxy_command(daemon.store, sys.executable, "-c", code), env=environment) as proxied:
+        assert proxied.ask("made/up")["result"]["said"] == [None, "there"]
+
+
 def children(pid):
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
 
