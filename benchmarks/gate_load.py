@@ -92,6 +92,11 @@ class Daemon:
         sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
         return int(sizes["RssAnon"]) / 1024
 
+    def working(self) -> float:
+        """Seconds of processor time so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def end(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
@@ -113,7 +118,7 @@ def steady(daemon: Daemon, folder: Path, rate: int, seconds: int) -> dict[str, A
         command = ["hey", "-z", f"{seconds}s", "-c", str(workers), "-q", str(each / workers), "-m", "POST", "-o", "csv"]
         command += ["-T", "application/json", "-H", f"Authorization: Bearer {daemon.tokens['agent']}", "-D", str(body)]
         running.append(subprocess.Popen([*command, f"{daemon.url}/v1/decide"], stdout=subprocess.PIPE, text=True))
-    people = People(daemon)
+    people, worked = People(daemon), daemon.working()
     people.start()
     memory = []
     end = time.monotonic() + seconds
@@ -122,6 +127,7 @@ def steady(daemon: Daemon, folder: Path, rate: int, seconds: int) -> dict[str, A
         time.sleep(min(5.0, max(0.1, end - time.monotonic())))
     outputs = [process.communicate(timeout=60)[0] for process in running]
     people.end()
+    worked = daemon.working() - worked
     rows = [row for output in outputs for row in csv.DictReader(output.splitlines())]
     times = sorted(1000 * float(row["response-time"]) for row in rows)
     bad = [row["status-code"] for row in rows if row["status-code"] != "200"]
@@ -130,6 +136,7 @@ def steady(daemon: Daemon, folder: Path, rate: int, seconds: int) -> dict[str, A
         "seconds": seconds,
         "decisions": len(rows),
         "rate": len(rows) / seconds,
+        "cpu_ms_per_decision": round(1000 * worked / max(1, len(rows)), 2),  # with all that goes on beside
         "errors": len(bad),
         "p50_ms": quantile(times, 0.5),
         "p90_ms": quantile(times, 0.9),

@@ -20,6 +20,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from itertools import cycle
 from pathlib import Path
 from statistics import median
@@ -42,6 +43,7 @@ from gradproof.ranks.traffic import wire_bytes
 from gradproof.train.adamw import AdamW
 from gradproof.train.load import BALANCE
 from gradproof.train.mesh_plan import plan_of
+from gradproof.train.mesh_rates import measured_rates
 from gradproof.train.peak import peak_bytes
 from gradproof.train.step import TrainStep
 
@@ -118,8 +120,10 @@ def _sent(mesh: Mesh, take: Any) -> dict[str, Any]:
 
 def cpu(cases: list[tuple[str, int]], text: str, shard: bool, pairs: int) -> list[dict[str, Any]]:
     shape, records = MeshShape.parse(text), []
+    rates = measured_rates(shape.ranks)
     for size, rows in cases:
         plan = plan_of(MoEConfig.sized(size, balance=BALANCE), rows * shape.ranks, shape, shard)
+        seconds = plan.seconds(rates)
         with Pool(shape.ranks, timeout=600) as pool:
             answers = pool.run(on_cpu, size, rows, text, shard, pairs)
         turns = list(zip(*(answer["turns"] for answer in answers), strict=True))
@@ -135,6 +139,7 @@ def cpu(cases: list[tuple[str, int]], text: str, shard: bool, pairs: int) -> lis
             "gain": median(gains),
             "gains": gains,
             "cpu_gain": median(cpu_gains),
+            "planned_gain": [shape.ranks * seconds.alone / taken for taken in (seconds.open, seconds.hidden)],
             "ranks": [
                 {
                     "sent": answer["counted"],
@@ -155,7 +160,8 @@ def _show_cpu(record: dict[str, Any]) -> None:
     print(
         f"{record['size']}, {record['rows']:,} rows a rank, {record['mesh']}: one process {record['one_ms']:.1f} ms, "
         f"mesh {record['mesh_ms']:.1f} ms a step: gain {record['gain']:.2f} "
-        f"({min(record['gains']):.2f} to {max(record['gains']):.2f}), by processor time {record['cpu_gain']:.2f}"
+        f"({min(record['gains']):.2f} to {max(record['gains']):.2f}), by processor time {record['cpu_gain']:.2f}, planned "
+        f"{record['planned_gain'][0]:.2f} to {record['planned_gain'][1]:.2f}"
     )
     for rank, own in enumerate(record["ranks"]):
         sent, planned = sum(own["sent"].values()), sum(own["planned_sent"].values())
@@ -165,6 +171,12 @@ def _show_cpu(record: dict[str, Any]) -> None:
             f"holds {own['peak'] / 2**20:.1f} MiB, {own['peak'] / own['planned_peak']:.3f} of the plan",
             flush=True,
         )
+
+
+def _turning(step: TrainStep, given: Any) -> Callable[[], object]:
+    """A step on one batch after the other."""
+    turn = cycle(given)
+    return lambda: step(*next(turn))
 
 
 def cuda(cases: list[tuple[str, int]], pairs: int) -> list[dict[str, Any]]:
@@ -181,9 +193,7 @@ def cuda(cases: list[tuple[str, int]], pairs: int) -> list[dict[str, Any]]:
             losses = [steps[name](*given[s % len(given)]).loss for s in range(SAME_BITS)]
             flat_P = steps[name].model.params.flat_P
             ended[name] = torch.cat([flat_P, torch.stack(losses)]).view(torch.int32).cpu()
-        turns = {name: cycle(given) for name in steps}
-        takes = {name: lambda name=name: steps[name](*next(turns[name])) for name in steps}
-        timings = interleaved(takes, "cuda", pairs, 60.0)
+        timings = interleaved({name: _turning(step, given) for name, step in steps.items()}, "cuda", pairs, 60.0)
         record: dict[str, Any] = {"size": size, "rows": rows, "precision": "bf16", "gpu": torch.cuda.get_device_name()}
         record["contestants"] = {
             name: {

@@ -93,3 +93,24 @@ def test_the_installed_wheel_works(installed, tmp_path):
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
     predicted = run(installed, "gradproof", "predict", "run", *table, "--out", "decided.csv", cwd=tmp_path)
     assert predicted.returncode == 0 and "300 rows decided" in predicted.stdout + predicted.stderr
+
+
+def test_the_gates_hook_is_installed_with_it_and_fails_closed(installed, tmp_path):
+    """As `gate install` writes it: this environment's interpreter, and the console script beside it."""
+    project = tmp_path / "project"
+    project.mkdir()
+    store = tmp_path / "missing"
+    asked = ["gate", "install", "claude", "--project", "--yes", "--store", str(store)]
+    done = run(installed, "gradproof", *asked, cwd=project)
+    assert done.returncode == 0, done.stderr
+    settings = json.loads((project / ".claude" / "settings.json").read_text())
+    (handler,) = settings["hooks"]["PreToolUse"][0]["hooks"]
+    assert f"{installed}/bin/python -I {installed}/bin/gradproof-hook --store {store}" in handler["command"]
+    event = {"hook_event_name": "PreToolUse", "tool_name": "Bash", "tool_input": {"command": "ls"}}
+    shell = ["sh", "-c", handler["command"]]
+    answered = subprocess.run(shell, input=json.dumps(event), capture_output=True, text=True, cwd=project, timeout=60)
+    assert answered.returncode == 0, answered.stderr
+    assert json.loads(answered.stdout)["hookSpecificOutput"]["permissionDecision"] == "ask"
+    (installed / "bin" / "gradproof-hook").unlink()
+    gone = subprocess.run(shell, input=json.dumps(event), capture_output=True, text=True, cwd=project, timeout=60)
+    assert gone.returncode == 2 and "the call is blocked" in gone.stderr

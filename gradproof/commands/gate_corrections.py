@@ -32,7 +32,7 @@ def corrections(
         from json import dumps
 
         from gradproof.gate.changes import retract
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.store import Store
 
         check_outputs(json, None)

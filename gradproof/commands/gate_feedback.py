@@ -51,7 +51,7 @@ def feedback(
         from json import dumps
 
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.signals import signal
         from gradproof.gate.store import Store
 

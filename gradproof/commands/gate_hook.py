@@ -25,23 +25,23 @@ class HookFormat(StrEnum):
 def hook(
     store: StoreFolder,
     format: Annotated[
-        HookFormat | None, typer.Option(help="Whose events these are. Default: what the event says.")
+        HookFormat | None, typer.Option(help="The agent that sent the event. Default: read from the event.")
     ] = None,
     socket: Socket = None,
     auto_approve: Annotated[
         bool,
-        typer.Option("--auto-approve", help="Answer an allow as well, so that the agent does not ask its user either."),
+        typer.Option("--auto-approve", help="Also answer *allow*, so that the agent does not ask its user either."),
     ] = False,
     seed: NoSeed = 0,
 ) -> None:
     """Answer one hook event of Claude Code or Gemini CLI, from standard input to standard output.
 
-    Reads a PreToolUse or BeforeTool event and answers *ask* or *deny*, or nothing where the gate allows the call. A
-    PostToolUse or AfterTool event is noted, and not answered. Asks the store's daemon, and starts it where none runs.
-    Where no decision arrives in time, the answer is *ask* for Claude Code and *deny* for Gemini CLI; exit code 2 blocks
-    the call as well.
+    Reads a PreToolUse or BeforeTool event and answers *ask* or *deny*, or nothing if the gate allows the call.
+    PostToolUse and AfterTool events are recorded without an answer. The daemon of the store decides, and is started if
+    none runs. If no decision arrives in time, the answer is *ask* for Claude Code and *deny* for Gemini CLI; exit code
+    2 also blocks the call.
 
-    Agents run `gradproof-hook`, which does the same and starts faster: `gradproof gate install` puts it into their
+    Agents run `gradproof-hook`, which does the same and starts faster. `gradproof gate install` adds it to their
     settings.
 
     Example:

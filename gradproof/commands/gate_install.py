@@ -41,17 +41,18 @@ def install(
     local: Local = False,
     socket: Socket = None,
     auto_approve: Annotated[
-        bool, typer.Option("--auto-approve", help="What the gate allows, the agent does not ask its user about.")
+        bool,
+        typer.Option("--auto-approve", help="Let the agent run calls that the gate allows without asking its user."),
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Put the gate in front of Claude Code or Gemini CLI: its hook goes into the agent's settings.
+    """Put the gate in front of Claude Code or Gemini CLI: add its hook to the agent's settings.
 
-    Shows the change, asks, and writes it; all else in the file stays as it is, comments included. Where the hook is
-    there already, nothing changes, or its options do.
+    Shows the change and asks before writing it. The rest of the file is kept, including comments. If the hook is
+    already installed, only its options are updated.
 
     Examples:
 
@@ -90,7 +91,7 @@ def uninstall(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Take the gate's hook out of the settings of Claude Code or Gemini CLI. The gate itself stays.
+    """Remove the gate's hook from the settings of Claude Code or Gemini CLI. The gate itself stays.
 
     Example:
 

@@ -27,43 +27,45 @@ def mcp_proxy(
     store: StoreFolder,
     command: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- COMMAND...", help="Starts the MCP server, which speaks over its standard streams."),
+        typer.Argument(metavar="-- COMMAND...", help="Command that starts an MCP server on standard input and output."),
     ] = None,
-    url: Annotated[str, typer.Option(metavar="URL", help="A server that speaks streamable HTTP, instead.")] = "",
+    url: Annotated[
+        str, typer.Option(metavar="URL", help="URL of a streamable HTTP server, instead of a command.")
+    ] = "",
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:VALUE", help="Sent with every request; $NAME is taken from the environment."),
+        typer.Option(metavar="NAME:VALUE", help="HTTP header for every request; $NAME is taken from the environment."),
     ] = None,
     name: Annotated[
-        str, typer.Option(metavar="NAME", help="What rules and decisions call the server: mcp__NAME__tool.")
+        str, typer.Option(metavar="NAME", help="Name of the server in rules and decisions: mcp__NAME__tool.")
     ] = "server",
-    wait: Annotated[float, typer.Option(metavar="SECONDS", help="How long a call waits for a person.", min=0)] = 120,
+    wait: Annotated[float, typer.Option(metavar="SECONDS", help="Time that a call waits for a person.", min=0)] = 120,
     cwd: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The project's folder. Default: where this is started.")
+        Path | None, typer.Option(metavar="DIR", help="Folder of the project. Default: the working directory.")
     ] = None,
-    session: Annotated[str, typer.Option(help="What decisions call this session. Default: a new name.")] = "",
-    actor: Annotated[str, typer.Option(help="Who calls: the agent's name.")] = "mcp",
+    session: Annotated[str, typer.Option(help="Name of the session in decisions. Default: a new name.")] = "",
+    actor: Annotated[str, typer.Option(help="Name of the agent in decisions.")] = "mcp",
     token_file: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"A reviewer's token, to record what is answered at the client; or in the variable {TOKEN}.",
+            help=f"File with a reviewer's token, to record answers given at the client. Default: ${TOKEN}.",
         ),
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Stand between an MCP client and a server, and decide every tool call before the server sees it.
+    """Put the gate between an MCP client and a server: every tool call is decided before the server sees it.
 
-    What the gate allows goes to the server as it is. What it blocks is answered by a tool result that says why. What it
-    asks about is asked at the client, where that can ask (elicitation), and otherwise waits for an answer on the
-    console. Where no decision can be had, the call does not run.
+    Allowed calls reach the server unchanged. Blocked calls are answered with a tool result that gives the reason.
+    Questions go to the client if it can ask (elicitation), and otherwise wait for an answer on the console. If no
+    decision can be made, the call does not run.
 
     Examples:
 
-        gradproof gate mcp-proxy --name filesystem -- npx -y @modelcontextprotocol/server-filesystem /home/me/project
+        gradproof gate mcp-proxy --name files -- npx -y my-mcp-server /srv/files
 
-        gradproof gate mcp-proxy --name tickets --url https://example.com/mcp --header 'Authorization: Bearer $TOKEN'
+        gradproof gate mcp-proxy --name tickets --url https://example.com/mcp
     """
     with errors(debug):
         try:

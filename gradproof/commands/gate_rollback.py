@@ -28,7 +28,7 @@ def rollback(
     """
     with errors(debug):
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.store import Store
 
         with opened_store(Store, store) as opened:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -22,41 +22,43 @@ def serve(
             help="Where agents connect. Default: gate.sock in STORE.socket, a folder beside the store.",
         ),
     ] = None,
-    group: Annotated[str, typer.Option(metavar="NAME", help="Let the members of a group use the socket.")] = "",
+    group: Annotated[str, typer.Option(metavar="NAME", help="Group whose members may use the socket.")] = "",
     port: Annotated[
         int | None,
-        typer.Option(help="Also listen on TCP, for people with a token; 0 takes a free port.", min=0, max=65535),
+        typer.Option(
+            help="Also listen on this TCP port, for people with a token; 0 picks a free one.", min=0, max=65535
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on; beyond loopback needs a token.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs a token.")] = "127.0.0.1",
     public_host: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Another name that requests may ask for; may be repeated.")
+        list[str] | None, typer.Option(metavar="NAME", help="Additional host name to accept in requests; repeatable.")
     ] = None,
-    rate: Annotated[float, typer.Option(help="Requests a second of each visitor, at most.", min=1)] = 1000.0,
+    rate: Annotated[float, typer.Option(help="Requests per second allowed for each client.", min=1)] = 1000.0,
     shadow: Annotated[
         bool | None,
-        typer.Option("--shadow/--no-shadow", help="Allow every call, and record what would have been decided."),
+        typer.Option("--shadow/--no-shadow", help="Allow every call, and record the decision that was not enforced."),
     ] = None,
     learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Run the learner beside the daemon.")] = True,
     idle: Annotated[
-        float, typer.Option(metavar="MINUTES", help="End after so long without a call; 0: never.", min=0)
+        float, typer.Option(metavar="MINUTES", help="Exit after this time without a call; 0: never.", min=0)
     ] = 0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Decide for agents on a unix socket, and with --port for people on TCP.
+    """Run the gate as a service: for agents on a unix socket, and with --port for people on TCP.
 
-    Agents may decide, say that a call ran, and read what became of their own questions. Everything else needs a token:
-    `gradproof gate token add`. The routes are in docs/gate-service.md.
+    Agents may ask for decisions, report that a call ran, and read the answers to their own questions. Everything else
+    needs a token from `gradproof gate token add`. The routes are in docs/gate-service.md.
 
     Examples:
 
         gradproof gate serve --port 8377
 
-        gradproof gate serve --store /var/lib/gate --group agents --port 8377 --shadow
+        gradproof gate serve --store /var/lib/gate --group agents --shadow
     """
     with errors(debug):
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
         from gradproof.gate.store import Store
         from gradproof.http.listening import need_serve
 
@@ -67,6 +69,14 @@ def serve(
                 changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
             from gradproof.gate import daemon  # after the lock: a second daemon is refused before it loads anything
 
-            hosts = tuple(f"{name}" for name in public_host or ())
+<<<<<<< HEAD
+            hosts = tuple(public_host or ())
             where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
             daemon.run(opened, where)
+=======
+            where: dict[str, Any] = dict(
+                socket=socket, group=group, host=host, port=port, public_hosts=tuple(public_host or ())
+            )
+            more: dict[str, Any] = dict(rate=rate, learn=learn, idle=idle, seed=seed)
+            daemon.run(opened, daemon.DaemonOptions(**where, **more))
+>>>>>>> console

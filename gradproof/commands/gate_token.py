@@ -26,13 +26,13 @@ def add(
         str,
         typer.Option(
             metavar="agent|reviewer|admin",
-            help="agent: decides, reads its own calls. reviewer: judges, reads all. admin: also changes rules, policy.",
+            help="agent: asks, reads its own calls. reviewer: gives feedback, reads all. admin: also sets rules.",
         ),
     ],
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Make a token and print it. This is the only time: only its hash is kept.
+    """Create a token and print it once: the store keeps only its hash.
 
     Example:
 
@@ -50,7 +50,12 @@ def add(
 
 @token.command(name="list")
 def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
-    """List the tokens, without their secrets."""
+    """List the tokens, without their secrets.
+
+    Example:
+
+        gradproof gate token list
+    """
     with errors(debug):
         from json import dumps
 
@@ -67,7 +72,12 @@ def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: 
 
 @token.command()
 def revoke(name: Name, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
-    """Take a token back. It lets nobody in from the next request on."""
+    """Revoke a token, from the next request on.
+
+    Example:
+
+        gradproof gate token revoke ann
+    """
     with errors(debug):
         from gradproof.gate.changes import log_tokens
 
@@ -81,7 +91,7 @@ def _tokens(store: Any) -> Any:
     """The store, its tokens, and who changes them."""
     from contextlib import contextmanager
 
-    from gradproof.gate.journal import Giver
+    from gradproof.gate.remarks import Giver
     from gradproof.gate.roles import ROLES
     from gradproof.gate.store import TOKENS, Store
     from gradproof.http.tokens import Tokens

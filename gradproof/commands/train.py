@@ -24,7 +24,8 @@ from gradproof.commands.terminal import check_device, check_folder, check_output
 from gradproof.commands.training_run import several_ranks, train_alone, train_on_ranks
 
 Out = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="The run's folder. Default: runs/MODEL-SIZE-DATA, numbered.")
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Folder of the run. Default: runs/MODEL-SIZE-DATA, numbered."),
 ]
 
 
@@ -61,10 +62,10 @@ def train(
     data: Data = None,
     target: TargetColumn = None,
     metrics: Annotated[
-        str | None, typer.Option(metavar="COLS", help="Numbers to predict beside it: a,b,c. Default: none.")
+        str | None, typer.Option(metavar="COLS", help="Numeric columns to predict as well: a,b,c. Default: none.")
     ] = None,
     categorical: Annotated[
-        str | None, typer.Option(metavar="COLS", help="Number-like columns that are names: a,b,c. Default: none.")
+        str | None, typer.Option(metavar="COLS", help="Numeric columns to treat as categories: a,b,c. Default: none.")
     ] = None,
     ignore: Ignore = None,
     task: Annotated[
@@ -73,65 +74,66 @@ def train(
     ] = None,
     encoding: Annotated[
         EncodingOption | None,
-        typer.Option(help="padic: numbers also by their lowest digits, for what repeats. Default: onehot."),
+        typer.Option(help="padic: also encode numbers by their lowest digits. Default: onehot."),
     ] = None,
     router: Annotated[
         RouterOption | None,
-        typer.Option(help="moe: one linear map, or patches of the inputs that must agree. Default: softmax."),
+        typer.Option(help="moe: softmax is one linear map, sheaf lets patches of the inputs vote. Default: softmax."),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Updates at most; early stopping may end sooner. Default: 3000; for a table, what fits --minutes."
+            help="Most training steps; early stopping may end sooner. Default: 3000; for a table, what fits --minutes."
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Rows in an update. Default: 256; 16 for a text; at most 256 for a table.")
+        int | None, typer.Option(help="Rows per step. Default: 256; 16 for a text; at most 256 for a table.")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="The peak learning rate. Default: 0.003; 0.002 for a table or a text.")
+        float | None, typer.Option(help="Peak learning rate. Default: 0.003; 0.002 for a table or a text.")
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(
-            help="Training time; a short calibration turns it into a number of steps. Default: 0.6 for a table."
-        ),
+        typer.Option(help="Training time, converted to steps by a short calibration. Default: 0.6 for a table."),
     ] = None,
     members: Annotated[
         int | None,
-        typer.Option(help="Models trained at once, whose probabilities are averaged. Default: 1; 8 for a table."),
+        typer.Option(help="Models to train together and average. Default: 1; 8 for a table."),
     ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to train. Default: cpu.")] = None,
-    precision: Annotated[Precision | None, typer.Option(help="Of products and activations. Default: fp32.")] = None,
+    device: Annotated[Device | None, typer.Option(help="Device to train on. Default: cpu.")] = None,
+    precision: Annotated[
+        Precision | None, typer.Option(help="Precision of products and activations. Default: fp32.")
+    ] = None,
     out: Out = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out; needs no other flag.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out; no other flag is needed.")] = False,
     json: Json = None,
     mesh: Annotated[
         str | None,
         typer.Option(
             metavar="AXES",
-            help="Under torchrun: how the ranks are arranged, data=2,experts=2. Default: data parallel.",
+            help="Under torchrun: arrangement of the ranks, such as data=2,experts=2. Default: data parallel.",
         ),
     ] = None,
     shard_optimizer: Annotated[
         bool | None,
-        typer.Option("--shard-optimizer", help="Under torchrun: spread AdamW's moments over the data axis."),
+        typer.Option("--shard-optimizer", help="Under torchrun: shard AdamW's moments over the data axis."),
     ] = None,
     timeout: Annotated[
         float | None,
         typer.Option(help="Under torchrun: seconds until a dead or hung rank ends the run. Default: 60."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Seeds weights, split and order of the rows. Default: 0.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of weights, split and order of the rows. Default: 0.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
-    """Train a decision model, and survive a crash.
+    """Train a decision model; resume it after a crash.
 
-    Without a flag, trains the nano mixture of experts on the synthetic set. With --data and --target, on your own
-    table: columns, missing values and classes are found out, and an ensemble of small mixtures is trained, within a
-    minute for up to 50,000 rows on two cores; --model, --size or --steps train one model of your choice instead. A run
-    is a folder with checkpoints, metrics.jsonl and
-    report.html; after Ctrl-C, a crash or a power cut `gradproof train --resume --out DIR` ends with the same bits as
-    if nothing had happened.
+    Without flags, trains the nano mixture of experts on the synthetic set. With --data and --target, infers the columns
+    of your own table and trains an ensemble of small networks, within a minute for up to 50,000 rows on two cores;
+    --model, --size or --steps train a single model instead. A run is a folder with checkpoints, metrics.jsonl and
+    report.html. After Ctrl-C, a crash or a power cut, `gradproof train --resume --out DIR` ends with the same bits as
+    an uninterrupted run.
 
     Examples:
 

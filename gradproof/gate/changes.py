@@ -15,7 +15,7 @@ from typing import Any
 
 from gradproof.files import write_atomically
 from gradproof.gate.database import PRIVATE, NotThere, Outdated
-from gradproof.gate.journal import Giver, Remark
+from gradproof.gate.remarks import Giver, Remark
 from gradproof.gate.rules import DEFAULT, Rules
 from gradproof.gate.standing import FILE as DEFAULT_POLICY
 from gradproof.gate.standing import parsed_table

@@ -27,6 +27,7 @@ from gradproof.gate.store import TOKENS, Store, read_settings
 from gradproof.gate.supervisor import LearnerSupervisor, learner_command
 from gradproof.http.answers import AsgiApp, ConnectionScope
 from gradproof.http.door import Door, Visitor, own_hosts
+from gradproof.http.failures import Contained, place_of
 from gradproof.http.limits import RateLimit
 from gradproof.http.listening import address_of, listen, need_serve
 from gradproof.http.peer import listen_at, peer_protocol, user_of
@@ -34,6 +35,7 @@ from gradproof.http.tokens import Tokens
 
 SWITCH = 0.001  # seconds that a thread may keep Python from the loop
 SYNC, TIDY = 5.0, 3600.0  # seconds between two syncs of the audit log, and two rounds of retention and trend
+SOON = 60.0  # seconds until the first round
 DRAIN = 10  # seconds that answers have when the daemon ends
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -125,7 +127,7 @@ def doors(service: GateService, options: DaemonOptions, hosts: frozenset[str]) -
     strangers = RateLimit(options.strangers, 5 * options.strangers)
     unix = Door(made, way_finder(made, socket=True), _by_peer, rate=rate, strangers=strangers)
     tcp = Door(made, way_finder(made), token_reader(service.tokens), hosts=hosts, rate=rate, strangers=strangers)
-    return counted(unix, service), counted(tcp, service)
+    return Contained(counted(unix, service), _say), Contained(counted(tcp, service), _say)
 
 
 def _by_peer(scope: ConnectionScope) -> Visitor | None:
@@ -211,18 +213,21 @@ async def _sync(service: GateService) -> None:
 
 
 async def _tidy(service: GateService) -> None:
-    """Retention, and a point of the trend, every hour."""
+    """Retention, and a point of the trend: soon after the start, then every hour."""
+    pause = SOON
     while True:
-        await asyncio.sleep(TIDY)
+        await asyncio.sleep(pause)
         await _quietly(service, lambda: tidy(service))
+        pause = TIDY
 
 
 def tidy(service: GateService) -> None:
     """What is older than it may be goes; how things stand is kept."""
     store, counts = service.store, dict(service.decided)
     days = read_settings(store.folder).keep_days
-    trend.keep(store, trend.point(store, counts))
-    service.decided.subtract(counts)
+    if not trend.points(store, store.clock() - 0.9 * TIDY):
+        trend.keep(store, trend.point(store, counts))
+        service.decided.subtract(counts)
     store.audit.retain(days)
     store.journal.expire(days)
 
@@ -240,7 +245,7 @@ async def _quietly(service: GateService, work: Callable[[], Any]) -> None:
     try:
         await asyncio.get_running_loop().run_in_executor(None, work)
     except Exception as error:
-        _say(f"{type(error).__name__}: {error}")
+        _say(place_of(error) if not isinstance(error, OSError | ValueError) else str(error))
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +78,7 @@ class Decider:
         self._stamp = store.journal.corrections_stamp()
         self.corrections = Corrections(store.journal.corrections())
         self._loading: threading.Thread | None = None
+        self._trusting: threading.Thread | None = None
         self._rules = Watched(store.rules, Rules.read, "rules")
         self._policy = Watched(store.policy, policy_of, "policy")
         self._settings = Watched(store.folder / SETTINGS, lambda _: read_settings(store.folder), "settings")
@@ -245,8 +247,9 @@ class Decider:
 
     def settle(self) -> None:
         """Waits for what is being loaded."""
-        if self._loading is not None:
-            self._loading.join()
+        for thread in (self._loading, self._trusting):
+            if thread is not None:
+                thread.join()
 
     def _refresh(self) -> None:
         """Looks for news: reads of a few bytes, and the times of three files."""
@@ -254,7 +257,8 @@ class Decider:
             file.look()
         self._until_look -= 1
         if self._until_look <= 0 or self.wait:
-            self._trust, self._until_look = self.store.journal.trust(), LOOK_AGAIN
+            self._until_look = LOOK_AGAIN
+            self._look_at_trust()
         self._refresh_corrections()
         loading = self._loading is not None and self._loading.is_alive()
         if not loading and self.store.versions.serving() != self.serving.number:
@@ -262,6 +266,18 @@ class Decider:
             self._loading.start()
             if self.wait:
                 self._loading.join()
+
+    def _look_at_trust(self) -> None:
+        """Beside the decisions: of many judgements it takes a while to read."""
+        if self.wait:
+            self._trust = self.store.journal.trust()
+        elif self._trusting is None or not self._trusting.is_alive():
+            self._trusting = threading.Thread(target=self._read_trust, daemon=True)
+            self._trusting.start()
+
+    def _read_trust(self) -> None:
+        with suppress(Exception):  # the store is being closed: what was known holds
+            self._trust = self.store.journal.trust()
 
     def _refresh_corrections(self) -> None:
         """What people said or took back holds from the next decision on, so it is read before that."""

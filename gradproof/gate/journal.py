@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from gradproof.gate.asks import Asks
 from gradproof.gate.corrections import Correction, check_widened, restored
 from gradproof.gate.database import Database, NotThere, new_id, time_of
+from gradproof.gate.remarks import Giver, Judged, Remark
 from gradproof.gate.signals import ECHO, MISTAKES, Signal, signal
 from gradproof.gate.trust import PersonsWord, Trust, trust
 
@@ -46,56 +47,13 @@ class LabelledText(NamedTuple):
         return self.signal.target
 
 
-class Judged(NamedTuple):
-    """How often the model agreed with people, by what they said."""
-
-    allow: int = 0
-    allow_agreed: int = 0
-    block: int = 0
-    block_agreed: int = 0
-
-    @property
-    def count(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.allow + self.block
-
-    @property
-    def alignment(self) -> float:
-        return (self.allow_agreed + self.block_agreed) / self.count if self.count else 0.0
-
-    @property
-    def converged(self) -> bool:
-        """≥ 0.95 over ≥ 1000, as it is reported; what the model may do is a matter of trust."""
-        return self.alignment >= 0.95 and self.count >= 1000
-
-    def add(self, allow: bool, agreed: bool, by: int = 1) -> Judged:
-        if allow:
-            return self._replace(allow=self.allow + by, allow_agreed=self.allow_agreed + by * agreed)
-        return self._replace(block=self.block + by, block_agreed=self.block_agreed + by * agreed)
-
-
-class Giver(NamedTuple):
-    """Who gave a signal, in which session."""
-
-    actor: str = ""
-    role: str = "person"
-    session: str = ""
-
-
-class Remark(NamedTuple):
-    """A person's word as it was kept; `correction` is the one that it made, `before` what was said before."""
-
-    signal: Signal
-    sequence: int
-    correction: str | None
-    before: str | None
-
-
 class Journal(Database):
     """Of `mebibytes` at most."""
 
     def __init__(self, folder: Path, mebibytes: int, clock: Callable[[], float], key: bytes = b""):
         super().__init__(folder, mebibytes, DATABASES, key)
         self.clock, self.asks = clock, Asks(self)
+        self._trust: tuple[tuple[int, int], Trust] | None = None  # as it was at a sequence
 
     # decisions
 
@@ -416,8 +374,13 @@ class Journal(Database):
         """Whether the model may loosen decisions."""
         with self.env.begin() as txn:
             since = int(txn.get(b"trust_since", b"0", db=self.db["meta"]))
+            stamp = int(txn.get(b"sequence", b"0", db=self.db["meta"])), since
+            if self._trust is not None and self._trust[0] == stamp:
+                return self._trust[1]
             entries = sorted(json.loads(value) for _, value in txn.cursor(self.db["judged"]))
-        return trust([PersonsWord(bool(allow), bool(agreed)) for number, allow, agreed in entries if number > since])
+        told = trust([PersonsWord(bool(allow), bool(agreed)) for number, allow, agreed in entries if number > since])
+        self._trust = stamp, told
+        return told
 
     def reset_trust(self) -> None:
         """Judgements so far were of a lineage that serves no more."""

@@ -20,12 +20,13 @@ from gradproof.gate.calls import Call
 from gradproof.gate.corrections import digest, safe
 from gradproof.gate.database import NotThere, Outdated
 from gradproof.gate.decider import Answer, Decider
-from gradproof.gate.journal import Giver
+from gradproof.gate.remarks import Giver
 from gradproof.gate.roles import ADMIN, AGENT, REVIEWER, ROLES
 from gradproof.gate.store import Store
 from gradproof.http.answers import AsgiApp, ConnectionScope, Refused, as_json
 from gradproof.http.batching import Batching, Busy
 from gradproof.http.door import EVERYBODY, Visitor, Way
+from gradproof.http.failures import SENTENCE
 from gradproof.http.metrics import Counted, RequestMeters
 from gradproof.http.tokens import Tokens
 
@@ -121,6 +122,8 @@ class GateService:
             raise Refused(409, str(error)) from None
         except ValueError as error:
             raise Refused(422, str(error)) from None
+        except OSError as error:
+            raise Refused(503, f"the store cannot be used: {error.strerror or error}") from None
 
     async def in_turns(self, step: Callable[[float], bool]) -> None:
         """Something long, a little at a time."""
@@ -280,7 +283,7 @@ def _add_errors(made: FastAPI) -> None:
         return answered(422, f"{where[:100]}: {first['msg'][:1].lower()}{first['msg'][1:200]}")
 
     async def failed(_: Any, error: Exception) -> Response:
-        return answered(500, "the service failed on this request; its log says why")
+        return answered(500, SENTENCE)
 
     made.add_exception_handler(Refused, refused)
     made.add_exception_handler(HTTPException, http_error)

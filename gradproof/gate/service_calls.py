@@ -152,7 +152,9 @@ def add(app: FastAPI, service: GateService) -> None:
         search.more = (by, safe(tool, store.key), remarked)
         search.before = before
         await service.in_turns(search.step)
-        said = {record["decision"]: record for record in journal.correction_records()} if search.found else {}
+        remarked = any("remarked" in record for record in search.found)
+        records = await service.in_thread(journal.correction_records) if remarked else []
+        said = {record["decision"]: record for record in records}
         told = [told_decision(record, said.get(record["id"])) for record in search.found]
         return answered({"decisions": told, "next": search.next})
 
@@ -162,7 +164,8 @@ def add(app: FastAPI, service: GateService) -> None:
     )  # fmt: skip
     async def decision(request: Request, id: Id, explain: bool = False) -> Response:
         record = await service.own_decision(id, visitor_of(request))
-        said = next((r for r in reversed(journal.correction_records()) if r["decision"] == record["id"]), None)
+        records = await service.in_thread(journal.correction_records) if "remarked" in record else []
+        said = next((r for r in reversed(records) if r["decision"] == record["id"]), None)
         told = told_decision(record, said)
         ask = journal.asks.get(record["id"], store.clock())
         told |= {"ask": told_ask(ask, store.clock())} if ask is not None else {}

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradproof.gate import changes, reach
 from gradproof.gate.database import time_of
-from gradproof.gate.journal import Remark
 from gradproof.gate.reach import Basis, Reach
+from gradproof.gate.remarks import Remark
 from gradproof.gate.service import ADMIN, REVIEWER, GateService, giver_of, may
 from gradproof.gate.service_calls import Id, answered, example, visitor_of
 

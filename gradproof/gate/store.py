@@ -98,13 +98,13 @@ class Store:
     @contextmanager
     def learning(self) -> Iterator[None]:
         """Held by the one learner; the lock goes with the process, however it ends."""
-        with self._alone("learner.lock", f"another learner is at work on {self.folder}; one is enough"):
+        with self._alone("learner.lock", f"another learner already runs on {self.folder}; stop it first"):
             yield
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
         """Held by the one daemon."""
-        with self._alone("daemon.lock", f"another daemon serves {self.folder}; one is enough"):
+        with self._alone("daemon.lock", f"another daemon serves {self.folder}; stop it first"):
             yield
 
     @contextmanager

@@ -189,27 +189,30 @@ def test_a_folder_of_another_user_is_not_trusted(store, daemon):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give files to another user")
-def test_a_process_of_another_user_behind_the_socket_is_not_believed(store):
-    """The folder is the owner's, and somebody else has bound the socket in it."""
+@pytest.mark.parametrize("user, believed", [(12_345, True), (54_321, False)])
+def test_only_the_owners_process_behind_the_socket_is_believed(store, user, believed):
+    """The store and the folder of the socket are the owner's; who has bound the socket is another question."""
     folder = Path(f"{store}.socket")
     folder.mkdir(mode=0o700)
-    os.chown(store, 12_345, 12_345)
-    os.chown(folder, 12_345, 12_345)
-    planted = (
+    for path in (store, folder):
+        os.chown(path, 12_345, 12_345)
+    serving = (
         "import os, socket, sys\n"
-        "os.setuid(0)\n"
         "listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)\n"
-        "listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o666)\n"
-        "os.setuid(54_321)\n"
+        "listener.bind(sys.argv[1])\n"
+        f"os.setuid({user})\n"
         "listener.listen(); print('ready', flush=True)\n"
         "connection, _ = listener.accept(); connection.recv(65536)\n"
         "connection.sendall(bytes.fromhex(sys.argv[2])); connection.close()\n"
     )
-    argv = [sys.executable, "-c", planted, str(folder / "gate.sock"), decision("allow").hex()]
+    argv = [sys.executable, "-c", serving, str(folder / "gate.sock"), decision("allow").hex()]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
-        with pytest.raises(NoAnswer, match="belongs to user 54321"):
-            client(store).decide(CALL)
+        if believed:
+            assert client(store).decide(CALL)["decision"] == "allow"
+        else:
+            with pytest.raises(NoAnswer, match="belongs to user 54321"):
+                client(store).decide(CALL)
         process.kill()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import getpass
+import grp
 import os
 import signal
 import stat
@@ -137,6 +138,15 @@ def test_a_long_path_and_a_folder_of_somebody_else(tmp_path):
         peer.listen_at(tmp_path / "link" / "gate.sock")
     with pytest.raises(ValueError, match="no group 'nobodysgroup'"):
         peer.listen_at(tmp_path / "x" / "gate.sock", "nobodysgroup")
+
+
+def test_a_group_may_use_the_socket(tmp_path):
+    name = grp.getgrgid(os.getgid()).gr_name
+    listener = peer.listen_at(tmp_path / "s" / "gate.sock", name)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == 0o750
+    assert stat.S_IMODE((tmp_path / "s" / "gate.sock").stat().st_mode) == 0o660
+    assert (tmp_path / "s" / "gate.sock").stat().st_gid == os.getgid()
+    listener.close()
 
 
 def supervised(command, seconds, first_pause=SHORT):

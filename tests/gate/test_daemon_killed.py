@@ -56,7 +56,7 @@ class Acknowledged:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kills", [8])
+@pytest.mark.parametrize("kills", [5])
 def test_nothing_acknowledged_is_lost(tmp_path, trained, kills):
     folder, draws = tmp_path / "gate", random.Random(1)
     store = Store.create(folder, Settings(journal_mebibytes=64, versions_mebibytes=64))

@@ -144,7 +144,7 @@ def test_a_converged_gate_changes_little(warm, monkeypatch):
 
 
 def test_one_learner_at_a_time(store):
-    with store.learning(), pytest.raises(ValueError, match="another learner is at work"), store.learning():
+    with store.learning(), pytest.raises(ValueError, match="another learner already runs"), store.learning():
         pass
 
 

@@ -105,6 +105,28 @@ def test_a_preview_lets_decisions_through(client, monkeypatch):
     assert done == ["decision"] * 3 + ["preview"]
 
 
+def test_what_nobody_foresaw_is_a_500_and_its_log_quotes_nothing(client, monkeypatch, capfd):
+    def failing(call, home=""):
+        raise KeyError("privatename")
+
+    monkeypatch.setattr(client.decider, "decided", failing)
+    answer = client("POST", "/v1/decide", {"command": "ls"}, role="agent")
+    assert "failed on this request" in reason(answer, 500)
+    said = capfd.readouterr().err
+    assert "KeyError at " in said and "test_service_limits.py" in said and "privatename" not in said
+
+
+def test_a_disk_that_cannot_be_written_is_told(client, monkeypatch):
+    asked = client.decided("git push origin full")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(client.store.audit, "append", full)
+    said = reason(client("POST", "/v1/feedback", {"id": asked["id"], "kind": "override_allow"}), 503)
+    assert "No space left" in said
+
+
 def requests_of(operation, examples):
     """Valid and invalid ones, as schemathesis makes them."""
     import hypothesis

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -61,11 +62,42 @@ def test_a_mesh_that_does_not_fit(two_ranks, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_a_dense_model_has_no_experts_to_spread(two_ranks, tmp_path):
-    given = [*RUN, "--model", "dense", "--mesh", "experts=2", "--out", str(tmp_path / "run")]
-    with pytest.raises(RankFailed, match="exit code"):
-        two_ranks.run(train, given)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    (
+        (["--model", "dense"], "mesh data=1,experts=2: a dense model has no experts to spread; use --mesh data=2"),
+        (["--members", "2"], "mesh data=1,experts=2: an ensemble has no experts to spread; use --mesh data=2"),
+        (["three.toml"], "mesh data=1,experts=2: 3 experts cannot be shared equally among 2 ranks"),
+    ),
+)
+def test_experts_that_cannot_be_spread(two_ranks, tmp_path, capfd, given, said):
+    (tmp_path / "three.toml").write_text("[model_options]\nexperts = 3\n")
+    given = [str(tmp_path / word) if word.endswith(".toml") else word for word in given]
+    with pytest.raises(RankFailed, match="exit code 2"):
+        two_ranks.run(train, [*given, *RUN, "--mesh", "experts=2", "--out", str(tmp_path / "run")], grace=10)
+    assert f"gradproof: {said}" in " ".join(capfd.readouterr().err.split())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_two_machines(tmp_path, config, alone):
+    """Two agents that meet at a rendezvous, as on two machines, with a folder that they share."""
+    out, port = tmp_path / "run", _free_port()
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--local-addr", "localhost"]
+    command += ["-m", "gradproof", "train", config, *RUN, "--out", str(out)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    agents = [subprocess.Popen(command, **pipes, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    said = [agent.communicate(timeout=300) for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    assert sum(printed.count("report:") for printed, _ in said) == 1
+    same_run(out, alone)
+
+
+def _free_port():
+    with socket.socket() as unused:
+        unused.bind(("localhost", 0))
+        return unused.getsockname()[1]
 
 
 def test_torchrun(tmp_path, config, alone):

@@ -97,7 +97,7 @@ export class Status {
       toggle("shadow", "Shadow mode", "Decide and record, but block nothing."),
       toggle("log_arguments", "Keep arguments in the audit log", "Without secrets. Off by default."),
       number("ask_minutes", "A question expires after, in minutes"),
-      number("review_hours", "An unremarked decision becomes an example after, in hours"),
+      number("review_hours", "Hours before an unreviewed decision may be learned from"),
       number("keep_days", "Audit lines are kept for, in days"),
     ].filter(([name]) => name in settings);
     const save = button("Save settings", () => busy(save, async () => {
