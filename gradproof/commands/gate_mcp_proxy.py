@@ -17,7 +17,7 @@ from gradproof.commands.terminal import errors
 from gradproof.gate.place import default_folder
 
 if TYPE_CHECKING:
-    from gradproof.gate.mcp_proxy.doorkeeper import Visitor
+    from gradproof.gate.mcp_proxy.doorkeeper import ProxiedClient
 
 SERVER_ENDED = 1
 TOKEN = "GRADPROOF_GATE_TOKEN"
@@ -73,7 +73,7 @@ def mcp_proxy(
             import mcp  # noqa: F401
         except ImportError:
             raise ValueError("the MCP proxy needs its extra: pip install 'gradproof[gate,serve,mcp]'") from None
-        from gradproof.gate.mcp_proxy.doorkeeper import Visitor, inmost
+        from gradproof.gate.mcp_proxy.doorkeeper import ProxiedClient, inmost
 
         given = command or []
         if bool(given) == bool(url) or (header and not url):
@@ -82,7 +82,7 @@ def mcp_proxy(
         folder = os.path.abspath(cwd or os.getcwd())
         if not os.path.isdir(folder):
             raise ValueError(f"{folder} is no folder")
-        visitor = Visitor(name, folder, session or f"mcp-{secrets.token_hex(6)}", actor, getuser(), wait)
+        visitor = ProxiedClient(name, folder, session or f"mcp-{secrets.token_hex(6)}", actor, getuser(), wait)
         try:
             said = anyio.run(_run, store, given, url, _headers(header or []), visitor, _token(token_file))
         except BaseExceptionGroup as errors_of_tasks:
@@ -94,7 +94,7 @@ def mcp_proxy(
 
 
 async def _run(
-    store: Path, command: list[str], url: str, headers: dict[str, str], visitor: Visitor, token: str
+    store: Path, command: list[str], url: str, headers: dict[str, str], visitor: ProxiedClient, token: str
 ) -> str | None:
     """Until the client ends; or until the server does: then, why."""
     import shlex

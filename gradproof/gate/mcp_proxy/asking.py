@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 from mcp_types import CLIENT_CAPABILITIES_META_KEY, CLIENT_INFO_META_KEY, PROTOCOL_VERSION_META_KEY
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS, is_version_at_least
 
-from gradproof.gate.mcp_proxy.messages import Message
+from gradproof.gate.mcp_proxy.messages import JsonMessage
 
 Mode = Literal["form", "url"]
 Said = Literal["once", "always", "deny", "opened", "nothing"]
@@ -54,7 +54,7 @@ def offer(version: Any, capabilities: Any) -> ClientOffer:
     return ClientOffer(version, tuple(modes) if modes or elicitation else ("form",))  # {} is a form
 
 
-def offer_of_call(call: Message) -> ClientOffer | None:
+def offer_of_call(call: JsonMessage) -> ClientOffer | None:
     """As a call of a stateless session states it; None where it does not, as in sessions that were initialized."""
     meta = call.get("params", {}).get("_meta")
     if not isinstance(meta, Mapping) or meta.get(PROTOCOL_VERSION_META_KEY) not in MODERN_PROTOCOL_VERSIONS:
@@ -62,7 +62,7 @@ def offer_of_call(call: Message) -> ClientOffer | None:
     return offer(meta[PROTOCOL_VERSION_META_KEY], meta.get(CLIENT_CAPABILITIES_META_KEY))
 
 
-def client_of_call(call: Message) -> str:
+def client_of_call(call: JsonMessage) -> str:
     """What the client of a stateless session calls itself."""
     meta = call.get("params", {}).get("_meta")
     return name_of(meta.get(CLIENT_INFO_META_KEY)) if isinstance(meta, Mapping) else ""

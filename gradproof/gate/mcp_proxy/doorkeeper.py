@@ -54,7 +54,7 @@ class DecidingGate(Protocol):
 
 
 @dataclass(frozen=True)
-class Visitor:
+class ProxiedClient:
     """Who calls, who is at the client, and how long a question waits."""
 
     server: str
@@ -108,7 +108,7 @@ class PendingCall(NamedTuple):
 class Doorkeeper:
     """Decides the calls of one client, several at a time."""
 
-    def __init__(self, gate: DecidingGate, visitor: Visitor):
+    def __init__(self, gate: DecidingGate, visitor: ProxiedClient):
         self.gate, self.visitor = gate, visitor
         self._pending: dict[str, PendingCall] = {}
         self._continued: dict[str, str] = {}

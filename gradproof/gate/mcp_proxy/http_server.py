@@ -38,7 +38,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from pydantic import ValidationError
 
 from gradproof.gate.mcp_proxy.doorkeeper import inmost
-from gradproof.gate.mcp_proxy.messages import CALL, Message, RefusedError
+from gradproof.gate.mcp_proxy.messages import CALL, JsonMessage, RefusedError
 from gradproof.gate.mcp_proxy.proxy import ServerEndedError, Tell
 
 CONNECTING = 30.0  # seconds to connect and to write; an answer may take as long as it takes
@@ -71,13 +71,13 @@ class HttpServer:
     def __init__(self, url: str, headers: Mapping[str, str], schema_of: SchemaOf, tell: Tell):
         self.url, self.headers, self.schema_of, self.tell = url, dict(headers), schema_of, tell
         self._put, self._take = anyio.create_memory_object_stream[SessionMessage](QUEUE)
-        self._arrive, self._arrived = anyio.create_memory_object_stream[Message](QUEUE)
+        self._arrive, self._arrived = anyio.create_memory_object_stream[JsonMessage](QUEUE)
         self._stop, self._stopped = anyio.Event(), anyio.Event()
         self._version = ""  # as the handshake has settled it
         self._initialize: Any = None  # the id of the request that settles it
         self._why = "the MCP server has closed the connection"
 
-    async def received(self) -> AsyncIterator[Message | RefusedError]:
+    async def received(self) -> AsyncIterator[JsonMessage | RefusedError]:
         async for message in self._arrived:
             result = message.get("result")
             if isinstance(result, dict) and "id" in message and message["id"] == self._initialize:
@@ -85,7 +85,7 @@ class HttpServer:
             yield message
         raise ServerEndedError(self._why)
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: JsonMessage) -> None:
         if message.get("method") == "initialize":
             self._initialize = message.get("id")
         try:
@@ -136,7 +136,7 @@ class HttpServer:
         with anyio.move_on_after(CLOSING):
             await self._stopped.wait()
 
-    def _stamped(self, message: Message) -> dict[str, str]:
+    def _stamped(self, message: JsonMessage) -> dict[str, str]:
         """The headers that go with a message, by the version of its session."""
         method, params = message.get("method"), message.get("params")
         params = params if isinstance(params, dict) else {}
@@ -170,7 +170,7 @@ async def http_server(
             group.cancel_scope.cancel()
 
 
-def _typed(message: Message) -> JSONRPCMessage:
+def _typed(message: JsonMessage) -> JSONRPCMessage:
     if "method" in message:
         kind = RawRequest if "id" in message else RawNotification
     else:
@@ -178,5 +178,5 @@ def _typed(message: Message) -> JSONRPCMessage:
     return kind.model_validate(message)
 
 
-def _plain(message: JSONRPCMessage) -> Message:
+def _plain(message: JSONRPCMessage) -> JsonMessage:
     return message.model_dump(mode="json", by_alias=True, exclude_unset=True)

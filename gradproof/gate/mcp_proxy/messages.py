@@ -13,12 +13,12 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcp_types import INVALID_REQUEST, METHOD_NOT_FOUND, PARSE_ERROR
 
-Message = dict[str, Any]
-Id = int | str
+JsonMessage = dict[str, Any]
+JsonRpcId = int | str
 
 MOST_BATCH = 100  # messages in one array
 MOST_DEPTH = 200  # of nesting: less than what any writer of JSON can still write
@@ -30,22 +30,15 @@ CALL, LIST = "tools/call", "tools/list"
 class RefusedError(ValueError):
     """A message that goes nowhere; `id` is that of the request where it could be read."""
 
-    def __init__(self, code: int, said: str, id: Id | None = None):
+    def __init__(self, code: int, said: str, id: JsonRpcId | None = None):
         super().__init__(said)
         self.code, self.id = code, id
 
-    def reply(self) -> Message:
+    def reply(self) -> JsonMessage:
         return error(self.id, self.code, str(self))
 
 
-class Reply(NamedTuple):
-    """A response as it is looked up: by the id of its request, with its type (1 is not "1")."""
-
-    id: Id
-    message: Message
-
-
-def from_client(line: bytes) -> list[Message | RefusedError]:
+def from_client(line: bytes) -> list[JsonMessage | RefusedError]:
     """The messages of a line, strictly read, or why one is refused; an array is a batch of protocol 2025-03-26."""
     try:
         text = line.decode("utf-8")  # json.loads would guess at other encodings
@@ -63,7 +56,7 @@ def from_client(line: bytes) -> list[Message | RefusedError]:
     return [_checked(message) for message in decoded]
 
 
-def from_server(line: bytes) -> list[Message]:
+def from_server(line: bytes) -> list[JsonMessage]:
     """The messages of a line of a server's output; ValueError where it holds none. Read leniently: what is sent on is
     what was read, so there is only one reading."""
     try:
@@ -79,7 +72,7 @@ def from_server(line: bytes) -> list[Message]:
     return messages
 
 
-def line(message: Message) -> bytes:
+def line(message: JsonMessage) -> bytes:
     """One line of JSON."""
     try:
         return json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
@@ -87,34 +80,34 @@ def line(message: Message) -> bytes:
         return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
-def is_request(message: Message) -> bool:
+def is_request(message: JsonMessage) -> bool:
     return "method" in message and "id" in message
 
 
-def is_response(message: Message) -> bool:
+def is_response(message: JsonMessage) -> bool:
     return "method" not in message and ("result" in message or "error" in message)
 
 
-def key(id: Any) -> tuple[str, Id] | None:
+def key(id: Any) -> tuple[str, JsonRpcId] | None:
     """An id as the key of a table, in which 1, 1.0, true and "1" are four things; None for what is no id."""
     return (type(id).__name__, id) if isinstance(id, int | str) and not isinstance(id, bool) else None
 
 
-def error(id: Id | None, code: int, said: str) -> Message:
+def error(id: JsonRpcId | None, code: int, said: str) -> JsonMessage:
     return {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": said}}
 
 
-def result(id: Id, content: Mapping[str, Any]) -> Message:
+def result(id: JsonRpcId, content: Mapping[str, Any]) -> JsonMessage:
     return {"jsonrpc": "2.0", "id": id, "result": dict(content)}
 
 
-def refusal(id: Id, said: str) -> Message:
+def refusal(id: JsonRpcId, said: str) -> JsonMessage:
     """A call that did not run: a tool result, which the agent reads, and no protocol error."""
     said_as_text = {"type": "text", "text": said}
     return result(id, {"resultType": "complete", "content": [said_as_text], "isError": True})
 
 
-def notification(method: str, params: Mapping[str, Any]) -> Message:
+def notification(method: str, params: Mapping[str, Any]) -> JsonMessage:
     return {"jsonrpc": "2.0", "method": method, "params": dict(params)}
 
 
@@ -131,7 +124,7 @@ def _too_deep(text: str, decoded: Any) -> bool:
     return text.count("[") + text.count("{") > MOST_DEPTH and depth(decoded) > MOST_DEPTH
 
 
-def _checked(message: Any) -> Message | RefusedError:
+def _checked(message: Any) -> JsonMessage | RefusedError:
     if not isinstance(message, dict):
         return RefusedError(INVALID_REQUEST, "a message is a JSON object")
     id = message.get("id") if key(message.get("id")) is not None else None
@@ -145,7 +138,7 @@ def _checked(message: Any) -> Message | RefusedError:
     return message
 
 
-def _check_envelope(message: Message) -> None:
+def _check_envelope(message: JsonMessage) -> None:
     _check_names(message, ENVELOPE, "a message")
     if message.get("jsonrpc") != "2.0":
         raise RefusedError(INVALID_REQUEST, 'a message has "jsonrpc": "2.0"')
@@ -156,7 +149,7 @@ def _check_envelope(message: Message) -> None:
         raise RefusedError(INVALID_REQUEST, "a message is a request, a notification or a response")
 
 
-def _check_method(message: Message) -> None:
+def _check_method(message: JsonMessage) -> None:
     method, params = message["method"], message.get("params")
     if not isinstance(method, str):
         raise RefusedError(INVALID_REQUEST, "a method is a string")
@@ -172,7 +165,7 @@ def _check_method(message: Message) -> None:
             raise RefusedError(INVALID_REQUEST, "the arguments of a tool are an object")
 
 
-def _check_names(fields: Message, known: tuple[str, ...], what: str) -> None:
+def _check_names(fields: JsonMessage, known: tuple[str, ...], what: str) -> None:
     """Refuses a name that a careless reader would take for a known one."""
     folded = {_folded(name): name for name in known}
     for name in fields:

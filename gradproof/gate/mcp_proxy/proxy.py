@@ -4,7 +4,7 @@
     server → client    everything passes, but an answer that nothing asked for; tools/list is looked at
     the proxy's own    tools/list to the server, elicitation to the client, under ids that neither can guess
 
-Each side is a `Peer`. Where the server ends, every open request is answered by an error.
+Each side is a `McpSide`. Where the server ends, every open request is answered by an error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gradproof.gate.mcp_proxy import messages
 from gradproof.gate.mcp_proxy.asking import ClientOffer, client_of_call, name_of, offer, offer_of_call, one_line
 from gradproof.gate.mcp_proxy.doorkeeper import AskedBack, AskedTool, Doorkeeper, Passed, TurnedAway
 from gradproof.gate.mcp_proxy.known_tools import KnownTools, ToolChange
-from gradproof.gate.mcp_proxy.messages import CALL, LIST, Id, Message, RefusedError
+from gradproof.gate.mcp_proxy.messages import CALL, LIST, JsonMessage, JsonRpcId, RefusedError
 
 MOST_OPEN = 1000  # requests of a client at a time
 MOST_PAGES = 100  # of a list of tools
@@ -34,11 +34,11 @@ CANCELLED, LIST_CHANGED = "notifications/cancelled", "notifications/tools/list_c
 Tell = Callable[[str], None]
 
 
-class Peer(Protocol):
+class McpSide(Protocol):
     """One side: the messages that come from it, until it ends, and how one is sent there, which is never cut short."""
 
-    def received(self) -> AsyncIterator[Message | RefusedError]: ...
-    async def send(self, message: Message) -> None: ...
+    def received(self) -> AsyncIterator[JsonMessage | RefusedError]: ...
+    async def send(self, message: JsonMessage) -> None: ...
 
 
 class ServerEndedError(Exception):
@@ -50,7 +50,7 @@ class OpenRequest:
     """A request of the client. A call that is being decided has `deciding`, and has not gone on to the server; one that
     passed has the id of its `decision`, unless it goes on with a call that passed before."""
 
-    message: Message
+    message: JsonMessage
     deciding: anyio.CancelScope | None = None
     decision: str = ""
 
@@ -64,16 +64,16 @@ class OwnRequest:
     """A request of the proxy."""
 
     done: anyio.Event = field(default_factory=anyio.Event)
-    answer: Message | None = None
+    answer: JsonMessage | None = None
 
 
 class Proxy:
     """Between one client and one server."""
 
-    def __init__(self, client: Peer, server: Peer, doorkeeper: Doorkeeper, tools: KnownTools, tell: Tell):
+    def __init__(self, client: McpSide, server: McpSide, doorkeeper: Doorkeeper, tools: KnownTools, tell: Tell):
         self.client, self.server, self.doorkeeper, self.tools, self.tell = client, server, doorkeeper, tools, tell
         self.offer, self.client_name = ClientOffer(), ""
-        self._open: dict[tuple[str, Id], OpenRequest] = {}
+        self._open: dict[tuple[str, JsonRpcId], OpenRequest] = {}
         self._own: dict[str, OwnRequest] = {}  # to the server
         self._asked: dict[str, OwnRequest] = {}  # to the client
         self._listing = anyio.Lock()
@@ -102,7 +102,7 @@ class Proxy:
 
     # from the client
 
-    async def _from_client(self, message: Message | RefusedError, group: TaskGroup) -> None:
+    async def _from_client(self, message: JsonMessage | RefusedError, group: TaskGroup) -> None:
         if isinstance(message, RefusedError):
             self.tell(f"refused a message of the client: {message}")
             await self.client.send(message.reply())
@@ -118,7 +118,7 @@ class Proxy:
         else:
             await self._notification(message)
 
-    async def _request(self, message: Message, group: TaskGroup) -> None:
+    async def _request(self, message: JsonMessage, group: TaskGroup) -> None:
         id, key = message["id"], messages.key(message["id"])
         assert key is not None  # or the message would have been refused
         if key in self._open or len(self._open) >= MOST_OPEN:
@@ -130,7 +130,7 @@ class Proxy:
         request.deciding = anyio.CancelScope()
         group.start_soon(self._call, request, key, group)
 
-    async def _notification(self, message: Message) -> None:
+    async def _notification(self, message: JsonMessage) -> None:
         if message["method"] == CALL:  # nobody could be told whether it may run, so it does not
             return self.tell(f"dropped a {CALL} without an id")
         if message["method"] == CANCELLED:
@@ -143,7 +143,7 @@ class Proxy:
                 self._open.pop(key, None)  # it gets no answer any more
         await self.server.send(message)
 
-    async def _call(self, request: OpenRequest, key: tuple[str, Id], group: TaskGroup) -> None:
+    async def _call(self, request: OpenRequest, key: tuple[str, JsonRpcId], group: TaskGroup) -> None:
         """Decides a call, and sends it on or answers it."""
         scope, reply = request.deciding, None
         assert scope is not None
@@ -161,7 +161,7 @@ class Proxy:
             await self.client.send(reply)
             del self._open[key]
 
-    async def _admitted(self, request: OpenRequest) -> Message | None:
+    async def _admitted(self, request: OpenRequest) -> JsonMessage | None:
         """The answer to a call that does not run; None where it runs."""
         message = request.message
         id, params = message["id"], message["params"]
@@ -184,7 +184,7 @@ class Proxy:
         request.decision = passage.id
         return None
 
-    async def _tool(self, call: Message) -> AskedTool | str:
+    async def _tool(self, call: JsonMessage) -> AskedTool | str:
         """The called tool as the server lists it; or why it cannot be called."""
         name, server = call["params"]["name"], self.doorkeeper.visitor.server
         if not self.tools.fresh:
@@ -198,7 +198,7 @@ class Proxy:
         qualified = self.tools.qualified(server, name)
         return AskedTool(name, qualified, self.tools.annotations(name), self.tools.schema(name))
 
-    async def _list_tools(self, call: Message) -> str:
+    async def _list_tools(self, call: JsonMessage) -> str:
         """Lists the server's tools for the gate; why that failed, or nothing."""
         async with self._listing:
             if self.tools.fresh:
@@ -220,7 +220,7 @@ class Proxy:
                 return f"the list has more than {MOST_PAGES} pages"
             return f"no answer within {LISTING:g} s"
 
-    async def _ask_server(self, method: str, params: Mapping[str, Any]) -> Message:
+    async def _ask_server(self, method: str, params: Mapping[str, Any]) -> JsonMessage:
         id = f"gradproof-{secrets.token_hex(16)}"
         request = self._own[id] = OwnRequest()
         try:
@@ -246,7 +246,7 @@ class Proxy:
                     await self.client.send(messages.notification(CANCELLED, gone))
         return (request.answer or {}).get("result")
 
-    async def _progress(self, call: Message) -> None:
+    async def _progress(self, call: JsonMessage) -> None:
         """Keeps a client that asked for progress from giving up while a person is waited for."""
         meta = call["params"].get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
@@ -260,7 +260,7 @@ class Proxy:
 
     # from the server
 
-    async def _from_server(self, message: Message, group: TaskGroup) -> None:
+    async def _from_server(self, message: JsonMessage, group: TaskGroup) -> None:
         if messages.is_response(message):
             return await self._response(message, group)
         if "method" not in message:
@@ -271,7 +271,7 @@ class Proxy:
             self.tools.fresh = False
         await self.client.send(message)
 
-    async def _response(self, message: Message, group: TaskGroup) -> None:
+    async def _response(self, message: JsonMessage, group: TaskGroup) -> None:
         id = message.get("id")
         if id is None:  # the server could not read some message; the client shall know
             return await self.client.send(message)

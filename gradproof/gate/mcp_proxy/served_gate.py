@@ -86,7 +86,7 @@ class ServedGate:
 
     def _in_store(self, id: str, allow: bool, always: bool, who: str) -> None:
         from gradproof.gate import changes
-        from gradproof.gate.journal import Giver
+        from gradproof.gate.remarks import Giver
 
         try:
             with self._opened() as store:

@@ -20,7 +20,7 @@ from mcp.os.posix.utilities import terminate_posix_process_tree
 from mcp_types import INVALID_REQUEST
 
 from gradproof.gate.mcp_proxy import messages
-from gradproof.gate.mcp_proxy.messages import Message, RefusedError
+from gradproof.gate.mcp_proxy.messages import JsonMessage, RefusedError
 from gradproof.gate.mcp_proxy.proxy import ServerEndedError, Tell
 
 MOST_FROM_CLIENT, MOST_FROM_SERVER = 32 * 2**20, 256 * 2**20  # bytes of a message
@@ -57,7 +57,7 @@ class LineWriter:
         self._put, self._take = anyio.create_memory_object_stream[bytes](QUEUE)
         self._done = anyio.Event()
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: JsonMessage) -> None:
         with suppress(*GONE):  # who is gone reads nothing; its end is seen where it is read from
             await self._put.send(messages.line(message))
 
@@ -85,7 +85,7 @@ class StdioClient:
         self.source, self.sink = source, sink
         self._writer = LineWriter(self._written)
 
-    async def received(self) -> AsyncIterator[Message | RefusedError]:
+    async def received(self) -> AsyncIterator[JsonMessage | RefusedError]:
         async for line in lines(self._read, MOST_FROM_CLIENT):
             if line is None:
                 yield RefusedError(INVALID_REQUEST, f"a message has at most {MOST_FROM_CLIENT:,} bytes")
@@ -93,7 +93,7 @@ class StdioClient:
                 for message in messages.from_client(line):
                     yield message
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: JsonMessage) -> None:
         await self._writer.send(message)
 
     async def _read(self) -> bytes:
@@ -125,7 +125,7 @@ class ServerProcess:
         self.process, self.tell = process, tell
         self._writer = LineWriter(self._written)
 
-    async def received(self) -> AsyncIterator[Message | RefusedError]:
+    async def received(self) -> AsyncIterator[JsonMessage | RefusedError]:
         async for line in lines(self._read, MOST_FROM_SERVER):
             if line is None:  # whose answer it was cannot be told, so everybody would wait for ever
                 raise ServerEndedError(f"the MCP server sent a message of more than {MOST_FROM_SERVER:,} bytes")
@@ -140,7 +140,7 @@ class ServerProcess:
             await self.process.wait()
         raise ServerEndedError(f"the MCP server has ended{_how(self.process.returncode)}")
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: JsonMessage) -> None:
         await self._writer.send(message)
 
     async def _read(self) -> bytes:

@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from gradproof.gate.mcp_proxy import doorkeeper
-from gradproof.gate.mcp_proxy.doorkeeper import Doorkeeper, UndecidedError, Visitor
+from gradproof.gate.mcp_proxy.doorkeeper import Doorkeeper, ProxiedClient, UndecidedError
 from gradproof.gate.mcp_proxy.known_tools import KnownTools
 from gradproof.gate.mcp_proxy.messages import from_client
 from gradproof.gate.mcp_proxy.proxy import Proxy
@@ -92,7 +92,7 @@ class Scene:
     def __init__(self, gate, wait, file):
         self.gate, self.client, self.server = gate, PlayedPeer(), PlayedPeer()
         self.tools, self.told = KnownTools(file, "server"), []
-        visitor = Visitor("server", "/home/ann/app", "s1", "mcp", "ann", wait)
+        visitor = ProxiedClient("server", "/home/ann/app", "s1", "mcp", "ann", wait)
         self.doorkeeper = Doorkeeper(gate, visitor)
         self.proxy = Proxy(self.client, self.server, self.doorkeeper, self.tools, self.told.append)
         self.end = "not yet"

@@ -43,6 +43,7 @@ async def asked_about(scene, **more):
         ("2025-03-26", FORM, ()),
         ("2025-06-18", {"elicitation": {}}, ("form",)),
         ("2025-06-18", {}, ()),
+        ("2025-06-18", URL, ("form",)),
         ("2025-11-25", {"elicitation": {}}, ("form",)),
         ("2025-11-25", FORM, ("form",)),
         ("2025-11-25", URL, ("url",)),
