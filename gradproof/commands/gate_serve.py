@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -69,6 +69,14 @@ def serve(
                 changes.write_settings(opened, {"shadow": shadow}, Giver("gate serve"))
             from gradproof.gate import daemon  # after the lock: a second daemon is refused before it loads anything
 
+<<<<<<< HEAD
             hosts = tuple(public_host or ())
             where = daemon.DaemonOptions(socket, group, host, port, hosts, rate, learn=learn, idle=idle, seed=seed)
             daemon.run(opened, where)
+=======
+            where: dict[str, Any] = dict(
+                socket=socket, group=group, host=host, port=port, public_hosts=tuple(public_host or ())
+            )
+            more: dict[str, Any] = dict(rate=rate, learn=learn, idle=idle, seed=seed)
+            daemon.run(opened, daemon.DaemonOptions(**where, **more))
+>>>>>>> console

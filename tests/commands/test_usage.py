@@ -105,7 +105,9 @@ def test_help_tells_each_default_as_it_is(command, config):
         value = (
             field.default if field.default_factory.__class__.__name__ == "_MISSING_TYPE" else field.default_factory()
         )
-        if option.name in ("task", "jobs", "minutes", "mesh", "steps") and field.default is None:  # what None means is said in words
+        if (
+            option.name in ("task", "jobs", "minutes", "mesh", "steps") and field.default is None
+        ):  # what None means is said in words
             assert value is None
         elif option.name == "tests":
             assert value is True and told[1] == "test"

@@ -1,24 +1,19 @@
-"""A daemon with a small gate, as the console's tests use it: started as a process, on a free port of loopback."""
+"""A daemon with a small gate, as the console's tests use it: with a token for each role, on a port that it keeps."""
 
-import json
-import os
-import re
-import subprocess
-import sys
-import urllib.request
+from daemon_process import DaemonProcess
 
 from gradproof.gate.daemon import tokens_of
 
+NAMES = {"admin": "ann", "reviewer": "rob", "agent": "ci"}
+
 
 class ConsoleGate:
-    """`gate.decide("rm -rf /srv")`, `gate.url`, `gate.tokens["admin"]`. `stop` and `start` keep the port."""
+    """`gate.decide("rm -rf /srv")`, `gate.url`, `gate.tokens["admin"]`; `stop` and `start`."""
 
     def __init__(self, folder):
         self.folder, self.port = folder, 0
         made = tokens_of(folder)
-        self.tokens = {
-            role: made.add(name, role) for role, name in (("admin", "ann"), ("reviewer", "rob"), ("agent", "ci"))
-        }
+        self.tokens = {role: made.add(name, role) for role, name in NAMES.items()}
         self.start()
 
     @property
@@ -26,31 +21,17 @@ class ConsoleGate:
         return f"http://127.0.0.1:{self.port}/"
 
     def start(self):
-        command = [sys.executable, "-m", "gradproof", "gate", "serve", "--no-learn", "--store", str(self.folder)]
-        self.process = subprocess.Popen(
-            [*command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True, env=dict(os.environ, NO_COLOR="1")
-        )
-        for line in self.process.stdout:
-            if found := re.search(r"http://127\.0\.0\.1:(\d+)/", line):
-                self.port = int(found[1])
-                return
-        raise AssertionError(f"the daemon ended with {self.process.wait()}")
+        self.daemon = DaemonProcess(self.folder, "--no-learn", "--port", str(self.port))
+        self.port = self.daemon.port
 
     def stop(self):
-        self.process.terminate()
-        self.process.wait(30)
-        self.process.stdout.close()
+        self.daemon.end()
 
     def ask(self, method, path, body=None, role="admin"):
         """What the service answers."""
-        request = urllib.request.Request(
-            self.url + path.lstrip("/"),
-            json.dumps(body).encode() if body is not None else None,
-            {"Authorization": f"Bearer {self.tokens[role]}"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        status, answer = self.daemon.ask(method, path, body, token=self.tokens[role])
+        assert status == 200, answer
+        return answer
 
     def decide(self, command=None, **call):
         """A call of an agent."""

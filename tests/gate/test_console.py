@@ -63,7 +63,7 @@ def visit(gate, browser):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("dialog", lambda dialog: wrong.append(f"a dialog: {dialog.message}"))
         page.on("request", lambda request: wrong.append(request.url) if not request.url.startswith(gate.url) else None)
-        page.on("console", lambda line: wrong.append(line.text) if "Content Security" in line.text else None)
+        page.on("console", lambda line: wrong.append(line.text) if line.type == "error" else None)
         page.goto(f"{gate.url}#token={gate.tokens[role]}" if role else gate.url)
         if role:
             expect(page.locator(".connection.live")).to_be_visible()
@@ -74,7 +74,8 @@ def visit(gate, browser):
     yield opened
     for context in contexts:
         context.close()
-    assert not wrong
+    # Answers other than 200, and what the test of trusted types provokes, are no faults of the page.
+    assert not [text for text in wrong if not text.startswith("Failed to load resource") and "TrustedHTML" not in text]
 
 
 def go(page, name):
@@ -134,6 +135,7 @@ def test_a_decision_arrives_with_its_reason_and_what_decided(gate, visit):
     expect(arrived.locator(".acts tbody tr")).to_contain_text("system")
     expect(arrived.locator(".explanation")).to_contain_text("What the model says")
     expect(arrived.locator(".bars li").first).to_contain_text(re.compile(r"[+−]\d\.\d\d"))
+    assert arrived.locator(".bars .for, .bars .against").first.bounding_box()["width"] > 10
 
 
 def test_a_question_is_answered_by_one_key_and_the_next_call_passes_once(gate, visit):
@@ -179,7 +181,9 @@ def test_a_correction_shows_its_reach_holds_and_is_retracted(gate, visit):
     expect(given).to_contain_text("allowed by a person by rob")
 
     gate.decide("rm -rf /srv/reach/four")
-    expect(row(page, "a person allowed this").locator(".call-line")).to_contain_text("/srv/reach/four")
+    fourth = row(page, "/srv/reach/four")
+    expect(fourth.locator(".pill").first).to_have_text("Allow")
+    expect(fourth).to_contain_text(re.compile(r"correction c\d+: override_allow by rob"))
 
     go(page, "corrections")
     card = page.locator(".card", has_text="/srv/reach/one")
@@ -270,7 +274,11 @@ def test_what_cannot_be_seen_is_shown_and_reorders_nothing(gate, visit):
 
 def test_a_long_argument_is_cut_and_shown_on_demand(gate, visit):
     page = visit("reviewer")
-    gate.decide(None, tool="Write", arguments={"file_path": "/home/ann/app/long.py", "content": "x = 1\n" * 400})
+    gate.decide(
+        None,
+        tool="Write",
+        arguments={"file_path": "/home/ann/app/long.py", "content": "x = 1\n" * 400, "note": "y" * 900},
+    )
     long = row(page, "/home/ann/app/long.py")
     long.locator(".row-head").click()
     call = long.locator(".call")
@@ -329,8 +337,8 @@ def test_a_lost_connection_is_shown_and_found_again(gate, visit):
     gate.decide("cat lost")  # ends the request that waits
     expect(page.locator(".lost")).to_contain_text("Connection lost.")
     gate.decide("cat meanwhile")
-    page.unroute("**/v1/changes*")
-    page.get_by_role("button", name="Try now").click()
+    expect(page.get_by_role("button", name="Try now")).to_be_visible()
+    page.unroute("**/v1/changes*")  # it tries again by itself
     expect(page.locator(".lost")).to_be_hidden()
     expect(row(page, "meanwhile")).to_be_visible()
 

@@ -38,7 +38,7 @@ export class Corrections {
       el("ul", { class: "does" }, does.map((text) => el("li", {}, said(text)))),
       callLine(correction.text),
       el("p", { class: "meta" },
-        el("span", {}, String(correction.kind).replaceAll("_", " "), correction.actor ? [" by ", said(correction.actor)] : ""),
+        el("span", {}, String(correction.kind).startsWith("false_") ? "given as a mistake of the gate" : "given", correction.actor ? [" by ", said(correction.actor)] : ""),
         el("span", {}, "reaches ", reaches(correction))),
       el("div", { class: "answers" },
         button("Show the decision", () => this.onselect(correction.decision), { class: "link" }),

@@ -35,7 +35,7 @@ export class DecisionRow {
     fill(this.head,
       pill(decision.decision),
       el("span", { class: "row-text" },
-        el("span", { class: "reason" }, said(decision.reason)),
+        el("span", { class: "reason" }, headline(decision)),
         callLine(decision.text),
         el("span", { class: "meta" }, this.meta(decision))),
       el("span", { class: "row-side" }, when(decision.time), probability(decision.probability)));
@@ -46,6 +46,7 @@ export class DecisionRow {
     const because = decision.because || PARTS[decision.by] || decision.by;
     return [
       said(because, { class: "because" }),
+      decision.by === "rule" ? said(decision.reason) : null,
       origin(decision),
       decision.shadow ? el("span", {}, `shadow mode: ${decision.would_block ? "would have been blocked" : "the call was allowed"}`) : null,
       decision.ran ? el("span", {}, "ran") : null,
@@ -84,6 +85,12 @@ export class DecisionRow {
   correct() {
     correct(this.decision, { onsaved: this.onchanged });
   }
+}
+
+/** What the call does. The reason says so, except where a rule or a correction decided: then it names that. */
+function headline(decision) {
+  const act = decision.acts?.[decision.worst ?? 0];
+  return ["rule", "correction"].includes(decision.by) && act ? actWords(act) : said(decision.reason);
 }
 
 function probability(p) {

@@ -64,7 +64,7 @@ class Session {
     this.main = el("main", { id: "main", tabIndex: -1 });
     fill(app,
       el("header", { class: "top" },
-        el("div", { class: "bar" },
+        el("div", { class: "masthead" },
           el("img", { src: "/console/icon.svg", alt: "", width: 26, height: 26 }),
           el("h1", {}, "Gradproof gate"), this.store,
           el("span", { class: "who" }, this.connection, el("span", { class: "me" }, said(this.me.name), ` · ${this.me.role}`), button("Keys", help, { class: "link", "aria-keyshortcuts": "?" }), button("Sign out", () => leave(), { class: "link" }))),

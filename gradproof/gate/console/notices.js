@@ -2,14 +2,17 @@
 
 import { el, button, fill } from "./dom.js";
 
-const SHOWN = 8000;
+const SHOWN = 8000; // milliseconds
+const MOST = 3; // messages at once
 
 /** A message at the bottom; `undo` is a label and what it does. */
 export function toast(text, { bad = false, undo } = {}) {
   const box = el("div", { class: `toast ${bad ? "bad" : ""}` }, el("span", {}, text));
   if (undo) box.append(button(undo[0], () => { box.remove(); undo[1](); }, { class: "link" }));
   box.append(button("×", () => box.remove(), { class: "close", "aria-label": "Dismiss" }));
-  document.getElementById("toasts").append(box);
+  const shown = document.getElementById("toasts");
+  shown.append(box);
+  while (shown.children.length > MOST) shown.firstChild.remove();
   setTimeout(() => box.remove(), bad ? 2 * SHOWN : SHOWN);
 }
 

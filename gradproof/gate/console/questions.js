@@ -2,7 +2,7 @@
 
 import { el, button, key, fill } from "./dom.js";
 import { said, block, plain } from "./visible.js";
-import { origin, when, span, count } from "./words.js";
+import { origin, span, count } from "./words.js";
 import { get, post, gateTime } from "./api.js";
 import { news } from "./follow.js";
 import { toast, failed, busy } from "./notices.js";
@@ -98,7 +98,7 @@ export class Questions {
         button(["Allow always…", key("A")], () => this.always(card, true), { "aria-keyshortcuts": "Shift+A" }),
         button(["Block", key("b")], () => this.answer(card, "block"), { class: "block", "aria-keyshortcuts": "b" }),
         button(["Block always…", key("B")], () => this.always(card, false), { "aria-keyshortcuts": "Shift+B" }),
-        el("p", { class: "meta" }, said(decision.because ?? ""), origin({ ...decision, actor: ask.actor }), el("span", { class: "times" }, times(ask)), el("span", {}, when(decision.time)))));
+        el("p", { class: "meta" }, said(decision.because ?? ""), origin({ ...decision, actor: ask.actor }), el("span", { class: "times" }, times(ask)))));
   }
 
   /** The card that keys speak to: the one with the focus, else the first. */

@@ -7,6 +7,7 @@ import { el, button } from "./dom.js";
 // that are not the ordinary one; letters that look like nothing; more than three combining marks on one letter.
 const UNSEEN =
   /[\p{Cc}\p{Cf}\p{Co}\p{Cs}\p{Zl}\p{Zp}]|[\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u115f\u1160\u3164\uffa0\u2800]|[\u{e0100}-\u{e01ef}\ufe00-\ufe0e]|(?<=\p{M}{3})\p{M}/gu;
+const LITTLE = 150; // characters that are not worth a button
 const NAMES = {
   0x00: "null", 0x07: "bell", 0x08: "backspace", 0x09: "tab", 0x0a: "line feed", 0x0d: "carriage return", 0x1b: "escape",
   0x7f: "delete", 0xa0: "no-break space", 0xad: "soft hyphen", 0x061c: "Arabic letter mark", 0x200b: "zero-width space",
@@ -55,7 +56,8 @@ export function cut(text, length) {
 /** A text of an agent in lines; what is long is cut, with a button that shows the rest. */
 export function block(text, most = 600, lines = 12) {
   const whole = String(text ?? "");
-  const head = cut(whole.split("\n").slice(0, lines).join("\n"), most);
+  const start = cut(whole.split("\n").slice(0, lines).join("\n"), most);
+  const head = whole.length - start.length < LITTLE ? whole : start;
   const box = el("pre", { class: "said call", translate: false, tabIndex: 0, "aria-label": "The call" });
   const show = (all) => box.replaceChildren(...nodes(all ? whole : head, true));
   show(false);
