@@ -160,8 +160,8 @@ def _show_cpu(record: dict[str, Any]) -> None:
     print(
         f"{record['size']}, {record['rows']:,} rows a rank, {record['mesh']}: one process {record['one_ms']:.1f} ms, "
         f"mesh {record['mesh_ms']:.1f} ms a step: gain {record['gain']:.2f} "
-        f"({min(record['gains']):.2f} to {max(record['gains']):.2f}), by processor time {record['cpu_gain']:.2f}, planned "
-        f"{record['planned_gain'][0]:.2f} to {record['planned_gain'][1]:.2f}"
+        f"({min(record['gains']):.2f} to {max(record['gains']):.2f}), by processor time {record['cpu_gain']:.2f}, "
+        f"planned {record['planned_gain'][0]:.2f} to {record['planned_gain'][1]:.2f}"
     )
     for rank, own in enumerate(record["ranks"]):
         sent, planned = sum(own["sent"].values()), sum(own["planned_sent"].values())

@@ -94,10 +94,10 @@ def sizes(
         write(record, dumps(record, indent=1), json)
         console_for(json).print(sizes_table(listed))
         console_for(json).print(f"MiB, fp32; activated and working: of {rows:,} rows or tokens (--rows)", style="dim")
-        for size in listed:
-            if size["measured"] is not None:
-                ratio = size["measured"] / size["total"]
-                said = f"{size['name']}: {in_bytes(size['measured'])} measured, {ratio:.3f} of what is predicted"
+        for row in listed:
+            if row["measured"] is not None:
+                ratio = row["measured"] / row["total"]
+                said = f"{row['name']}: {in_bytes(row['measured'])} measured, {ratio:.3f} of what is predicted"
                 console_for(json).print(said)
 
 

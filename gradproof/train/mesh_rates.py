@@ -96,8 +96,11 @@ def _update() -> Callable[[], object]:
 
     def update() -> None:
         reference.norm(g_P)
-        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
-            *([tensor] for tensor in (p_P, g_P, m_P, v_P)),
+        torch._fused_adamw_(
+            [p_P],
+            [g_P],
+            [m_P],
+            [v_P],
             [],
             [count],
             lr=rate,
