@@ -96,7 +96,7 @@ def _update() -> Callable[[], object]:
 
     def update() -> None:
         reference.norm(g_P)
-        torch._fused_adamw_(
+        torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage]
             [p_P],
             [g_P],
             [m_P],
