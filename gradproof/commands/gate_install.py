@@ -23,7 +23,7 @@ class AgentName(StrEnum):
     gemini = "gemini"
 
 
-Name = Annotated[AgentName, typer.Argument(metavar="claude|gemini", help="Whose settings.")]
+ChosenAgent = Annotated[AgentName, typer.Argument(metavar="claude|gemini", help="Whose settings.")]
 User = Annotated[bool, typer.Option("--user", help="The user's settings: the agent in every project. The default.")]
 Project = Annotated[bool, typer.Option("--project", help="The settings of the project in the working directory.")]
 Local = Annotated[
@@ -34,7 +34,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the change, and ma
 
 
 def install(
-    agent: Name,
+    agent: ChosenAgent,
     store: StoreFolder,
     user: User = False,
     project: Project = False,
@@ -82,7 +82,7 @@ def install(
 
 
 def uninstall(
-    agent: Name,
+    agent: ChosenAgent,
     user: User = False,
     project: Project = False,
     local: Local = False,

@@ -12,7 +12,7 @@ from gradproof.commands.terminal import console_for, in_bytes, write
 GIGA = 1e9
 
 
-class Given(NamedTuple):
+class GivenRates(NamedTuple):
     """Figures of a machine that is not this one, as the options have them; None is measured here."""
 
     bandwidth: float | None  # GB/s
@@ -32,7 +32,7 @@ class Given(NamedTuple):
 
 
 def show_mesh(
-    mesh: str, batch: int, sharded: bool, size: str | None, device: Device, given: Given, json: str | None
+    mesh: str, batch: int, sharded: bool, size: str | None, device: Device, given: GivenRates, json: str | None
 ) -> None:
     """Prints the plan of a mesh, and writes its record."""
     from json import dumps
@@ -65,7 +65,9 @@ def _amount(amount: int) -> str:
     return f"{amount:,} B" if amount < 2**16 else in_bytes(amount)
 
 
-def plan_record(mesh: str, batch: int, sharded: bool, size: str | None, device: Device, given: Given) -> dict[str, Any]:
+def plan_record(
+    mesh: str, batch: int, sharded: bool, size: str | None, device: Device, given: GivenRates
+) -> dict[str, Any]:
     """The plan of every size that fits the mesh, or of one. ValueError says why one cannot be planned."""
     from gradproof.models.moe import MoEConfig
     from gradproof.models.sizes import named
@@ -95,7 +97,7 @@ def plan_record(mesh: str, batch: int, sharded: bool, size: str | None, device: 
     }
 
 
-def _rates(given: Given, ranks: int, device: Device) -> tuple[Any, list[str]]:
+def _rates(given: GivenRates, ranks: int, device: Device) -> tuple[Any, list[str]]:
     """The figures that the efficiency follows from, and which of them were measured here; none on a GPU where one is
     missing, because ranks there need a GPU each."""
     from gradproof.ranks.traffic import KINDS

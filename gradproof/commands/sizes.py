@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradproof.commands.mesh_sizes import Given, show_mesh
+from gradproof.commands.mesh_sizes import GivenRates, show_mesh
 from gradproof.commands.options import Debug, Device, Json, NoSeed
 from gradproof.commands.terminal import check_device, check_outputs, console_for, errors, in_bytes, progress_of, write
 
@@ -62,7 +62,7 @@ def sizes(
     with errors(debug):
         from json import dumps
 
-        given = Given(bandwidth, latency, tflops, memory_bandwidth)
+        given = GivenRates(bandwidth, latency, tflops, memory_bandwidth)
         if mesh is not None:
             if measure is not None:
                 raise ValueError("--measure takes steps in one process; leave it out, or leave out --mesh")

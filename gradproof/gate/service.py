@@ -25,7 +25,7 @@ from gradproof.gate.roles import ADMIN, AGENT, REVIEWER, ROLES
 from gradproof.gate.store import Store
 from gradproof.http.answers import AsgiApp, ConnectionScope, Refused, as_json
 from gradproof.http.batching import Batching, Busy
-from gradproof.http.door import EVERYBODY, Visitor, Way
+from gradproof.http.door import EVERYBODY, Visitor, WayIn
 from gradproof.http.failures import SENTENCE
 from gradproof.http.metrics import Counted, RequestMeters
 from gradproof.http.tokens import Tokens
@@ -216,21 +216,21 @@ def counted(app: AsgiApp, service: GateService) -> Counted:
     return Counted(app, service.meters)
 
 
-def way_finder(app: FastAPI, socket: bool = False) -> Callable[[ConnectionScope], Way | None]:
+def way_finder(app: FastAPI, socket: bool = False) -> Callable[[ConnectionScope], WayIn | None]:
     """What the route of a request asks for; on the unix socket there are only the routes for agents."""
     from starlette.routing import Match, Route
 
     routes = [route for route in app.routes if isinstance(route, Route)]
-    nobody = Way(())
+    nobody = WayIn(())
 
-    def way_of(scope: ConnectionScope) -> Way | None:
+    def way_of(scope: ConnectionScope) -> WayIn | None:
         other = None
         for route in routes:
             match, _ = route.matches(scope)
             if match is Match.NONE:
                 continue
             asked = getattr(route, "openapi_extra", None) or {}
-            way = Way(tuple(asked.get("x-roles", ())), asked.get("x-most", nobody.most)) if asked else nobody
+            way = WayIn(tuple(asked.get("x-roles", ())), asked.get("x-most", nobody.most)) if asked else nobody
             way = way if asked.get("x-socket") or not socket else None
             scope["gate.path"] = route.path
             if match is Match.FULL:  # the route that will answer: no other may say who comes in

@@ -20,7 +20,7 @@ from gradproof.gate.standing import parsed_table
 from gradproof.gate.status import versions_of
 from gradproof.http.answers import Refused
 
-Text = Annotated[str, Field(max_length=changes.MOST_TEXT)]
+FileText = Annotated[str, Field(max_length=changes.MOST_TEXT)]
 Stamp = Annotated[str | None, Field(max_length=64)]
 VersionNumber = Annotated[int | None, Field(ge=1, lt=1 << 32)]
 Share = Annotated[float | None, Field(gt=0, lt=1, allow_inf_nan=False)]
@@ -29,12 +29,12 @@ TokenName = Annotated[str, Field(max_length=64, examples=["ci"])]
 
 
 class TextBody(Body):
-    text: Text
+    text: FileText
     stamp: Stamp = None
 
 
 class TextPreviewBody(Body):
-    text: Text
+    text: FileText
     days: Days = 7
     limit: Limit = 100
 

@@ -16,7 +16,7 @@ from gradproof.gate.remarks import Remark
 from gradproof.gate.service import ADMIN, REVIEWER, GateService, giver_of, may
 from gradproof.gate.service_calls import Id, answered, example, visitor_of
 
-Kind = Literal["false_block", "false_allow", "override_allow", "override_block", "allow", "block"]
+JudgementKind = Literal["false_block", "false_allow", "override_allow", "override_block", "allow", "block"]
 ActNumber = Annotated[int | None, Field(ge=0, le=10_000)]
 Scope = Annotated[str, Field(max_length=4096, examples=["folder"])]
 DecisionId = Annotated[str, Field(min_length=1, max_length=64, examples=["01a1e6b0c3d2aabbccdd"])]
@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 class FeedbackBody(Body):
     id: DecisionId
-    kind: Kind
+    kind: JudgementKind
     act: ActNumber = None
     scope: Scope = ""
     once: bool = False
@@ -49,7 +49,7 @@ class PreviewBody(Body):
     """Of a correction, `id` and `kind`, or of a retraction, `retract`."""
 
     id: DecisionId | None = None
-    kind: Kind | None = None
+    kind: JudgementKind | None = None
     act: ActNumber = None
     scope: Scope = ""
     retract: Annotated[str | None, Field(max_length=32, examples=["c12"])] = None

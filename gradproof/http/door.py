@@ -37,7 +37,7 @@ class Visitor(NamedTuple):
     home: str = ""
 
 
-class Way(NamedTuple):
+class WayIn(NamedTuple):
     """What a route asks of its visitors; `most` bytes of a body."""
 
     roles: Collection[str]
@@ -51,7 +51,7 @@ class Door:
     def __init__(
         self,
         app: AsgiApp,
-        way_of: Callable[[ConnectionScope], Way | None],
+        way_of: Callable[[ConnectionScope], WayIn | None],
         visitor_of: Callable[[ConnectionScope], Visitor | None],
         *,
         hosts: Collection[str] | None = None,
@@ -74,7 +74,7 @@ class Door:
         if body is not None:  # else the client went away
             await self.app(_as_json(scope), _again(body, receive), send)
 
-    def _let_in(self, scope: ConnectionScope) -> Way:
+    def _let_in(self, scope: ConnectionScope) -> WayIn:
         """The way that is open to whoever asks; Refused says why none is."""
         headers = dict(scope["headers"])
         if self.hosts is not None and not self._is_own(headers.get(b"host", b"")):

@@ -40,7 +40,7 @@ def experts_kernel(kernels: Kernels, x_MI: Tensor, experts: int, chain: Chain, n
     return choose(shape, only={"experts": name}).experts
 
 
-class Turn(NamedTuple):
+class ExpertTurn(NamedTuple):
     """What one expert's forward keeps."""
 
     module: Any
@@ -62,7 +62,7 @@ class ExpertsInTurn:
         chain: Chain,
         narrow_EP: Tensor | None = None,
         workspace: Workspace | None = None,
-    ) -> tuple[Tensor, tuple[list[int], list[Turn]]]:
+    ) -> tuple[Tensor, tuple[list[int], list[ExpertTurn]]]:
         bounds = plan.bounds()
         outputs, turns = [], []
         for e, (start, end) in enumerate(pairwise(bounds)):
@@ -71,13 +71,13 @@ class ExpertsInTurn:
             space = None if workspace is None else workspace.part(e)
             y_nO, saved = module.forward(x_nI, theta_EP[own], rows, chain, narrow, workspace=space)
             outputs.append(y_nO)
-            turns.append(Turn(module, rows, saved))
+            turns.append(ExpertTurn(module, rows, saved))
         return torch.cat(outputs), (bounds, turns)
 
     def backward(
         self,
         dy_NO: Tensor,
-        saved: tuple[list[int], list[Turn]],
+        saved: tuple[list[int], list[ExpertTurn]],
         x_NI: Tensor,
         theta_EP: Tensor,
         plan: DispatchPlan,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 
-class Setting(NamedTuple):
+class RankSetting(NamedTuple):
     """One trial: the case, the dtype that module and inputs are converted to, and where a hung rank says so."""
 
     text: str
@@ -54,7 +54,7 @@ class Figure(NamedTuple):
     scale: float = 0.0
 
 
-class Compared(NamedTuple):
+class RankComparison(NamedTuple):
     """One step on this rank.
 
     moved    by how much of its size a value was changed without an optimizer

@@ -21,9 +21,9 @@ import torch
 from gradproof.precision.probe import check_bf16_on_cpu
 from gradproof.proof.as_trained import EXCESS, FLOOR, LEAST, in_words
 from gradproof.proof.differences import Judgement, overall
-from gradproof.proof.rank_figures import Compared, Figure, Opened, Setting
-from gradproof.proof.rank_rows import Turn
-from gradproof.proof.rank_stages import Stage, Stopped
+from gradproof.proof.rank_figures import Figure, Opened, RankComparison, RankSetting
+from gradproof.proof.rank_rows import RankTurn
+from gradproof.proof.rank_stages import RankStopped, Stage
 from gradproof.proof.rank_trial import AGREE, close_trial, open_trial, stage
 from gradproof.proof.runner import INPUT, CannotRun
 from gradproof.proof.verdict import CheckVerdict, Coverage, Report, SubjectVerdict
@@ -75,7 +75,7 @@ def verify_ranks(
     # Collectives fail by themselves a little later than the stage does.
     running = Pool(ranks, 2 * timeout + 30) if pool is None else nullcontext(pool)
     with running as pool, tempfile.TemporaryDirectory(prefix="gradproof-") as folder:
-        setting = Setting(case, seed % 2**63, torch.float64, None, timeout, folder)
+        setting = RankSetting(case, seed % 2**63, torch.float64, None, timeout, folder)
         proof = RankProof(pool, setting, frozenset(left_out), frozenset(allow_unjudged), progress)
         return Report([proof.verdict(dtype, autocast)])
 
@@ -113,7 +113,7 @@ class RankProof:
     def __init__(
         self,
         pool: Pool,
-        setting: Setting,
+        setting: RankSetting,
         skip: frozenset[str],
         allow_unjudged: frozenset[str],
         progress: Callable[[int, int], None],
@@ -135,7 +135,7 @@ class RankProof:
         try:
             own = self._trial(self.setting, self._turns)
             self.notes.append("judged in float64")
-        except Stopped as stop:
+        except RankStopped as stop:
             if stop.status != "raised" or self.steps > 1:
                 return self._ended(stop)
             float64, self.parameters, self.steps = stop.sentence, {}, 0
@@ -152,7 +152,7 @@ class RankProof:
                 self.notes.append(f"judged in its own dtype, because in float64 {float64}")
             else:
                 self._as_trained(narrow, trains)
-        except Stopped as stop:
+        except RankStopped as stop:
             if stop.status == "raised" and float64:
                 raise CannotRun(stop.sentence) from stop
             if stop.status != "raised":
@@ -162,22 +162,22 @@ class RankProof:
             self.notes.append(note)
         return self._finished()
 
-    def _turns(self, opened: Opened) -> list[Turn]:
+    def _turns(self, opened: Opened) -> list[RankTurn]:
         """Two plain steps; one that accumulates; the same under the wrapped module's `no_sync`, if there is one."""
-        turns = [Turn(0), Turn(1)]
+        turns = [RankTurn(0), RankTurn(1)]
         if opened.least > 1 and "accumulation" not in self.skip:
-            turns.append(Turn(2, 2))
+            turns.append(RankTurn(2, 2))
         if opened.least > 1 and opened.can_unsync and "no_sync" not in self.skip:
-            turns.append(Turn(3, 2, True))
+            turns.append(RankTurn(3, 2, True))
         return turns
 
-    def _as_trained(self, setting: Setting, dtype: torch.dtype | None) -> None:
+    def _as_trained(self, setting: RankSetting, dtype: torch.dtype | None) -> None:
         """The plain steps again in another dtype; what is wrong there alone is told apart."""
         before = {name for name, seen in self._all() if seen.refuted}
         wide = self.parameters, self.inputs, self.notes
         self.parameters, self.inputs, self.notes, self.again = {}, {}, [], True
         try:
-            self._trial(setting, lambda opened: [Turn(0), Turn(1)])
+            self._trial(setting, lambda opened: [RankTurn(0), RankTurn(1)])
         finally:
             narrow = dict(self._all())
             self.parameters, self.inputs, self.notes = wide
@@ -197,7 +197,7 @@ class RankProof:
 
     # One trial.
 
-    def _trial(self, setting: Setting, turns: Callable[[Opened], list[Turn]]) -> Opened:
+    def _trial(self, setting: RankSetting, turns: Callable[[Opened], list[RankTurn]]) -> Opened:
         run = Stage(self.pool, setting)
         opened: Opened = run("the case and its wrap", open_trial, setting)[0]
         unit = torch.finfo(setting.dtype or setting.autocast or opened.dtype).eps / 2
@@ -207,13 +207,13 @@ class RankProof:
             self.parameters[name] = Seen()
         if opened.lost:  # without its value there is nothing to compare with
             name, reason = next(iter(opened.lost.items()))
-            raise Stopped("inconclusive", f"the value of {name} is not known: {reason}")
+            raise RankStopped("inconclusive", f"the value of {name} is not known: {reason}")
         listed = turns(opened)
         for i, turn in enumerate(listed):
             self.progress(i, len(listed))
             try:
                 judged = self._step(run, turn, unit, opened, last=turn is listed[-1])
-            except Stopped as stop:
+            except RankStopped as stop:
                 if stop.status != "raised" or turn.micros == 1:
                     raise
                 # What a module refuses by itself, a batch of one row say, is no fault.
@@ -230,14 +230,14 @@ class RankProof:
         run("the end", close_trial)
         return opened
 
-    def _step(self, run: Stage, turn: Turn, unit: float, opened: Opened, last: bool) -> bool:
+    def _step(self, run: Stage, turn: RankTurn, unit: float, opened: Opened, last: bool) -> bool:
         """One step: values, forward and backward, gradients, update. False where its gradients could not be judged."""
         words = f"step {turn.number + 1}"
         self.steps += 1
         differences = run(f"{words} on one rank", stage, words, "prepare", turn)
         self._agreed(turn, differences, unit)
         run(f"forward and backward of {words}", stage, words, "run", turn)
-        compared: list[Compared] = run(f"the gradients of {words}", stage, words, "compare", turn)
+        compared: list[RankComparison] = run(f"the gradients of {words}", stage, words, "compare", turn)
         self.random = compared[0].random
         if self.random:
             for name in (*compared[0].parameters, *compared[0].inputs):
@@ -254,7 +254,7 @@ class RankProof:
             self._updated(turn, run(f"the update of {words}", stage, words, "update"), compared[0], unit)
         return True
 
-    def _agreed(self, turn: Turn, differences: Sequence[Mapping[str, float]], unit: float) -> None:
+    def _agreed(self, turn: RankTurn, differences: Sequence[Mapping[str, float]], unit: float) -> None:
         """Whether all ranks have the same values."""
         for name in differences[0]:
             off, rank = max((by_rank[name], rank) for rank, by_rank in enumerate(differences))
@@ -264,7 +264,7 @@ class RankProof:
             told = f"is off by {off:.2g} of its size" if math.isfinite(off) else "is another one"
             self._refute(name, off, 2 * AGREE * unit, f"{when} its value on rank {rank} {told} from that on rank 0")
 
-    def _drifted(self, turn: Turn, compared: Sequence[Compared], unit: float) -> bool:
+    def _drifted(self, turn: RankTurn, compared: Sequence[RankComparison], unit: float) -> bool:
         """Whether values were changed within the step; then all gradients are those of other values."""
         wrong = False
         for name in compared[0].moved:
@@ -277,7 +277,7 @@ class RankProof:
             self._among(name).setdefault(name, Seen()).unclear = "other parameters change before the optimizer runs"
         return wrong
 
-    def _gradients(self, turn: Turn, compared: Sequence[Compared], unit: float, opened: Opened) -> None:
+    def _gradients(self, turn: RankTurn, compared: Sequence[RankComparison], unit: float, opened: Opened) -> None:
         sizes = compared[0].sizes
         for name in compared[0].parameters:
             self._seen(self.parameters, name, turn, [c.parameters[name] for c in compared], sizes[name], unit)
@@ -297,7 +297,7 @@ class RankProof:
         self,
         among: dict[str, Seen],
         name: str,
-        turn: Turn,
+        turn: RankTurn,
         figures: Sequence[Figure],
         size: tuple[float, float] | None,
         unit: float,
@@ -319,7 +319,7 @@ class RankProof:
             seen.error, seen.bound = max(seen.error, error / norm), max(seen.bound, bound / norm)
             seen.resolution = min(seen.resolution or math.inf, (bound + error) / norm)
 
-    def _values(self, kind: str, turn: Turn, figures: Mapping[str, Sequence[Figure]], unit: float) -> None:
+    def _values(self, kind: str, turn: RankTurn, figures: Mapping[str, Sequence[Figure]], unit: float) -> None:
         """Outputs and buffers, which must be those of one rank too."""
         wrong = {}
         for name, by_rank in figures.items():
@@ -330,7 +330,7 @@ class RankProof:
             note = f"{'; '.join(list(wrong.values())[:3])}"
             self.checks.append(CheckVerdict(kind, "refuted", note, [*wrong]))
 
-    def _explained(self, run: Stage, turn: Turn, names: list[str], unit: float) -> None:
+    def _explained(self, run: Stage, turn: RankTurn, names: list[str], unit: float) -> None:
         """In better words, where a gradient is that of some rows; and what is only the rounding of a narrower dtype."""
         words = f"step {turn.number + 1}"
         for name, told in run(words, stage, words, "explain", turn, names)[0].items():
@@ -344,7 +344,9 @@ class RankProof:
                     note = f"the wrapped module rounds to an epsilon of {eps:.1e} inside, which explains the error"
                     self.parameters[name] = Seen(seen.error, seen.bound, None, "", note, True, NARROW * eps)
 
-    def _updated(self, turn: Turn, figures: Sequence[Mapping[str, Figure]], compared: Compared, unit: float) -> None:
+    def _updated(
+        self, turn: RankTurn, figures: Sequence[Mapping[str, Figure]], compared: RankComparison, unit: float
+    ) -> None:
         for name in figures[0]:
             size = compared.sizes[name]
             norm, width = size or (0.0, 0.0)
@@ -365,7 +367,7 @@ class RankProof:
 
     # The end.
 
-    def _ended(self, stop: Stopped) -> SubjectVerdict:
+    def _ended(self, stop: RankStopped) -> SubjectVerdict:
         """What was found before a rank stopped, and that it did."""
         for _, seen in self._all():
             seen.unclear = seen.unclear or stop.sentence
@@ -416,7 +418,7 @@ def _on(words: str, rank: int, figures: Sequence[Figure]) -> str:
     return words if alike or "rank" in words else f"{words} on rank {rank}"
 
 
-def _in_turn(turn: Turn) -> str:
+def _in_turn(turn: RankTurn) -> str:
     if turn.unsynced:
         return " when gradients accumulate over two micro-batches, the first of them under no_sync()"
     return " when gradients accumulate over two micro-batches" if turn.micros > 1 else f" in step {turn.number + 1}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 INSERTED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")  # compile, FSDP, checkpointing
 
-Slots = Callable[[nn.Module], Mapping[str, Tensor | None]]
+GradientSlots = Callable[[nn.Module], Mapping[str, Tensor | None]]
 
 
 def parameter_slots(module: nn.Module) -> Mapping[str, Tensor | None]:
@@ -20,7 +20,7 @@ def buffer_slots(module: nn.Module) -> Mapping[str, Tensor | None]:
     return module._buffers
 
 
-def slots(module: nn.Module, of: Slots) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
+def slots(module: nn.Module, of: GradientSlots) -> Iterator[tuple[str, str, nn.Module, Tensor]]:
     """(path, attribute, owner, tensor); what is tied comes under each of its names."""
     for path, owner in module.named_modules(remove_duplicate=False):
         for attribute, tensor in of(owner).items():
@@ -38,7 +38,9 @@ class Origins:
     def __init__(self, module: nn.Module):
         self.paths = {owner: path for path, owner in module.named_modules()}
 
-    def held(self, wrapped: nn.Module, known: Mapping[str, Any], of: Slots) -> tuple[dict[str, Tensor], list[str]]:
+    def held(
+        self, wrapped: nn.Module, known: Mapping[str, Any], of: GradientSlots
+    ) -> tuple[dict[str, Tensor], list[str]]:
         """The wrapped module's tensors by the names that they had, and those that cannot be traced."""
         held: dict[str, Tensor] = {}
         strange = []
@@ -63,7 +65,7 @@ class Origins:
         return max(ends, key=len, default=None)
 
 
-class Part(NamedTuple):
+class NamePart(NamedTuple):
     """Which part of a whole tensor a rank holds: all, or a stretch along one axis. `team` holds the other parts."""
 
     axis: int | None = None
@@ -75,12 +77,12 @@ class Part(NamedTuple):
         return whole if self.axis is None else whole.narrow(self.axis, self.start, self.length)
 
 
-def part_of(whole: Sequence[int], shapes: Sequence[Sequence[int]], rank: int, shares: int) -> Part | None:
+def part_of(whole: Sequence[int], shapes: Sequence[Sequence[int]], rank: int, shares: int) -> NamePart | None:
     """From the shapes on all ranks: parts in the order of ranks, over all of them or over those that have the same
     rows. None where they make up no whole."""
     whole = tuple(whole)
     if all(tuple(shape) == whole for shape in shapes):
-        return Part()
+        return NamePart()
     group = len(shapes) // shares
     first = rank // group * group
     for team in (tuple(range(len(shapes))), tuple(range(first, first + group))):
@@ -92,5 +94,5 @@ def part_of(whole: Sequence[int], shapes: Sequence[Sequence[int]], rank: int, sh
             if any(s[:axis] + s[axis + 1 :] != rest for s in own) or sum(s[axis] for s in own) != whole[axis]:
                 continue
             at = team.index(rank)
-            return Part(axis, sum(s[axis] for s in own[:at]), own[at][axis], team)
+            return NamePart(axis, sum(s[axis] for s in own[:at]), own[at][axis], team)
     return None

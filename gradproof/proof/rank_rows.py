@@ -14,7 +14,7 @@ from gradproof.proof.structure import dense, floating, leaves_of, rebuilt
 from gradproof.ranks.mesh_shape import share
 
 
-class Turn(NamedTuple):
+class RankTurn(NamedTuple):
     """One step: its number, into how many micro-batches it accumulates, and whether all but the last of them run under
     the wrapped module's `no_sync`."""
 
@@ -30,7 +30,7 @@ class RowShares(NamedTuple):
     shares: int
     own: int
 
-    def of(self, turn: Turn, micro: int) -> list[slice]:
+    def of(self, turn: RankTurn, micro: int) -> list[slice]:
         """The rows of each share in a micro-batch."""
         slices = []
         for s in range(self.shares):
@@ -39,7 +39,7 @@ class RowShares(NamedTuple):
             slices.append(slice(part.start + inner.start, part.start + inner.stop))
         return slices
 
-    def place(self, turn: Turn, micro: int) -> slice:
+    def place(self, turn: RankTurn, micro: int) -> slice:
         """Where this rank's rows are among all of the micro-batch."""
         lengths = [one.stop - one.start for one in self.of(turn, micro)]
         return slice(sum(lengths[: self.own]), sum(lengths[: self.own + 1]))

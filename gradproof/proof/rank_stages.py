@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gradproof.proof.rank_figures import Setting
+from gradproof.proof.rank_figures import RankSetting
 from gradproof.proof.rank_trial import started
 from gradproof.proof.rank_watch import Whereabouts, whereabouts
 from gradproof.proof.runner import CannotRun
@@ -16,7 +16,7 @@ START = 120.0  # seconds for the processes to start, at least
 SPEAKS = ("CannotRun", "CaseError")  # exceptions whose message says all
 
 
-class Stopped(Exception):
+class RankStopped(Exception):
     """A rank did not come to the end of a stage: how that counts, and the sentence that names it."""
 
     def __init__(self, status: str, sentence: str):
@@ -29,7 +29,7 @@ class Stage:
     """Runs one function on all ranks, and says in a sentence what kept them from ending it."""
 
     pool: Pool
-    setting: Setting
+    setting: RankSetting
 
     def __call__(self, words: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         try:
@@ -43,12 +43,14 @@ class Stage:
             of_all = failure.message.startswith(self.setting.text)
             return CannotRun(failure.message if of_all else f"rank {failure.rank}: {failure.message}")
         if failure.kind:
-            return Stopped("raised", f"rank {failure.rank} raised {failure.kind} in {words}: {failure.message[:300]}")
+            return RankStopped(
+                "raised", f"rank {failure.rank} raised {failure.kind} in {words}: {failure.message[:300]}"
+            )
         if not failure.missing:
             mismatch = "; gloo aborts where ranks call different collectives" if "code -6" in failure.message else ""
-            return Stopped("inconclusive", f"rank {failure.rank} {failure.message} in {words}{mismatch}")
+            return RankStopped("inconclusive", f"rank {failure.rank} {failure.message} in {words}{mismatch}")
         places = {rank: whereabouts(self.setting.folder, rank) for rank in failure.missing}
-        return Stopped(*hung(words, places, self.pool.ranks, self.setting.timeout))
+        return RankStopped(*hung(words, places, self.pool.ranks, self.setting.timeout))
 
 
 def hung(words: str, places: Mapping[int, Whereabouts | None], ranks: int, timeout: float) -> tuple[str, str]:

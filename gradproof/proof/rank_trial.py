@@ -24,8 +24,8 @@ from torch.utils._pytree import tree_leaves
 from gradproof.contract import Outputs
 from gradproof.proof.case import load_case
 from gradproof.proof.rank_case import RankCase
-from gradproof.proof.rank_figures import Compared, Figure, Opened, Setting, figure, share_of
-from gradproof.proof.rank_names import Origins, Part, buffer_slots, parameter_slots, part_of
+from gradproof.proof.rank_figures import Figure, Opened, RankComparison, RankSetting, figure, share_of
+from gradproof.proof.rank_names import NamePart, Origins, buffer_slots, parameter_slots, part_of
 from gradproof.proof.rank_reference import (
     OneRank,
     Right,
@@ -38,7 +38,7 @@ from gradproof.proof.rank_reference import (
     pull_back,
     put,
 )
-from gradproof.proof.rank_rows import OutputPart, RowShares, Turn, has_rows, output_part, outputs_of, rows_of, taken
+from gradproof.proof.rank_rows import OutputPart, RankTurn, RowShares, has_rows, output_part, outputs_of, rows_of, taken
 from gradproof.proof.rank_talk import RankTalk
 from gradproof.proof.rank_watch import StageWatch
 from gradproof.proof.runner import CannotRun
@@ -67,7 +67,7 @@ class Narrowest(TorchDispatchMode):
 class RankTrial:
     """The state of a trial on this rank."""
 
-    def __init__(self, setting: Setting):
+    def __init__(self, setting: RankSetting):
         self.setting = setting
         self.talk = RankTalk()
         self.rank, self.ranks = self.talk.rank, self.talk.ranks
@@ -111,7 +111,7 @@ class RankTrial:
         said = self.talk.gathered(own)
         self.unjudged = {name: "it is none of the module's own parameters" for name in strange}
         self.lost: dict[str, str] = {}
-        self.parts: dict[str, Part] = {}
+        self.parts: dict[str, NamePart] = {}
         for name, tensor in known.items():
             shapes = [parameters.get(name) for parameters, _ in said]
             if None in shapes:
@@ -164,7 +164,7 @@ class RankTrial:
 
     # One step, stage by stage.
 
-    def prepare(self, turn: Turn) -> dict[str, float]:
+    def prepare(self, turn: RankTurn) -> dict[str, float]:
         """Takes the wrapped module's values for the one-rank run. Returns by how much, of its size, each differs from
         that of rank 0; those that do are made equal, so that only they are to blame."""
         differences: dict[str, float] = {}
@@ -185,7 +185,7 @@ class RankTrial:
         self.shapes: list[list[tuple[int, ...]]] = self.talk.from_first(shapes)
         return differences
 
-    def run(self, turn: Turn) -> None:
+    def run(self, turn: RankTurn) -> None:
         """The user's own code: forward and backward of each micro-batch."""
         for p in (*self.wrapped.parameters(), *self.held.values()):
             p.grad = None
@@ -201,7 +201,7 @@ class RankTrial:
         # At once, as an optimizer would read them.
         self.left = {name: None if p.grad is None else p.grad.detach().clone() for name, p in self.held.items()}
 
-    def _run_micro(self, turn: Turn, micro: int) -> None:
+    def _run_micro(self, turn: RankTurn, micro: int) -> None:
         own = self.rows.of(turn, micro)[self.rows.own]
         given, self.leaves = differentiated(self.case.module, taken(self.inputs, self.rows.rows, [own]))
         with autocasting(self.setting.autocast):
@@ -213,7 +213,7 @@ class RankTrial:
             time.sleep(LATE)
         pull_back(outputs, cotangents)
 
-    def _places(self, turn: Turn, micro: int, own: Sequence[Sequence[int]]) -> list[OutputPart]:
+    def _places(self, turn: RankTurn, micro: int, own: Sequence[Sequence[int]]) -> list[OutputPart]:
         whole = self.shapes[micro]
         if len(own) != len(whole):
             raise CannotRun(f"the wrapped module gives {len(own)} floating outputs, on one rank there are {len(whole)}")
@@ -221,7 +221,7 @@ class RankTrial:
         place = self.rows.place(turn, micro)
         return [output_part(a, b, rows, place) for a, b in zip(whole, own, strict=True)]
 
-    def _cotangents(self, turn: Turn, micro: int, places: Sequence[OutputPart]) -> list[Tensor]:
+    def _cotangents(self, turn: RankTurn, micro: int, places: Sequence[OutputPart]) -> list[Tensor]:
         drawn = cotangents_of(self.shapes[micro], self.setting.seed, turn.number, micro)
         return [part.of(c) * (self.factor if part.by_rows else 1.0) for part, c in zip(places, drawn, strict=True)]
 
@@ -230,7 +230,7 @@ class RankTrial:
         """How many times its part of the whole loss a rank's own loss is."""
         return float(self.shares) if self.case.reduction == "mean" else 1.0
 
-    def compare(self, turn: Turn) -> Compared:
+    def compare(self, turn: RankTurn) -> RankComparison:
         """This rank's gradients, outputs and buffers beside those of one rank."""
         right = self.right
         about: Any = None
@@ -252,7 +252,7 @@ class RankTrial:
         inputs = self._inputs(right, sizes) if turn.micros == 1 else {}
         outputs, buffers, moved = self._outputs(right), self._buffers(right), self._moved(right)
         by_rows = all(part.by_rows for part in self.places[-1])
-        return Compared(figures, inputs, outputs, buffers, moved, sizes, self.rate, random, by_rows)
+        return RankComparison(figures, inputs, outputs, buffers, moved, sizes, self.rate, random, by_rows)
 
     def _moved(self, right: Right | None) -> dict[str, float]:
         allowed = self.talk.from_first(None if right is None else right.rewritten)
@@ -286,7 +286,7 @@ class RankTrial:
             own = torch.zeros_like(plain(leaf)) if leaf.grad is None else plain(leaf.grad)
             expected = torch.zeros(shape, dtype=torch.float64) if whole is None else self.factor * whole
             if has_rows(given, self.rows.rows):
-                expected = expected[self.rows.of(Turn(0), 0)[self.rows.own]]
+                expected = expected[self.rows.of(RankTurn(0), 0)[self.rows.own]]
             else:
                 own = self.talk.sum_(own) * (self.shares / self.ranks)
             figures[name] = figure(own, expected)
@@ -322,7 +322,7 @@ class RankTrial:
         rate = STEP * math.hypot(*(float(self.values[name].norm()) for name in trained)) / size if size else 0.0
         return rate if math.isfinite(rate) else 0.0
 
-    def explain(self, turn: Turn, names: Sequence[str]) -> dict[str, str]:
+    def explain(self, turn: RankTurn, names: Sequence[str]) -> dict[str, str]:
         """Whether a wrong gradient is the one of some rank's own rows alone."""
         if self.shares == 1 or turn.micros > 1:
             return {}
@@ -357,7 +357,7 @@ class RankTrial:
             figures[name] = figure(moved, expected)._replace(scale=float(before.norm()))
         return figures
 
-    def narrowest(self, turn: Turn) -> float:
+    def narrowest(self, turn: RankTurn) -> float:
         """The coarsest unit of a run of the wrapped module."""
         with Narrowest() as mode:
             self.run(turn)
@@ -365,7 +365,7 @@ class RankTrial:
 
     # Values on all ranks.
 
-    def _batches(self, turn: Turn) -> list[Any]:
+    def _batches(self, turn: RankTurn) -> list[Any]:
         return [taken(self.inputs, self.rows.rows, self.rows.of(turn, micro)) for micro in range(turn.micros)]
 
     def _full(self, tensor: Any) -> Tensor:
@@ -418,7 +418,7 @@ def started() -> bool:
     return True
 
 
-def open_trial(setting: Setting) -> Opened:
+def open_trial(setting: RankSetting) -> Opened:
     """Starts a trial on this rank; one at a time."""
     close_trial()
     with _stage(setting, "the case and its wrap"):
@@ -440,7 +440,7 @@ def close_trial() -> None:
 
 
 @contextmanager
-def _stage(setting: Setting, words: str) -> Iterator[None]:
+def _stage(setting: RankSetting, words: str) -> Iterator[None]:
     """Prints go to standard error, new tensors have the trial's dtype, and whoever waits can tell where."""
     default = torch.get_default_dtype()
     if _trials and setting.dtype is torch.float64:

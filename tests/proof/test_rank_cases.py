@@ -11,7 +11,7 @@ import gradproof
 from gradproof.cli import app
 from gradproof.proof.rank_judge import verify_ranks
 from gradproof.proof.rank_names import part_of
-from gradproof.proof.rank_rows import RowShares, Turn, output_part, taken
+from gradproof.proof.rank_rows import RankTurn, RowShares, output_part, taken
 from gradproof.proof.rank_stages import hung
 from gradproof.proof.rank_watch import Whereabouts
 from gradproof.proof.runner import CannotRun
@@ -283,11 +283,11 @@ def test_shares_are_contiguous_and_cover_all_rows():
         parts = [RowShares(rows, shares, own) for own in range(shares)]
         taken_rows = []
         for micro in range(micros):
-            slices = parts[0].of(Turn(0, micros), micro)
+            slices = parts[0].of(RankTurn(0, micros), micro)
             batch = taken(torch.arange(rows), rows, slices)
             for own, part in enumerate(parts):
                 mine = list(range(rows))[slices[own]]
-                assert batch[part.place(Turn(0, micros), micro)].tolist() == mine
+                assert batch[part.place(RankTurn(0, micros), micro)].tolist() == mine
             taken_rows += batch.tolist()
         assert sorted(taken_rows) == list(range(rows))
 
