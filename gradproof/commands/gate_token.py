@@ -15,12 +15,12 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, writ
 token = typer.Typer(
     no_args_is_help=True, rich_markup_mode="markdown", help="Tokens: who may ask the service, and for what."
 )
-TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
 
 
 @token.command()
 def add(
-    name: TokenName,
+    name: NameArgument,
     store: StoreFolder,
     role: Annotated[
         str,
@@ -71,7 +71,7 @@ def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: 
 
 
 @token.command()
-def revoke(name: TokenName, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
+def revoke(name: NameArgument, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Revoke a token, from the next request on.
 
     Example:

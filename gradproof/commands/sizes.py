@@ -56,8 +56,7 @@ def sizes(
 
         gradproof sizes --mesh data=2,experts=2 --batch 4096
 
-        gradproof sizes --mesh data=64 --batch 65536 --size full --device cuda --shard-optimizer --bandwidth 45
-        --latency 20 --tflops 250 --memory-bandwidth 3500
+        gradproof sizes --mesh data=4 --batch 4096 --size tiny --bandwidth 1
     """
     with errors(debug):
         from json import dumps

@@ -116,7 +116,9 @@ def train(
     ] = None,
     shard_optimizer: Annotated[
         bool | None,
-        typer.Option("--shard-optimizer", help="Under torchrun: shard AdamW's moments over the data axis."),
+        typer.Option(
+            "--shard-optimizer", help="Under torchrun: shard AdamW's moments over the data axis. Default: off."
+        ),
     ] = None,
     timeout: Annotated[
         float | None,

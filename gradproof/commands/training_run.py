@@ -207,8 +207,9 @@ def _to_the_end(run: Any, trainer: Any, mesh: Any) -> dict[str, Any] | None:
 
 
 def _say(message: str) -> None:
-    """On the real standard error, whichever rank this is."""
-    print(f"gradproof: {message}", file=sys.__stderr__, flush=True)
+    """On standard error; on the real one where this rank is silent."""
+    silent = getattr(sys.stderr, "name", "") == os.devnull
+    print(f"gradproof: {message}", file=sys.__stderr__ if silent else sys.stderr, flush=True)
 
 
 def _leave(mesh: Any, why: str, code: int = STOPPED) -> NoReturn:

@@ -113,6 +113,7 @@ def test_help_tells_each_default_as_it_is(command, config):
             assert value is True and told[1] == "test"
         else:
             shown = ",".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+            shown = "off" if value is False else f"{value:g}" if isinstance(value, float) else shown
             assert told[1].split(";")[0] == shown, option.name
     for name, value in (*OF_TABLE.items(), *OF_TEXT.items()):
         if command == "train" and name in ("lr", "members", "minutes", "batch"):

@@ -445,6 +445,7 @@ def expected(answer, event: dict, auto_approve: bool = False) -> str | None:
     return words[answer.decision]
 
 
+@pytest.mark.slow
 def test_a_thousand_events_are_answered_as_gate_decide_answers_them(served):
     from gradproof.gate.calls import parse
 

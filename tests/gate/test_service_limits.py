@@ -81,6 +81,7 @@ def test_a_body_that_never_ends_is_given_up(client, monkeypatch):
     assert "not complete" in reason(client.talk(ask), 408)
 
 
+@pytest.mark.slow
 def test_a_preview_lets_decisions_through(client, monkeypatch):
     """While many decisions are looked at, calls that come are decided first."""
     monkeypatch.setattr(gate_service, "SLICE", 0.0)

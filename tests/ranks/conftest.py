@@ -21,3 +21,10 @@ def alone(tmp_path_factory, config):
     result = CliRunner().invoke(app, ["train", config, *RUN, "--out", str(out)])
     assert result.exit_code == 0, result.output
     return out
+
+
+@pytest.fixture
+def heard(two_ranks, capfd):
+    """What the ranks print in a test: they are started in it, since a process keeps the output that it began with."""
+    two_ranks.close()
+    return capfd

@@ -33,12 +33,12 @@ def resumed(out, alone):
 
 
 @pytest.mark.parametrize(("event", "rank"), [("kill", 1), ("hang", 0), ("drift", 1)])
-def test_it_ends_and_says_which_rank(two_ranks, tmp_path, config, alone, capfd, event, rank):
+def test_it_ends_and_says_which_rank(two_ranks, tmp_path, config, alone, heard, event, rank):
     """Without a watch on the others a rank would wait for ever; one process goes on from the checkpoint."""
     out = tmp_path / "run"
     with pytest.raises(RankFailed, match="exit code"):
         two_ranks.run(train, [config, *RUN, "--timeout", "5", "--out", str(out)], event, rank, 5, seconds=60, grace=20)
-    said = " ".join(capfd.readouterr().err.split())
+    said = " ".join(heard.readouterr().err.split())
     assert re.search(WORDS[event].format(rank), said), said
     assert f"the last good checkpoint is {out}/checkpoints/step-4" in said
     assert checkpoint.steps(out / "checkpoints") == [4]
@@ -50,13 +50,14 @@ def test_it_ends_and_says_which_rank(two_ranks, tmp_path, config, alone, capfd, 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", (0, 2, 3))
 @pytest.mark.parametrize("event", ("kill", "stop", "hang"))
-def test_one_of_four(four_ranks, two_ranks, tmp_path, config, alone, capfd, event, rank):
+def test_one_of_four(four_ranks, two_ranks, tmp_path, config, alone, heard, event, rank):
     """Three remain and must agree on whom they miss; two go on."""
+    four_ranks.close()  # they start anew, and are heard
     out = tmp_path / "run"
     given = [config, *RUN, "--mesh", "data=2,experts=2", "--timeout", "5", "--out", str(out)]
     with pytest.raises(RankFailed, match="exit code"):
         four_ranks.run(train, given, event, rank, 5, seconds=60, grace=20)
-    said = " ".join(capfd.readouterr().err.split())
+    said = " ".join(heard.readouterr().err.split())
     assert re.search(WORDS[event].format(rank), said), said
     answers = two_ranks.run(train, ["--resume", "--mesh", "data=2", "--out", str(out)])
     assert [code for code, _ in answers] == [0, 0], answers

@@ -70,12 +70,12 @@ def test_a_mesh_that_does_not_fit(two_ranks, tmp_path):
         (["three.toml"], "mesh data=1,experts=2: 3 experts cannot be shared equally among 2 ranks"),
     ),
 )
-def test_experts_that_cannot_be_spread(two_ranks, tmp_path, capfd, given, said):
+def test_experts_that_cannot_be_spread(two_ranks, tmp_path, heard, given, said):
     (tmp_path / "three.toml").write_text("[model_options]\nexperts = 3\n")
     given = [str(tmp_path / word) if word.endswith(".toml") else word for word in given]
     with pytest.raises(RankFailed, match="exit code 2"):
         two_ranks.run(train, [*given, *RUN, "--mesh", "experts=2", "--out", str(tmp_path / "run")], grace=10)
-    assert f"gradproof: {said}" in " ".join(capfd.readouterr().err.split())
+    assert f"gradproof: {said}" in " ".join(heard.readouterr().err.split())
     assert not (tmp_path / "run").exists()
 
 
