@@ -38,6 +38,7 @@ OF_TABLE = {
     "minutes": 0.6,
     "model_options": {"experts": 1, "k": 1, "hidden": 128, "depth": 2},
 }
+VALIDATIONS = 20  # of a run, unless validate_every says otherwise
 LAYOUT = {"mesh", "shard_optimizer", "timeout", "compare_every"}  # may change when a run is resumed
 EXACTLY_ONE = ("model", "size", "steps", "router", "recipe")  # options that ask for a particular model
 
@@ -149,7 +150,7 @@ class TrainConfig:
     @property
     def interval(self) -> int:
         """Steps between two validations, each of which is a checkpoint."""
-        return self.validate_every or max(1, self.steps // 20)
+        return self.validate_every or max(1, self.steps // VALIDATIONS)
 
     @property
     def source(self) -> SourceOptions:

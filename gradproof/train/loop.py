@@ -35,7 +35,7 @@ from gradproof.ranks.mesh import Mesh, watched
 from gradproof.train import checkpoint, mesh_checkpoint
 from gradproof.train.adamw import AdamW
 from gradproof.train.average import WeightAverage
-from gradproof.train.config import TrainConfig
+from gradproof.train.config import VALIDATIONS, TrainConfig
 from gradproof.train.ensemble_step import EnsembleStep
 from gradproof.train.evaluate import evaluate, evaluate_number, predictions, spaced
 from gradproof.train.interval import fit_reach, keep_reach, read_reach
@@ -168,11 +168,15 @@ class Trainer:
             self.take(s)
         begun = time.perf_counter()
         for s in range(SETTLING, SETTLING + TIMED):
-            self.take(s)
-        seconds = (time.perf_counter() - begun) / TIMED
+            float(self.take(s).loss)
+            if self.average is not None:
+                self.average.add(s)
+        trained = time.perf_counter()
+        self._evaluate()
+        seconds = [(trained - begun) / TIMED, VALIDATIONS * (time.perf_counter() - trained)]
         if self.mesh is not None:
-            seconds = self.mesh.largest(seconds)
-        steps = steps_of(self.config, self.size, seconds)
+            seconds = [self.mesh.largest(each) for each in seconds]
+        steps = steps_of(self.config, self.size, *seconds)
         self.run.settle(write=self.writes, **{**sized(self.run.config, self.size), "steps": steps})
         self.config = self.run.config
         encoded = self.feed

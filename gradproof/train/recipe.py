@@ -52,10 +52,12 @@ def sized(config: TrainConfig, size: TableSize) -> dict[str, Any]:
     return {"batch": batch_of(size)}
 
 
-def steps_of(config: TrainConfig, size: TableSize, seconds_a_step: float) -> int:
-    """Steps that fit the time, and with the recipe no more than are of use."""
-    minutes = minutes_of(config, size)
-    fitting = max(1, int(60 * minutes / seconds_a_step)) if minutes is not None else config.steps
+def steps_of(config: TrainConfig, size: TableSize, seconds_a_step: float, seconds_validating: float = 0.0) -> int:
+    """Steps that fit the time beside all validations, and with the recipe no more than are of use."""
+    minutes, fitting = minutes_of(config, size), config.steps
+    if minutes is not None:
+        seconds = 60 * minutes
+        fitting = max(1, int(max(seconds - seconds_validating, seconds / 2) / seconds_a_step))
     return fitting if config.recipe == "none" else min(fitting, most_steps(size, config.batch))
 
 

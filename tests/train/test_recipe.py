@@ -38,6 +38,8 @@ def test_steps_fit_the_time_and_are_no_more_than_of_use():
     assert steps_of(config, size, 1e-6) == 20 * 40_000 // 256
     assert steps_of(config, TableSize(100, 10, 2), 1e-6) == 800
     assert steps_of(TrainConfig(minutes=1.0), size, 0.01) == 6000
+    assert steps_of(TrainConfig(minutes=1.0), size, 0.01, 20.0) == 4000
+    assert steps_of(TrainConfig(minutes=1.0), size, 0.01, 90.0) == 3000  # half of the time is for steps
     assert minutes_of(config, TableSize(500_000, 10, 2)) == pytest.approx(6.0)
     assert minutes_of(resolve({**TABLE, "minutes": 2.0}), TableSize(500_000, 10, 2)) == 2.0
 
