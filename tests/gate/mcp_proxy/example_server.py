@@ -37,7 +37,9 @@ async def get_slowly(steps: int, ctx: Context) -> str:
 
 @server.tool()
 async def get_never(file: str) -> str:
-    """Waits until it is cancelled, and then leaves a file."""
+    """Waits until it is cancelled, and leaves a file that says how far it came."""
+    with open(file, "w") as left:
+        left.write("started")
     try:
         await anyio.sleep_forever()
     finally:

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra `gate` is not installed")
 
 from typer.testing import CliRunner
-from wires import EXAMPLE, made_up_daemon, proxy_command, wire
+from wires import EXAMPLE, made_up_daemon, proxy_command, reads, wire
 
 from gradproof.commands.gate import app
 
@@ -112,11 +112,9 @@ def test_cancellation_reaches_the_server(proxied, tmp_path):
     proxied.initialize()
     proxied.says({"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call("get_never", file=str(left))})
     assert proxied.ask("tools/call", call("get_sum", a=1, b=1), id=2)["result"]["structuredContent"] == {"result": 2}
+    assert reads(left, "started")
     proxied.says({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}})
-    until = time.monotonic() + 20
-    while not left.exists() and time.monotonic() < until:
-        time.sleep(0.02)
-    assert left.read_text() == "cancelled"
+    assert reads(left, "cancelled")
     assert "result" in proxied.ask("ping", id=3)
 
 

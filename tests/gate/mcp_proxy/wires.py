@@ -16,6 +16,14 @@ EXAMPLE = [sys.executable, str(Path(__file__).with_name("example_server.py"))]
 INFO = {"name": "test", "version": "1"}
 
 
+def reads(file, text):
+    """Whether the file has this text before patience ends."""
+    until = time.monotonic() + PATIENCE
+    while not (file.exists() and file.read_text() == text) and time.monotonic() < until:
+        time.sleep(0.02)
+    return file.read_text() == text
+
+
 class Wire:
     """A process that is spoken to in lines, and what it said, as JSON."""
 
