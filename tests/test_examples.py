@@ -14,6 +14,7 @@ NEEDS = {
     "train_and_serve": ("polars", "fastapi", "uvicorn"),
     "guard_agent": ("tokenizers", "lmdb", "tree_sitter", "sqlglot", "re2"),
 }
+SLOW = {"guard_agent"}  # it trains a whole gate
 PRINTED = {
     "verify_module": ["refuted: ", "parameter gain"],
     "verify_triton_kernel": ["proven: "],
@@ -26,7 +27,7 @@ def test_every_example_is_run():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {*NEEDS}
 
 
-@pytest.mark.parametrize("name", NEEDS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in NEEDS])
 def test_example(name, tmp_path):
     for package in NEEDS[name]:
         pytest.importorskip(package)

@@ -1,6 +1,7 @@
 """A store of an earlier format: refused, left untouched, and taken over by a new gate."""
 
 import json
+from itertools import islice
 
 import lmdb
 import pytest
@@ -51,6 +52,8 @@ def test_what_people_said_is_taken_over(old, tmp_path, monkeypatch, trained):
     first = {row.call: (row.allow, row.text.split("\n")[1]) for row in reversed(rows)}
     assert set(first.values()) == {(True, "command: git push origin x"), (False, "command: rm -rf /")}
     assert all(call < 0 for call in first)
+    starter = founding.starter
+    monkeypatch.setattr(founding, "starter", lambda seed: islice(starter(seed), 0, None, 50))
     monkeypatch.setattr(founding, "fit_rows", lambda rows, **options: trained.copy())
     args = ["gate", "init", "--store", str(tmp_path / "new"), "--from", str(old)]
     assert CliRunner().invoke(app, args).exit_code == 0 and contents(old) == before
