@@ -208,7 +208,7 @@ def _config(member: MoEConfig | DenseConfig, **options: Any) -> EnsembleConfig:
     return EnsembleConfig(member, **{**dict(members=3, classes=3), **options})
 
 
-_MOE = MoEConfig(inputs=5, outputs=3, experts=4, hidden=6, depth=1)
+_MOE = MoEConfig(inputs=5, outputs=3, experts=3, hidden=6, depth=0)  # few parameters: each is judged by itself
 
 CONTRACT = Contract(
     shapes="x[T,I] -> logits[T,O] aux[]",
@@ -217,8 +217,8 @@ CONTRACT = Contract(
     draw=draw_rows,
     options=(
         dict(label="of mixtures", config=_config(_MOE)),
-        dict(label="balance", config=_config(replace(_MOE, balance=0.1, z_loss=0.01))),
-        dict(label="one member", config=_config(_MOE, members=1)),
+        dict(label="balance", config=_config(replace(_MOE, balance=0.1, z_loss=0.01), members=2)),
+        dict(label="one deep member", config=_config(replace(_MOE, depth=1), members=1)),
         dict(label="two classes and a number", config=_config(_MOE, classes=2)),
         dict(label="a mean and a spread", config=_config(replace(_MOE, outputs=2), classes=0)),
         dict(label="of dense models", config=_config(DenseConfig(5, 3, hidden=6, feedforward=9, blocks=1))),
