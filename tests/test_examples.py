@@ -14,7 +14,7 @@ NEEDS = {
     "train_and_serve": ("polars", "fastapi", "uvicorn"),
     "guard_agent": ("tokenizers", "lmdb", "tree_sitter", "sqlglot", "re2"),
 }
-SLOW = {"guard_agent"}  # it trains a whole gate
+SLOW = {"guard_agent", "train_and_serve"}  # they train a whole gate, a table
 PRINTED = {
     "verify_module": ["refuted: ", "parameter gain"],
     "verify_triton_kernel": ["proven: "],

@@ -207,16 +207,16 @@ def _verify_own(
     kinds = {**FAMILIES, "gate": GateNetwork}
     chosen: list[str] = list(dict.fromkeys([*(ops or []), *(models or [])])) or [*NAMES, *ENCODERS, *kinds]
 
-    def judge(name: str, quick: bool = quick) -> Iterator[SubjectVerdict]:
+    def judge(name: str, quick: bool = quick, first: str = "") -> Iterator[SubjectVerdict]:
         if name in kinds:
-            yield from judge_model(name, kinds[name], seed=seed, device=device.value, quick=quick)
+            yield from judge_model(name, kinds[name], seed=seed, device=device.value, quick=quick, first=first)
         else:
             yield judge_op(load(name), seed=seed, device=device.value, quick=quick)
 
-    def suspect(name: str) -> Iterator[SubjectVerdict]:
+    def suspect(name: str, option: str) -> Iterator[SubjectVerdict]:
         """A mutant that is refuted without differences need not be tried by them."""
         for without in dict.fromkeys((True, quick)):
-            yield from judge(name, without)
+            yield from judge(name, without, option)
 
     for name in models or []:
         if name not in kinds:

@@ -58,13 +58,20 @@ def subject(kind: type[Model], name: str, example: Example, dtype: torch.dtype, 
 
 
 def judge_model(
-    name: str, kind: type[Model] | None = None, *, seed: int = 0, device: str = "cpu", quick: bool = False
+    name: str,
+    kind: type[Model] | None = None,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    quick: bool = False,
+    first: str = "",
 ) -> Iterator[SubjectVerdict]:
     """Proves or refutes a model, one verdict for each of its options and edges; options that say `by_name` are judged
-    tensor by tensor. `kind` is the class of a model that stands elsewhere, its contract beside it."""
+    tensor by tensor. `kind` is the class of a model that stands elsewhere, its contract beside it. The option labelled
+    `first` comes before the others."""
     kind = kind or family(name)
     contract = _contract(kind)
-    for options in contract.options:
+    for options in sorted(contract.options, key=lambda options: options["label"] != first):
         label = f"{name}: {options['label']}"
         sizes = options.get("sizes", contract.sizes)
         tried = examples(label, replace(contract, options=(options,), sizes=sizes, edges=()), seed)

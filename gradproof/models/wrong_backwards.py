@@ -53,12 +53,17 @@ def _(right, dy, w):
     return torch.zeros_like(right(dy, w))
 
 
-@wrong("moe", "the auxiliary loss has no gradient", target="gradproof.models.moe:MoE.pull_back")
+@wrong("moe", "the auxiliary loss has no gradient", target="gradproof.models.moe:MoE.pull_back", option="balance")
 def _(right, self, weights, grad, dy, x, saved, **options):
     return right(self, weights, grad, (dy[0], torch.zeros_like(dy[1])), x, saved, **options)
 
 
-@wrong("moe", "a part of a batch takes its energy for the whole", target="gradproof.models.moe:MoE._denergy")
+@wrong(
+    "moe",
+    "a part of a batch takes its energy for the whole",
+    target="gradproof.models.moe:MoE._denergy",
+    option="sheaf, part of a batch",
+)
 def _(right, self, d_aux, energy, rows):
     return right(self, d_aux, energy, energy.shape[0])
 
@@ -235,7 +240,7 @@ def _(right, self, weights, grad, dy, x, saved, **options):
     return dx / len(self.members)
 
 
-@wrong("ensemble", "the auxiliary loss counts once for every member", target=ENSEMBLE)
+@wrong("ensemble", "the auxiliary loss counts once for every member", target=ENSEMBLE, option="balance")
 def _(right, self, weights, grad, dy, x, saved, **options):
     return right(self, weights, grad, (dy[0], dy[1] * len(self.members)), x, saved, **options)
 

@@ -25,13 +25,15 @@ Function = Callable[..., Any]
 @dataclass(frozen=True)
 class Mutant:
     """`wrong` stands in for the function at `target` ("module:name"); `subject` is the op or model that is judged. A
-    `subtle` one changes a gradient by under 5%, or only on some rows."""
+    `subtle` one changes a gradient by under 5%, or only on some rows. `option` labels the model's option that shows it:
+    that one is judged first."""
 
     name: str
     target: str
     subject: str
     wrong: Function
     subtle: bool
+    option: str = ""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
@@ -54,12 +56,13 @@ class Mutant:
             setattr(owner, attribute, right)
 
 
-def run(mutants: Iterable[Mutant], judge: Callable[[str], Iterable[SubjectVerdict]]) -> Iterator[MutantVerdict]:
-    """Plants each mutant and judges its subject until something gives it away: best a claim that names a tensor."""
+def run(mutants: Iterable[Mutant], judge: Callable[[str, str], Iterable[SubjectVerdict]]) -> Iterator[MutantVerdict]:
+    """Plants each mutant and judges its subject, by name and option, until something gives it away: best a claim that
+    names a tensor."""
     for mutant in mutants:
         mutant_verdict = MutantVerdict(mutant.name, mutant.subject, "proven", None, None)
         with mutant.planted():
-            for verdict in judge(mutant.subject):
+            for verdict in judge(mutant.subject, mutant.option):
                 if verdict.status == "inconclusive":
                     mutant_verdict.status = "inconclusive"
                 broken = [evidence for evidence in verdict.evidence if evidence.status == "refuted"]
@@ -71,13 +74,15 @@ def run(mutants: Iterable[Mutant], judge: Callable[[str], Iterable[SubjectVerdic
 
 
 def registering(mutants: list[Mutant]) -> Callable[..., Callable[[Function], Function]]:
-    """A decorator `wrong(subject, name, subtle=False, target="")` that appends to `mutants`; the target is the op's
-    backward unless given."""
+    """A decorator `wrong(subject, name, subtle=False, target="", option="")` that appends to `mutants`; the target is
+    the op's backward unless given."""
 
-    def wrong(subject: str, name: str, *, subtle: bool = False, target: str = "") -> Callable[[Function], Function]:
+    def wrong(
+        subject: str, name: str, *, subtle: bool = False, target: str = "", option: str = ""
+    ) -> Callable[[Function], Function]:
         def register(function: Function) -> Function:
             where = target or f"gradproof.ops.{subject}:backward"
-            mutants.append(Mutant(f"{subject}: {name}", where, subject, function, subtle))
+            mutants.append(Mutant(f"{subject}: {name}", where, subject, function, subtle, option))
             return function
 
         return register

@@ -160,6 +160,7 @@ def test_a_run_without_a_checkpoint_cannot_be(cases):
     assert result.exit_code == 2 and "checkpoint" in result.stderr.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_bench(cases, monkeypatch):
     import gradproof.bench.diagnose as bench
 

@@ -114,8 +114,10 @@ def test_csv_and_parquet_agree(reader):
     assert [n.date for n in text.schema.numbers] == [False] * 2 + [True] * 6
 
 
-@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
-@pytest.mark.parametrize("chunk", [1, 7])
+@pytest.mark.parametrize(
+    ("chunk", "name"),
+    [(1, "t.parquet"), (7, "t.csv"), (7, "t.parquet"), pytest.param(1, "t.csv", marks=pytest.mark.slow)],
+)
 def test_chunks_change_nothing(reader, monkeypatch, name, chunk):
     """A value at a chunk's edge that is lost, counted twice or judged without those before it would show."""
     options = dict(metrics=["score"], split=lambda outcome_R: np.arange(len(outcome_R)) % 5 != 0, name=name)

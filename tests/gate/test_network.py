@@ -43,7 +43,7 @@ def test_the_backward_is_proven():
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_wrong_backward_is_refuted_by_name(mutant):
     """A branch without gradient, padding in the mean, a cotangent of another row: none may pass."""
-    (verdict,) = run([mutant], lambda name: judged(name, quick=True))
+    (verdict,) = run([mutant], lambda name, option: judged(name, quick=True))
     assert verdict.status == "refuted" and verdict.parameter
 
 

@@ -254,7 +254,7 @@ def patterns(draw):
     return format, torch.tensor(rows, dtype=BITS[dtype]).view(dtype)
 
 
-@settings(max_examples=400)
+@settings(max_examples=200)
 @given(patterns())
 def test_nearest_against_fractions(drawn):
     format, x = drawn

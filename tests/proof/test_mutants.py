@@ -14,13 +14,13 @@ MUTANTS = [*OF_OPS, *OF_MODELS]
 SUBTLE_OPS = [mutant for mutant in MUTANTS if mutant.subtle and mutant.subject in ops.NAMES]
 
 
-def judge(subject):
+def judge(subject, option):
     """The same verdicts that `gradproof verify --mutants` gives: differences are taken of what the rest let pass."""
     for quick in (True, False):
         if subject in (*ops.NAMES, *ops.ENCODERS):
             yield judge_op(ops.load(subject), quick=quick)
         else:
-            yield from judge_model(subject, quick=quick)
+            yield from judge_model(subject, quick=quick, first=option)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

@@ -15,7 +15,7 @@ SAMPLE = [
     "hook_shrinks",
     "low_silu_1.25",
     "overflow_square",
-    "ties_softmax",
+    pytest.param("ties_softmax", marks=pytest.mark.slow),
     "underflow_likelihood",
     pytest.param("loop_normaliser", marks=pytest.mark.slow),
 ]
