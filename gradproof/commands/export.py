@@ -35,11 +35,10 @@ def export(
     The file is checked on the test rows of the run (at most 5,000). If a probability differs by 1e-5 or more, nothing
     is written and the exit code is 1.
 
+    \b
     Examples:
-
-        gradproof export runs/loans --format onnx --out loans.onnx
-
-        gradproof export runs/loans --format torch --out loans.pt2
+      gradproof export runs/loans --format onnx --out loans.onnx
+      gradproof export runs/loans --format torch --out loans.pt2
     """
     with errors(debug):
         from dataclasses import asdict

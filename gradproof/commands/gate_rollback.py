@@ -15,16 +15,16 @@ from gradproof.commands.terminal import errors
 def rollback(
     store: StoreFolder,
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="Default: the version before the serving one.")
+        int | None, typer.Argument(metavar="VERSION", help="Default: the version before the serving one.")
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Return to an earlier version of the model. Corrections stay in effect.
 
+    \b
     Example:
-
-        gradproof gate rollback 3
+      gradproof gate rollback 3
     """
     with errors(debug):
         from gradproof.gate import changes

@@ -44,7 +44,11 @@ def sentence(error: Exception) -> str:
         reason = error.strerror[0].lower() + error.strerror[1:]
         return f"{written}: {reason}" if written else reason
     said = " ".join(str(error).split())
-    return said if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {said} (--debug shows where)"
+    return (
+        said
+        if isinstance(error, (ValueError, OSError))
+        else f"{type(error).__name__}: {said} (--debug shows the traceback)"
+    )
 
 
 def check_outputs(json: str | None, html: Path | None, *others: Path | None) -> None:
@@ -60,7 +64,7 @@ def check_outputs(json: str | None, html: Path | None, *others: Path | None) -> 
             _check_place(file, file.absolute().parent)
     for file in files:
         if [other.absolute() for other in files].count(file.absolute()) > 1:
-            raise ValueError(f"two options both name {file}; give each its own file")
+            raise ValueError(f"two options name the same file, {file}; give each its own")
 
 
 def check_folder(folder: Path | None) -> None:

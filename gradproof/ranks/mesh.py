@@ -269,7 +269,7 @@ class Mesh:
 
     def close(self) -> None:
         """Leaves the others in peace; all ranks have come this far. The process group stays."""
-        self.pulse.end("it is done")
+        self.pulse.end("it has finished")
         self.pulse.close()
 
 

@@ -427,7 +427,7 @@ def test_interrupted_and_resumed(tables, finished, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TerminalWatch, "training", interrupts)
         result = call("train", "small.toml", "--out", "run")
-    assert result.exit_code == 130 and "interrupted; go on with: gradproof train --resume --out run" in result.stderr
+    assert result.exit_code == 130 and "interrupted; to resume: gradproof train --resume --out run" in result.stderr
     result = call("train", "--resume", "--out", "run")
     assert result.exit_code == 0, result.stderr
     for file in ("model.safetensors", "step.safetensors"):

@@ -145,7 +145,7 @@ def test_status_learn_and_rollback(run, store):
     run("feedback", json.loads(out[0])["id"], "override_allow")
     code, out, _ = run("learn")
     assert code == 0 and "version 2 serves" in out[0]
-    assert run("learn")[1] == ["no signal waits; nothing to learn"]
+    assert run("learn")[1] == ["no new feedback; nothing to learn"]
     code, out, _ = run("status", "--json", "-")
     record = json.loads("\n".join(out))
     assert record["serving"] == 2 and not record["converged"] and record["judged"]["allow"] == 1
@@ -181,7 +181,7 @@ def test_corrections_are_listed_and_retracted(run, store):
     assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "allow"
     code, (line,), _ = run("corrections", "list")
     assert code == 0 and line.startswith("c1  allow  publishes to origin/docs") and line.endswith("by ann")
-    assert run("corrections", "retract", "c1")[0] == 0 and run("corrections")[1] == ["no correction holds"]
+    assert run("corrections", "retract", "c1")[0] == 0 and run("corrections")[1] == ["there are no corrections"]
     assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "ask"
     code, _, (said,) = run("corrections", "retract", "c1")
     assert code == 2 and "there is no correction 'c1'" in said

@@ -144,7 +144,7 @@ def test_rates_are_measured_here():
         (("--mesh", "data=2", "--size", "huge"), "there is no size 'huge'"),
         (("--mesh", "data=2", "--tflops", "0"), "--tflops 0.0 must be a number above 0"),
         (("--mesh", "data=2", "--measure", "nano"), "--measure takes steps in one process"),
-        (("--batch", "7"), "--batch plans several ranks; say which with --mesh data=2"),
+        (("--batch", "7"), "--batch needs --mesh, for example --mesh data=2"),
         (("--shard-optimizer",), "--shard-optimizer plans several ranks"),
     ),
 )
