@@ -65,7 +65,7 @@ class Solved:
             return ""
         what = {"total": "parameters", "active": "active parameters", "flops": "FLOPs a row"}[self.match]
         count = getattr(self, self.match)
-        return f"{self.family}: {count:,} {what} are the nearest possible to {self.target:,}, {self.off:+.1%} off"
+        return f"{self.family}: {count:,} {what}, the closest possible to {self.target:,} ({self.off:+.1%})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""

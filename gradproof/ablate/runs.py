@@ -64,7 +64,7 @@ def _hear(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], w
     try:
         kind, *said = pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise Failed(f"{unit.name}: its process died (out of memory?)") from None
+        raise Failed(f"{unit.name}: its process died, possibly out of memory") from None
     if kind == "moved":
         watch.moved(unit, *said)
     elif kind == "failed":

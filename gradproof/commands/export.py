@@ -53,7 +53,7 @@ def export(
         except Differs as differs:
             print(f"gradproof: {differs}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
-        ties = f" ({checked.near_ties} left out whose choice of experts is a near-tie)" if checked.near_ties else ""
+        ties = f" ({checked.near_ties} left out: nearly tied experts)" if checked.near_ties else ""
         print(
             f"{checked.out}: {in_bytes(checked.bytes)}; largest difference of probabilities on {checked.rows:,} test "
             f"rows{ties}: {checked.difference:.1e}",

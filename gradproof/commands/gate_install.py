@@ -72,7 +72,7 @@ def install(
         before = _read(file)
         after = _changed(file, before or "", lambda text: installed(text, of, wanted))
         if not (store / "store.json").is_file():
-            how = f"make one with: gradproof gate init --store {store}"
+            how = f"create it with: gradproof gate init --store {store}"
             print(f"gradproof: warning: there is no gate in {store} yet; {how}", file=sys.stderr)
         warn(store)
         if after == before:

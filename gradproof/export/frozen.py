@@ -44,7 +44,7 @@ def freeze(predictor: Predictor) -> Frozen:
     members = model.members if isinstance(model, Ensemble) else [model]
     first = members[0]
     if not isinstance(first, MoE | Dense):
-        raise ValueError(f"a {type(first).__name__} cannot be exported: it decides no rows of a table")
+        raise ValueError(f"a {type(first).__name__} cannot be exported: it does not predict rows of a table")
     routing = first.config.routing if isinstance(first, MoE) else None
     glued = isinstance(first, MoE) and first.config.cover is not None
     constants = {**_encoding(predictor.encoder), **_experts(members, first.config.chain)}

@@ -147,7 +147,7 @@ class Decider:
         i = deciding(judged, p_A)
         chosen = judged[i]
         if time.thread_time() - started > DEADLINE and chosen.outcome == "allow":
-            chosen = ActDecision("ask", f"{chosen.reason}; deciding took too long", "floor", TOO_LONG)
+            chosen = ActDecision("ask", f"{chosen.reason}; the decision took too long", "floor", TOO_LONG)
         probability = _probability(chosen, min(p_A), serving.policy)
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "p": [round(p, 6) for p in p_A]}
         said = {"text": calls.text(call, redactor), "digest": named, "texts": texts, "worst": i, "acts": plain}

@@ -80,7 +80,7 @@ class LabelledSet(NamedTuple):
         """Itself; ValueError without calls of both labels."""
         if not self.block_R.any() or self.block_R.all():
             sources = ", ".join(dict.fromkeys(self.source)) or "no file"
-            raise ValueError(f"{sources}: calls of both labels are needed, allow and block")
+            raise ValueError(f"{sources}: needs calls of both labels, allow and block")
         return self
 
 

@@ -43,7 +43,9 @@ class Feedback:
 
     def __post_init__(self):
         if self.delay < 0 or not 0 < self.share <= 1:
-            raise ValueError("feedback comes after 0 or more calls, for a share above 0 and at most 1 of the mistakes")
+            raise ValueError(
+                "the delay must be at least 0 calls, and the share of corrected mistakes above 0 and at most 1"
+            )
 
 
 class StreamParts(NamedTuple):

@@ -333,7 +333,7 @@ def follow(learner: Learner, say: Callable[[str], None], stop: Callable[[], bool
 def told(done: Round) -> str:
     """A round in one line."""
     how = f"version {done.version} serves" + (f", {done.way:.0%} of the way" if done.way < 1 else "")
-    verdict = how if done.version else "the candidate was worse; the serving version stays"
+    verdict = how if done.version else "the candidate was worse; keeping the serving version"
     return (
         f"{done.signals} signals, {done.steps} steps, {done.seconds:.1f} s: {verdict}; held-back error"
         f" {done.before.error:.4f} → {done.after.error:.4f}, pinned mistakes wrong"

@@ -139,10 +139,10 @@ class Rules:
             raise ValueError(f"{path} cannot be read: {error}") from None
         unknown = tables.keys() - {"deny", "allow"}
         if unknown:
-            raise ValueError(f"{path}: {min(unknown)!r} is neither deny nor allow")
+            raise ValueError(f"{path}: {min(unknown)!r} must be deny or allow")
         for effect, listed in tables.items():
             if not isinstance(listed, list):
-                raise ValueError(f"{path}: write [[{effect}]] with two brackets: there may be several rules")
+                raise ValueError(f"{path}: write [[{effect}]] with two brackets, because there can be several rules")
         return cls(
             [
                 _rule(path, effect, table, place)
@@ -170,13 +170,13 @@ def expression(pattern: str) -> Any:
 
 def _rule(path: str, effect: str, table: Any, place: int) -> Rule:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-        raise ValueError(f"{path}: a rule is a table of texts, not {table!r}")
+        raise ValueError(f"{path}: a rule must be a table of strings, not {table!r}")
     ways = [way for way in WAYS if way in table]
     fields = ("tool", "argument", "reason", *OF_ACTS, *WAYS)
     unknown = table.keys() - set(fields)
     if unknown or len(ways) > 1:
         what = f"has no field {min(unknown)!r}" if unknown else f"gives both {ways[0]} and {ways[1]}"
-        raise ValueError(f"{path}: a rule {what}; its fields are {', '.join(fields)}, of the last four only one")
+        raise ValueError(f"{path}: a rule {what}; its fields are {', '.join(fields)}, and at most one of the last four")
     way = ways[0] if ways else None
     acts = {name: table[name] for name in OF_ACTS if name in table}
     if way is None and not acts and "tool" not in table:
@@ -199,4 +199,4 @@ def _check_regex(path: str, pattern: str) -> None:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"{path}: the regex {pattern!r} is wrong: {error}") from None
+        raise ValueError(f"{path}: the regex {pattern!r} is not valid: {error}") from None

@@ -89,7 +89,7 @@ def remove(text: str, inside: SettingsNode, index: int) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return fields
 
 

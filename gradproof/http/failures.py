@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gradproof.http.answers import AsgiApp, ConnectionScope, Message, Receive, Send, as_json, respond
 
-SENTENCE = "the service failed on this request; its log says where"
+SENTENCE = "the service failed on this request; the location is in its log"
 
 
 class Contained:

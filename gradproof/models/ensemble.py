@@ -36,7 +36,7 @@ class EnsembleConfig:
 
     def __post_init__(self):
         if self.members < 1:
-            raise ValueError(f"members = {self.members}: an ensemble has at least one")
+            raise ValueError(f"members = {self.members} must be at least 1")
         if not 0 <= self.classes <= self.outputs or (not self.classes and self.outputs != 2):
             raise ValueError(
                 f"classes = {self.classes} must be from 1 to the member's {self.outputs} outputs, or 0 where these are "

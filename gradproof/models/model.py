@@ -114,7 +114,7 @@ class Model(ABC):
     @property
     def lesson(self) -> tuple[Tensor | None, Mixture]:
         """The router's correction and the shape of a mixture, for a step in one call; only mixtures are asked."""
-        raise ValueError("this model is no mixture")
+        raise ValueError("this model is not a mixture")
 
     @property
     def experts(self) -> int:
@@ -145,7 +145,7 @@ class Model(ABC):
 
     def rebalance(self, load_E: Tensor) -> None:
         """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
-        raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
+        raise ValueError("this model has no selection bias; set MoEConfig.correction above 0")
 
     @property
     def balanced(self) -> bool:
@@ -201,7 +201,7 @@ class Model(ABC):
         self._check_like_params("the cotangent", d_logits_TO)
         d_aux = torch.as_tensor(d_aux, dtype=d_logits_TO.dtype, device=d_logits_TO.device)
         if d_aux.dim():
-            raise ValueError(f"d_aux is the cotangent of one number, not of {list(d_aux.shape)}")
+            raise ValueError(f"d_aux must be a scalar, not {list(d_aux.shape)}")
         dy, grad_P = (d_logits_TO, d_aux), self.params.grad_P
         dx_TI = self.pull_back(self.params, grad_P, dy, tape.x_TI, tape.saved, accumulate=accumulate)
         tape.used, tape.saved = True, None
@@ -211,7 +211,7 @@ class Model(ABC):
         if tape.owner is not self:
             raise ValueError("this tape belongs to another model; run backward on the model whose forward made it")
         if tape.used:
-            raise ValueError("this tape has been used; a tape serves one backward: run forward again")
+            raise ValueError("this tape has already been used, and a tape serves one backward; run forward again")
         if tape.generation != self.params.generation:
             raise ValueError("the parameters changed after this tape was made; run forward again before backward")
         if tape.x_version != version(tape.x_TI):

@@ -56,13 +56,17 @@ class MoEConfig:
         if min(self.inputs, self.outputs, self.experts, self.hidden) < 1 or self.depth < 0:
             raise ValueError("inputs, outputs, experts and hidden must be at least 1, depth at least 0")
         if self.k > self.experts:
-            raise ValueError(f"k = {self.k} experts a row cannot be chosen from {self.experts}; k must be at most E")
+            raise ValueError(
+                f"k = {self.k} experts per row cannot be chosen from {self.experts}; k must be at most experts"
+            )
         if not 0 <= self.correction < float("inf"):
-            raise ValueError(f"correction = {self.correction}: a step of the selection bias is at least 0, and finite")
+            raise ValueError(
+                f"correction = {self.correction} must be finite and at least 0: it is the step of the selection bias"
+            )
         if not 0 <= self.gluing < float("inf"):
-            raise ValueError(f"gluing = {self.gluing}: a weight of the loss is at least 0, and finite")
+            raise ValueError(f"gluing = {self.gluing} must be finite and at least 0: it is a weight of the loss")
         if self.router not in ("softmax", "sheaf"):
-            raise ValueError(f"router = {self.router!r}: it is one of softmax, sheaf")
+            raise ValueError(f"router = {self.router!r} must be softmax or sheaf")
         if self.patches and (min(self.patches) < 1 or sum(self.patches) != self.inputs):
             raise ValueError(f"patches = {self.patches}: widths of at least 1 that add up to the {self.inputs} inputs")
         _ = self.routing

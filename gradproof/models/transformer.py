@@ -63,11 +63,11 @@ class TransformerConfig:
         if min(self.vocabulary, self.width, self.heads, self.context) < 1:
             raise ValueError("vocabulary, width, heads and context must be at least 1")
         if self.mode not in ("causal", "seq2seq", "classify"):
-            raise ValueError(f"mode = {self.mode!r}: it is causal, seq2seq or classify")
+            raise ValueError(f"mode = {self.mode!r} must be causal, seq2seq or classify")
         if min(self.encoder_layers, self.decoder_layers, self.feedforward) < 0:
             raise ValueError("encoder_layers, decoder_layers and feedforward must be at least 0")
         if self.width % self.heads:
-            raise ValueError(f"width = {self.width} cannot be split into {self.heads} heads of one width")
+            raise ValueError(f"width = {self.width} is not divisible by {self.heads} heads")
 
     @property
     def inner(self) -> int:
@@ -269,12 +269,12 @@ class Transformer(Model):
         if x_BS.device != flat_P.device:
             raise ValueError(f"the tokens are on {x_BS.device}, the parameters on {flat_P.device}; move one of them")
         _require(
-            (x_BS >= PADDING) & (x_BS < c.vocabulary), f"a token is neither in 0..{c.vocabulary - 1} nor −1, padding"
+            (x_BS >= PADDING) & (x_BS < c.vocabulary), f"a token must be in 0..{c.vocabulary - 1}, or −1 for padding"
         )
         if c.decodes:
             target_BS = x_BS if c.mode == "causal" else x_BS[:, 1]
             gap_BS = (target_BS[:, 1:] >= 0) & (target_BS[:, :-1] < 0)
-            _require(~gap_BS, "a decoder's padding (−1) must stand at the end of its sequence")
+            _require(~gap_BS, "a decoder's padding (−1) must be at the end of its sequence")
 
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE

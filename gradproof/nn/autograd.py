@@ -70,6 +70,6 @@ def outside_graphs(function: Callable[..., T]) -> Callable[..., T]:
         return function
     if function not in _opaque:
         _opaque[function] = torch.compiler.disable(
-            function, reason="gradproof.nn runs its own kernels, outside of the graph"
+            function, reason="gradproof.nn runs its own kernels, outside the graph"
         )
     return _opaque[function]

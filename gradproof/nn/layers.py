@@ -43,13 +43,13 @@ def read_layers(module: nn.Sequential, views: dict[str, Tensor], chain: Chain) -
             if chain.active[i]:
                 check_gelu(layers.pop(0) if layers else None)
     if layers:
-        raise ValueError(f"after the last Linear stands {layers[0]}; our chains end there")
+        raise ValueError(f"after the last Linear there is {layers[0]}; our chains end there")
 
 
 def read_linear(layer: nn.Module | None, weight: Tensor, bias: Tensor) -> None:
     if not isinstance(layer, nn.Linear) or layer.weight.shape != weight.shape or layer.bias is None:
         outputs, inputs = weight.shape
-        raise ValueError(f"where Linear({inputs}, {outputs}) with a bias should stand is {layer}")
+        raise ValueError(f"expected Linear({inputs}, {outputs}) with a bias, found {layer}")
     weight.copy_(layer.weight)
     bias.copy_(layer.bias)
 
@@ -57,11 +57,11 @@ def read_linear(layer: nn.Module | None, weight: Tensor, bias: Tensor) -> None:
 def read_norm(layer: Any, gamma: Tensor, beta: Tensor) -> None:
     right = isinstance(layer, nn.LayerNorm) and layer.normalized_shape == tuple(gamma.shape)
     if not right or layer.eps != layernorm.EPS or layer.weight is None or layer.bias is None:
-        raise ValueError(f"where LayerNorm({len(gamma)}, eps={layernorm.EPS}) should stand is {layer}")
+        raise ValueError(f"expected LayerNorm({len(gamma)}, eps={layernorm.EPS}), found {layer}")
     gamma.copy_(layer.weight)
     beta.copy_(layer.bias)
 
 
 def check_gelu(layer: nn.Module | None) -> None:
     if not isinstance(layer, nn.GELU) or layer.approximate != "tanh":
-        raise ValueError(f"where GELU('tanh') should stand is {layer}")
+        raise ValueError(f"expected GELU('tanh'), found {layer}")

@@ -36,9 +36,7 @@ def model_of(kind: type[Any], module: MoE | Dense, theta_EP: Tensor) -> Any:
 def arguments(config: Any) -> dict[str, Any]:
     """The arguments of a module with this config; those of the sheaf router have no module here."""
     if getattr(config, "router", "softmax") != "softmax":
-        raise ValueError(
-            f"router = {config.router!r}: gradproof.nn.MoE has the softmax router alone; use gradproof.MoE"
-        )
+        raise ValueError(f"router = {config.router!r}: gradproof.nn.MoE only has the softmax router; use gradproof.MoE")
     return {name: value for name, value in asdict(config).items() if name not in ("router", "patches", "gluing")}
 
 

@@ -96,7 +96,7 @@ class MoE(nn.Module):
     def rebalance(self, x: Tensor) -> None:
         """Moves the correction by `MoEConfig.correction` towards equal load; once a step, with the step's input."""
         if self.router.correction is None:
-            raise ValueError("this module has no correction to move; make it with correction above 0")
+            raise ValueError("this module has no selection bias; create it with correction above 0")
         c_E, config = self.router.correction, self.config
         with no_autocast(x.device.type):
             x_TI, router = wide(rows_of(x, config.inputs)), self.router

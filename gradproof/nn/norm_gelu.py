@@ -25,7 +25,7 @@ class NormGELU(nn.Module):
     def __init__(self, width: int, activate: bool = True, *, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
         if width < 1:
-            raise ValueError(f"width = {width}: a row has at least one number")
+            raise ValueError(f"width = {width} must be at least 1")
         self.width, self.activate = width, activate
         self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
         self.gamma = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
@@ -59,7 +59,7 @@ class LinearNormGELU(NormGELU):
         dtype: torch.dtype | None = None,
     ):
         if inputs < 1:
-            raise ValueError(f"inputs = {inputs}: a row has at least one number")
+            raise ValueError(f"inputs = {inputs} must be at least 1")
         super().__init__(width, activate, device=device, dtype=dtype)
         self.inputs = inputs
         self.weight = nn.Parameter(torch.empty(width, inputs, device=device, dtype=dtype))
@@ -88,7 +88,7 @@ class LinearNormGELU(NormGELU):
         """The way back, from any Linear, LayerNorm and, or not, GELU("tanh") in a row."""
         linear = module[0] if len(module) in (2, 3) else None
         if not isinstance(linear, nn.Linear):
-            raise ValueError("LinearNormGELU.from_torch takes Linear, LayerNorm and, or not, GELU, in a Sequential")
+            raise ValueError("LinearNormGELU.from_torch takes a Sequential of Linear, LayerNorm and optionally GELU")
         active, like = len(module) == 3, linear.weight
         made = cls(linear.in_features, linear.out_features, active, device=like.device, dtype=like.dtype)
         with torch.no_grad():

@@ -169,7 +169,7 @@ def why(subject: SubjectVerdict) -> str:
     if not unclear and untried:
         return untried[0]
     if not unclear:
-        return "no gradient could be judged, because the output depends on nothing that is differentiated"
+        return "no gradient could be judged, because the output does not depend on anything that is differentiated"
     rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""
     return f"{unclear[0].name}{rest}: {unclear[0].note}"
 

@@ -81,7 +81,7 @@ class RecordReader:
 
     def _check_columns(self, i: int, record: Mapping[str, Any]) -> None:
         if absent := [name for name in (*self.categories, *self.numbers) if name not in record]:
-            raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; say null where a value is missing")
+            raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; use null for a missing value")
         if strange := [name for name in record if name not in self.known]:
             raise BadRecord(f"record {i + 1} has {_listed(strange)}, which the model does not know; leave it out")
 

@@ -28,8 +28,8 @@ MANY = 256  # rows, from which on kernels are worth proving: that takes a second
 
 
 class Predictions(NamedTuple):
-    """One row each. A row whose outputs are not finite has decision −1 and NaN. Where the target is a number there are
-    no probabilities, and any other row has decision 0."""
+    """One row each. A row with outputs that are not finite has decision −1 and NaN. If the target is a number, there
+    are no probabilities, and any other row has decision 0."""
 
     decision_T: np.ndarray  # int64, the class
     probability_TC: np.ndarray  # float64

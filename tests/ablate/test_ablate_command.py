@@ -190,7 +190,7 @@ def test_finished_runs_are_not_repeated(studied):
     assert again.exit_code == 0 and "12 of 12 runs are already done" in again.stderr
     assert {file: file.stat().st_mtime_ns for file in results(folder)} == before
     other = gradproof("ablate", folder / "study.toml", "--steps", 21, "--out", folder / "study")
-    assert other.exit_code == 2 and "belongs to another study: steps is 20 there and 21 here" in other.stderr
+    assert other.exit_code == 2 and "is a different study: steps is 20 there and 21 here" in other.stderr
 
 
 TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 4 else 'no'}\n" for i in range(80))

@@ -82,7 +82,7 @@ def test_the_same_options_find_the_study_again(tmp_path, monkeypatch):
     assert again.path == first.path and not again.fresh and again.config.jobs == 2
     assert start(first.path, {}).config.steps == 5
     assert start(None, {"steps": 6}).path != first.path
-    with pytest.raises(ValueError, match="belongs to another study: steps is 5 there and 6 here"):
+    with pytest.raises(ValueError, match="is a different study: steps is 5 there and 6 here"):
         start(first.path, {"steps": 6})
 
 

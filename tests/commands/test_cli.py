@@ -383,8 +383,8 @@ def test_resuming_a_finished_run_changes_nothing(finished, flags):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--data", "synthetic:rows=400", "--steps", "13"), "belongs to another config: steps is 12 there and 13 here"),
-        (("--resume", "--batch", "64"), "belongs to another config: batch is 32 there and 64 here"),
+        (("--data", "synthetic:rows=400", "--steps", "13"), "has a different config: steps is 12 there and 13 here"),
+        (("--resume", "--batch", "64"), "has a different config: batch is 32 there and 64 here"),
         (("--data", "synthetic:rows=400"), "already holds this run; --resume goes on with it"),
     ],
 )

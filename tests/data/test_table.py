@@ -51,7 +51,7 @@ WRONG = {  # a name and what it holds, and what the error must say
     "Latin-1": ("t.csv", b"a,b\n1,2\n\xfc,3\n", "line 3 of .*t.csv is not UTF-8"),
     "Latin-1 header": ("t.csv", b"\xfc,b\n1,2\n", "line 1 of .*t.csv is not UTF-8"),
     "UTF-16": ("t.csv", "a,b\n1,2\n".encode("utf-16"), "line 1 of .*t.csv is not UTF-8"),
-    "a star": ("t.csv", b"a,*\n1,2\n", r"t.csv has a column named '\*', which reads as a pattern; rename it"),
+    "a star": ("t.csv", b"a,*\n1,2\n", r"t.csv has a column named '\*', which would be read as a pattern; rename it"),
     "a pattern": ("t.csv", b"^a.*$,b\n1,2\n", r"t.csv has a column named '\^a\.\*\$', which reads as a pattern"),
     "not packed": ("t.csv.gz", b"a,b\n1,2\n", "t.csv.gz is damaged"),
     "cut packed": ("t.csv.gz", gzip.compress(b"a,b\n1,2\n")[:-6], "t.csv.gz is damaged"),

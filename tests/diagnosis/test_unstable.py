@@ -161,7 +161,7 @@ def test_products_that_cancel_are_a_bug(format):
     module, twin, x = Kernel(False), Kernel(True), 12 + 0.5 * torch.randn(32, 6)
     diagnosis = diagnosed(module, x, precisions=(format,))
     assert diagnosis.verdict == "bug"
-    assert f"mm (forward) is large and cancels, which leaves little but rounding in {format}" in diagnosis.summary
+    assert f"mm (forward) is large and cancels, leaving mostly rounding error in {format}" in diagnosis.summary
     part = diagnosis.precisions[0].unstable
     assert part["op"] == "mm" and part["noise"] < 5 * part["products"] and part["noise"] > 6.5 * part["entry"]
     assert diagnosed(twin, x, precisions=(format,)).verdict in ("noise", "clean")

@@ -143,7 +143,10 @@ def test_shadow_mode(store, run):
     [
         (("--decision", "deny"), "--decision is allow, ask, block, not 'deny'"),
         (("--effect", "remove"), "there is no effect 'remove'; the effects are read, write, delete"),
-        (("--since", "yesterday"), "--since is an ISO date, or hours or days as in 24h and 7d, not 'yesterday'"),
+        (
+            ("--since", "yesterday"),
+            "--since must be an ISO date or time, or a number of hours or days such as 24h and 7d, not 'yesterday'",
+        ),
         (("--since", "7"), "not '7'"),
         (("--json", "/proc/x/audit.json"), "cannot write /proc/x/audit.json"),
     ],

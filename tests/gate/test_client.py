@@ -305,7 +305,7 @@ def test_callers_at_the_same_time_start_one_daemon(store, starts):
 
 def test_a_daemon_that_ends_at_once_is_told_with_its_last_words(store, starts):
     starts("import sys; sys.exit('gradproof: the gate needs its extra')")
-    with pytest.raises(NoAnswer, match="it ended at once: gradproof: the gate needs its extra"):
+    with pytest.raises(NoAnswer, match="it exited at once: gradproof: the gate needs its extra"):
         client(store, start=True).decide(CALL)
 
 

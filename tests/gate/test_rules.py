@@ -99,7 +99,7 @@ def test_an_allow_of_paths_does_not_climb(rules):
     ("text", "says"),
     [
         ("[[deny]", "cannot be read"),
-        ('[[forbid]]\ntool = "x"', "'forbid' is neither deny nor allow"),
+        ('[[forbid]]\ntool = "x"', "'forbid' must be deny or allow"),
         ('[[deny]]\nprogramme = "x"', "a rule has no field 'programme'"),
         ('[[deny]]\nexact = "a"\nglob = "b"', "gives both exact and glob"),
         ('[[deny]]\nreason = "x"', "would match every call"),

@@ -274,7 +274,7 @@ def test_matching_keeps_what_is_fixed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(router="hash"), "router = 'hash': it is one of softmax, sheaf"),
+        (dict(router="hash"), "router = 'hash' must be softmax or sheaf"),
         (dict(patches=(3, 3)), r"patches = \(3, 3\): widths of at least 1 that add up to the 96 inputs"),
         (dict(patches=(96, 0)), "widths of at least 1"),
         (dict(gluing=-1.0), "gluing = -1.0"),

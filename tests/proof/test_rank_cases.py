@@ -271,7 +271,7 @@ def test_python_says_what_to_type():
     case = gradproof.RankCase(torch.nn.Linear(2, 2), (torch.zeros(2, 2),), lambda module: module)
     with pytest.raises(CannotRun, match=r"gradproof verify file\.py:case --ranks 2"):
         gradproof.verify(case)
-    assert case._replace(reduction="max").fault() == "reduction is 'max'; give mean or sum"
+    assert case._replace(reduction="max").fault() == "reduction is 'max'; use mean or sum"
     assert case._replace(wrap=None).fault() == "wrap must be a function of the module, not a NoneType"
 
 

@@ -141,7 +141,7 @@ def test_explanations_that_are_refused(predictor, explainer, record, monkeypatch
     made, many = app(predictor, explainer=explainer), [record] * (service.EXPLAINED_LIMIT + 1)
     refused = {
         "has at most 100 records, not 101": {"records": many, "explain": True},
-        "explain is true or false": {"records": [record], "explain": "yes"},
+        "explain must be true or false": {"records": [record], "explain": "yes"},
         "nothing beside it but": {"records": [record], "explan": True},
     }
     for sentence, body in refused.items():
@@ -149,7 +149,7 @@ def test_explanations_that_are_refused(predictor, explainer, record, monkeypatch
     body = json.dumps({"records": [record], "explain": True})
     assert "explains no decisions" in reason(send(app(predictor), body), 422)
     endpoint(made).reasons.waiting = service.EXPLAINED_WAITING
-    assert "wait for explanations" in reason(send(made, body), 429)
+    assert "are waiting for explanations" in reason(send(made, body), 429)
 
 
 def test_a_column_may_be_named_records(predictor, schema, record):
@@ -277,7 +277,7 @@ def test_the_largest_number_is_answered(made, record):
 
 def test_too_many_records(predictor):
     sentence = reason(send(app(predictor), json.dumps({"records": [0] * 10_001})), 422)
-    assert sentence == "a batch has 1 to 10,000 records, not 10,001"
+    assert sentence == "a batch must have 1 to 10,000 records, not 10,001"
 
 
 def test_limits_hold_to_the_byte(made, record):

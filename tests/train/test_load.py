@@ -48,7 +48,7 @@ def test_a_damaged_best_is_said(run):
 def test_no_checkpoint_is_one_sentence(run):
     """It names the command that makes one."""
     shutil.rmtree(run.run.checkpoints)
-    with pytest.raises(ValueError, match=r"has no whole checkpoint yet; gradproof train --resume --out"):
+    with pytest.raises(ValueError, match=r"has no complete checkpoint yet; gradproof train --resume --out"):
         load_model(run.run.path)
 
 

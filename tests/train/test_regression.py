@@ -115,7 +115,7 @@ def test_resumed_with_the_same_bits(tmp_path, options, open_run):
 
 
 def test_rows_that_are_no_number(trained):
-    """A model whose outputs are not finite says so, and guesses nothing."""
+    """A model with outputs that are not finite says so, and guesses nothing."""
     trainer, _, _ = trained
     predictor, _ = load_predictor(trainer.run.path)
     rows = trainer.source.rows.take(np.arange(2))

@@ -41,9 +41,7 @@ def test_another_config_is_refused(tmp_path, resume):
     """Going on with other options would end with a model that no config describes."""
     start(tmp_path / "run", GIVEN, resume=False)
     before = (tmp_path / "run/config.json").read_bytes()
-    with pytest.raises(
-        ValueError, match="belongs to another config: batch is 32 there and 64 here; choose another --out"
-    ):
+    with pytest.raises(ValueError, match="has a different config: batch is 32 there and 64 here; choose another --out"):
         start(tmp_path / "run", {"batch": 64, "steps": 7}, resume)
     assert (tmp_path / "run/config.json").read_bytes() == before
 
