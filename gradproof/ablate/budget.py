@@ -88,7 +88,7 @@ def solve(
     are the widths of the table's columns, for a router that reads them. All `members` together have the budget; the
     first `classes` of the outputs, without a number all of them, are logits."""
     if match not in MATCHES:
-        raise ValueError(f"match = {match!r}: it is one of {', '.join(MATCHES)}")
+        raise ValueError(f"match = {match!r} must be one of {', '.join(MATCHES)}")
     if budget < 1:
         raise ValueError(f"budget = {budget}: a model has at least one parameter")
     yardstick = DenseConfig.matching(max(1, budget // members), inputs, outputs)

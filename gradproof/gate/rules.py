@@ -185,7 +185,7 @@ def _rule(path: str, effect: str, table: Any, place: int) -> Rule:
         )
     for name, known in (("effect", EFFECTS), ("scope", SCOPES)):
         if name in acts and not any(fnmatchcase(value, acts[name]) for value in known):
-            raise ValueError(f"{path}: there is no {name} {acts[name]!r}; it is one of {', '.join(known)}")
+            raise ValueError(f"{path}: unknown {name} {acts[name]!r}; it must be one of {', '.join(known)}")
     if way == "regex":
         _check_regex(path, table[way])
     pattern = table[way] if way else ""

@@ -63,7 +63,7 @@ class TrainStep:
     ):
         masters = torch.float64 if compute_dtype == "fp64" else torch.float32
         if compute_dtype not in DTYPES:
-            raise ValueError(f"compute_dtype = {compute_dtype!r}: it is one of {', '.join(DTYPES)}")
+            raise ValueError(f"compute_dtype = {compute_dtype!r} must be one of {', '.join(DTYPES)}")
         if model.params.flat_P.dtype != masters:
             raise ValueError(f"compute_dtype {compute_dtype!r} needs a model in {masters}, made with dtype={masters}")
         if clip is not None and not clip > 0:

@@ -57,7 +57,7 @@ def _score(name: str, loss: float, accuracy: float | None) -> dict[str, Any]:
         "accuracy": accuracy,
         "log_loss": loss,
         "bits_per_byte": bits,
-        "note": f"{bits:.3f} bits a byte",
+        "note": f"{bits:.3f} bits per byte",
     }
 
 

@@ -201,7 +201,7 @@ TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 
     [
         (["--budget", 50, "--data", "synthetic:rows=500"], "has as few as 50 parameters"),
         (["--budget", 10**13, "--data", "synthetic:rows=500"], "this machine has"),
-        (["--seeds", 1], "a test needs two seeds or more"),
+        (["--seeds", 1], "a test needs at least two seeds"),
         (["--families", "moe,tree"], "there is no family 'tree'"),
         (["--families", "dense-sheaf"], "has no router"),
         (["--data", "table.csv"], "--target is missing"),

@@ -133,7 +133,7 @@ def test_shadow_mode(store, run):
     run('{"command": "rm -rf /"}', command="decide")
     _, (line, counts), _ = run("--decision", "block")
     assert line.endswith("(policy; allowed in shadow mode)")
-    assert counts.endswith("1 block (policy 1); 1 in shadow mode, where every call was allowed")
+    assert counts.endswith("1 block (policy 1); 1 in shadow mode, where every call is allowed")
     record = json.loads("\n".join(run("--json", "-")[1]))
     assert record["counts"]["shadow"] == 1 and record["decisions"][0]["shadow"] == "block"
 

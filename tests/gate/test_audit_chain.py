@@ -86,7 +86,7 @@ def test_without_the_head_a_removed_tail_is_unknown_and_said_so_for_good(log):
     assert "head" in log.check().problems[0]
     log.append("decision", id="later")
     assert [line["kind"] for line in log.lines(after=6)] == ["head_lost", "decision"]
-    assert any("may be gone" in problem for problem in log.check().problems)
+    assert any("may be missing" in problem for problem in log.check().problems)
 
 
 def test_a_head_of_another_store_or_an_edited_one(log, tmp_path):

@@ -57,17 +57,17 @@ def test_a_decision_arrives_whole(store, daemon, outcome):
 @pytest.mark.parametrize(
     "sent, said",
     [
-        (answer_of({"decision": "perhaps", "reason": "x"}), "holds no decision"),
-        (answer_of({"decision": "allow"}), "holds no decision"),
-        (answer_of({"decision": ["allow"], "reason": "x"}), "holds no decision"),
+        (answer_of({"decision": "perhaps", "reason": "x"}), "contains no decision"),
+        (answer_of({"decision": "allow"}), "contains no decision"),
+        (answer_of({"decision": ["allow"], "reason": "x"}), "contains no decision"),
         (answer_of(["allow"]), "not a JSON object"),
         (decision("allow")[:-20], "went away"),  # half an answer
-        (decision("allow").replace(b"content-length", b"x-length"), "does not speak HTTP"),
-        (decision("allow").replace(b"content-length: 6", b"content-length: -6"), "does not speak HTTP"),
-        (b"content-length: 3\r\n\r\n{}x", "does not speak HTTP"),
-        (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", "does not speak HTTP"),
+        (decision("allow").replace(b"content-length", b"x-length"), "is not HTTP"),
+        (decision("allow").replace(b"content-length: 6", b"content-length: -6"), "is not HTTP"),
+        (b"content-length: 3\r\n\r\n{}x", "is not HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", "is not HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n", "9,999,999 bytes"),
-        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "does not speak HTTP"),
+        (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "is not HTTP"),
         (b"\x00\xff" * 100, "went away"),
         (b"", "went away"),
         (answer_of({"error": "the call is nested too deeply"}, 400), "refused the call: the call is nested too deeply"),
@@ -156,7 +156,7 @@ def test_a_folder_that_others_may_write_to_is_not_trusted(store, daemon):
     there = daemon(lambda number, body: decision("allow"))
     for mode in (0o777, 0o770, 0o1777, 0o702):
         there.folder.chmod(mode)
-        with pytest.raises(NoAnswer, match="others may write"):
+        with pytest.raises(NoAnswer, match="others can write"):
             client(store).decide(CALL)
     there.folder.chmod(0o750)
     assert client(store).decide(CALL)["decision"] == "allow"

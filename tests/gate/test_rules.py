@@ -107,7 +107,7 @@ def test_an_allow_of_paths_does_not_climb(rules):
         ('[[deny]]\nregex = "(?=x)"', "is wrong"),
         ('[[deny]]\neffect = "destroy"', "there is no effect 'destroy'"),
         ('[[deny]]\nscope = "everywhere"', "there is no scope 'everywhere'"),
-        ("[[deny]]\ntool = 3", "a table of texts"),
+        ("[[deny]]\ntool = 3", "a table of strings"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(rules, text, says):

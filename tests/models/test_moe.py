@@ -437,7 +437,7 @@ def test_refuses_a_tape_twice(normal):
     x_TI, dy_TO = normal(15, (4, 5), (4, 3))
     _, tape = model.forward(x_TI)
     model.backward(dy_TO, tape)
-    with pytest.raises(ValueError, match="tape has been used"):
+    with pytest.raises(ValueError, match="tape has already been used"):
         model.backward(dy_TO, tape)
 
 

@@ -217,7 +217,7 @@ def test_a_used_tape_is_refused():
     with pytest.raises(ValueError, match="like the logits"):
         model.backward(torch.zeros(2, 1, dtype=torch.float64), tape)
     model.backward(output.logits_TO, tape)
-    with pytest.raises(ValueError, match="has been used"):
+    with pytest.raises(ValueError, match="has already been used"):
         model.backward(output.logits_TO, tape)
 
 

@@ -142,12 +142,12 @@ def test_explanations_that_are_refused(predictor, explainer, record, monkeypatch
     refused = {
         "has at most 100 records, not 101": {"records": many, "explain": True},
         "explain must be true or false": {"records": [record], "explain": "yes"},
-        "nothing beside it but": {"records": [record], "explan": True},
+        "with no other keys than": {"records": [record], "explan": True},
     }
     for sentence, body in refused.items():
         assert sentence in reason(send(made, json.dumps(body)), 422)
     body = json.dumps({"records": [record], "explain": True})
-    assert "explains no decisions" in reason(send(app(predictor), body), 422)
+    assert "cannot explain decisions" in reason(send(app(predictor), body), 422)
     endpoint(made).reasons.waiting = service.EXPLAINED_WAITING
     assert "are waiting for explanations" in reason(send(made, body), 429)
 
@@ -241,8 +241,8 @@ def test_costs_of_a_request_are_its_own(predictor, schema, record):
         ({"good": -1}, "costs: the cost of class 'good' must be a finite number above 0"),
         ({"good": "2"}, "must be a finite number above 0"),
         ({"good": 10**400}, "must be a finite number above 0"),
-        ([2, 1, 1], "costs are {"),
-        (None, "costs are {"),
+        ([2, 1, 1], "costs must be {"),
+        (None, "costs must be {"),
     ],
     ids=range(6),
 )

@@ -17,7 +17,7 @@ def scores(accuracy=0.8, log_loss=0.4):
     ("own", "rows", "sentences"),
     [
         (scores(), 50, []),
-        (scores(), 49, ["49 held-out rows, one of which is 2.0%"]),
+        (scores(), 49, ["only 49 rows were held out, so one row changes the score by 2.0%"]),
         (
             scores(accuracy=0.6),
             500,
@@ -26,7 +26,7 @@ def scores(accuracy=0.8, log_loss=0.4):
         (scores(accuracy=0.61), 500, []),
         (scores(log_loss=0.67), 500, []),
         (scores(log_loss=0.68), 500, ["0.6800, is worse than that of predicting the class frequencies, 0.6700"]),
-        (scores(0.3, 2.0), 9, ["9 held-out rows", "no better than", "too sure"]),
+        (scores(0.3, 2.0), 9, ["9 held-out rows", "no better than", "overconfident"]),
         (scores(0.3, 2.0)[:1], 100, []),
     ],
 )

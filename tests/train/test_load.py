@@ -54,7 +54,7 @@ def test_no_checkpoint_is_one_sentence(run):
 
 def test_a_folder_without_a_run(tmp_path):
     """A sentence in place of FileNotFoundError."""
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         load_model(tmp_path)
 
 

@@ -160,5 +160,5 @@ def test_asked_for_text_on_the_command_line(tmp_path):
     pl.DataFrame({"x": np.arange(60.0) % 7, "y": ["low", "high", "high"] * 20}).write_csv(path)
     given = ["train", "--data", str(path), "--target", "y", "--task", "regression", "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, given)
-    assert result.exit_code == 2 and "--task regression predicts a number" in result.output
+    assert result.exit_code == 2 and "--task regression needs a numeric target" in result.output
     assert not (tmp_path / "run").exists()
