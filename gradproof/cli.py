@@ -1,4 +1,4 @@
-"""The command line: the commands put together.
+"""The command line: assembles the commands.
 
 Each command is a file of `gradproof/commands`; everything heavy is imported inside it, so that --help answers at once.
 """

@@ -1,4 +1,4 @@
-"""Matched budgets: for one target, the configuration of each family that comes nearest to it. Nothing is allocated.
+"""Matched budgets: for each family, the configuration closest to a target. Nothing is allocated.
 
 What is held equal is one of
 

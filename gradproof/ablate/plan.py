@@ -1,4 +1,4 @@
-"""What a study will run: the table read for every seed, the budgets solved, the units. All that can be refused is
+"""The plan of a study: the table read for every seed, the matched configurations, the units. All that can be refused is
 refused here, before the first run."""
 
 from __future__ import annotations

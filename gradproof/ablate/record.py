@@ -1,4 +1,5 @@
-"""From the results of all runs to the study's record: who was chosen, means and intervals, comparisons, the answer."""
+"""Makes the record of a study from the results of its runs: chosen settings, means and intervals, comparisons,
+conclusions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The answer in words: does MoE help on this table, by how much, how sure is that, and who else is ahead."""
+"""The conclusions in words: whether MoE helps on this table, by how much, how certain that is, and who is ahead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A study is a directory: study.json, the config, is its first file; the same config goes on with it.
+"""A study is a directory: study.json, the config, is its first file; the same config resumes it.
 
 study.json  data/<encoding>/seed-N/  runs/<contestant>/seed-N/<setting>/  report.json  report.html
 

@@ -1,4 +1,4 @@
-"""Where figures come from: the commit and the code that were measured, when, on what, at which power and clock."""
+"""The origin of figures: commit and code, date, device, power and clock."""
 
 from __future__ import annotations
 

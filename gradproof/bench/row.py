@@ -1,4 +1,4 @@
-"""A row of the suite `step`: one case, an entry for each contestant, and the figures that follow from the entries.
+"""A row of the suite `step`: one case, an entry for each contestant, and derived figures.
 
 Everything but the entries is computed from them, so that a row can be gone on with in another process.
 """

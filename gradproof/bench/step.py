@@ -1,4 +1,4 @@
-"""The suite `step`: a whole training step of ours beside the peers, in one process, in turns.
+"""The suite `step`: our whole training step compared with the peers', in one process, in turns.
 
 Ours is built once for each size and number of rows. Each peer is built beside it, its memory is measured, the two take
 turns, and it is gone again: large models do not all fit at once, and ratios come from turns taken together. A peer

@@ -1,4 +1,5 @@
-"""`gradproof gate …`: the commands put together. Each is a file of its own, which imports what is heavy inside."""
+"""`gradproof gate …`: assembles the commands of the gate. Each is a file of its own, which imports what is heavy
+inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gradproof gate token …`: who may ask the service. Everything heavy is imported inside."""
+"""`gradproof gate token …`: the tokens of the service. Everything heavy is imported inside."""
 
 from __future__ import annotations
 

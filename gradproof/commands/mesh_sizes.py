@@ -1,4 +1,4 @@
-"""`gradproof sizes --mesh`: what each size takes on several ranks. Everything heavy is imported inside."""
+"""`gradproof sizes --mesh`: memory and traffic of each size on several ranks. Everything heavy is imported inside."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands' options share: their names, their help, and the exit codes of what is judged or stops."""
+"""Options that several commands share, with their help, and exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands share: how errors end them, progress, where records go, and how words and figures look."""
+"""Shared by all commands: errors, progress, output files, and formatting."""
 
 from __future__ import annotations
 

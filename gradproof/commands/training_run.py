@@ -1,4 +1,4 @@
-"""How `gradproof train` takes a run from start to report, in one process or on the ranks that torchrun started."""
+"""Takes a run of `gradproof train` from start to report, in one process or on the ranks that torchrun started."""
 
 from __future__ import annotations
 

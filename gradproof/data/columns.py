@@ -1,4 +1,4 @@
-"""Columns: how each column of a table is read, for a person to check before training, and for the run's record."""
+"""Columns: how each column of a table is read, shown before training and kept in the run's record."""
 
 from __future__ import annotations
 

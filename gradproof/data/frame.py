@@ -1,4 +1,4 @@
-"""A frame's rows as a schema reads them: by the last pass over a table, and by prediction."""
+"""Reads the rows of a frame according to a schema, in the last pass over a table and in prediction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pieces: a number as how far it has come through each stretch of its range.
+"""Pieces: the piecewise linear encoding of a number.
 
     piece_j(v) = clamp((v − k_j)/(k_{j+1} − k_j), 0, 1),  knots k at quantiles of the training rows
 

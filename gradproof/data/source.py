@@ -1,4 +1,4 @@
-"""Where a run's rows come from: the synthetic set, or a file that was read into the run's folder."""
+"""The source of a run's rows: the synthetic set, or a file that was read into the run's folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first pass over a table: the target's classes or that it is a number, and what each column holds."""
+"""The first pass over a table: the target's classes, or that it is numeric, and the type of each column."""
 
 from __future__ import annotations
 

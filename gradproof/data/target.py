@@ -1,4 +1,4 @@
-"""The target: classes to decide between, or a number to predict."""
+"""The target: classes or a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as bytes: which of them train, choose and are scored, and windows of them as tokens.
+"""Text as bytes: the training, validation and test parts, and windows of them as tokens.
 
 A byte is a token, so nothing is out of vocabulary; START stands before the first byte of every window. Parts are
 stretches of the file in its own order: what is scored comes after what was trained on.

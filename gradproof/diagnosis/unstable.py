@@ -1,4 +1,4 @@
-"""Noise that the format does not force on the function: a part that must not be computed in it.
+"""Finds noise that is due to one part of the computation, which must not run in the format.
 
 Replicas explain every error that rounding makes, also that of a formulation which rounding ruins: angles of large
 positions, a long sum that is rounded at every step, a variance as the difference of two squares. So large noise is held

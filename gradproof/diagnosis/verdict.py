@@ -1,4 +1,4 @@
-"""Noise or bug: what the runs of one format say of each tensor.
+"""The verdict on each tensor, from the runs of one format.
 
 What leaves the band of noise is explained by what happened: decisions that flipped, values that left the format's
 range, or else neither, which is a bug: rounding to nearest that drifts where unbiased rounding does not (a sum that

@@ -1,4 +1,4 @@
-"""CheckedFile: an exported decision that gave a run's own predictions on its test rows before it got its name."""
+"""CheckedFile: an exported model that reproduced the predictions of its run before it was put in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen: what a decision needs of a run, as constants: the encoding of a row, the weights, the temperature.
+"""Frozen: the parts of a run that a decision needs, as constants: encoding, weights, temperature.
 
 C categorical columns, N numbers, H one-hot inputs, P pieces, D p-adic numbers, L levels; M members, E experts of each,
 X patches times experts and Y edges times experts of a sheaf router, U patches. A model without members is one of one,

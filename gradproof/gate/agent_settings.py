@@ -1,4 +1,4 @@
-"""Where agents keep their settings, and the gate's hook in them: put in, taken out again, nothing else touched."""
+"""The settings files of agents: adds and removes the gate's hook, and changes nothing else."""
 
 from __future__ import annotations
 

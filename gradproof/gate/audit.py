@@ -1,4 +1,4 @@
-"""`gradproof gate audit`: recorded decisions, newest first, with what people said of them, and how many there are.
+"""`gradproof gate audit`: recorded decisions, newest first, with their feedback and counts.
 
 The journal holds no secrets, so none can be shown. Texts that an agent chose are printed without control characters:
 one decision is one line, whatever the call contains.

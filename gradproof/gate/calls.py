@@ -1,4 +1,4 @@
-"""A tool call: read from JSON in the shapes that people have it in, and written as one text.
+"""A tool call: read from JSON in its various forms, and written as one text.
 
 Read are `{"tool", "arguments"}`, `{"name", "arguments"}`, MCP's `tools/call` request, a hook's `{"tool_name",
 "tool_input"}` and `{"command"}`, which is a Bash call. What is wrong with a call is one sentence. The text:

@@ -1,4 +1,4 @@
-"""The audit log: an append-only chain of lines, each of which authenticates all before it.
+"""The audit log: an append-only chain of lines, each of which authenticates all lines before it.
 
     mac_n = HMAC(key, mac_{n−1} ‖ line_n);   a line is JSON and ends in its mac
 

@@ -1,4 +1,4 @@
-"""What people change: signals, answers, corrections, policy, rules, settings, the serving version.
+"""Changes by people: feedback, answers, corrections, policy, rules, settings, the serving version.
 
 Each change is in the store and then in the audit log, both synced, before its function returns: what was acknowledged
 survives kill -9 and a power failure. The audit log tells who changed what, and nothing of what calls say.

@@ -1,4 +1,4 @@
-"""The daemon: one process that decides for everybody, on a unix socket for agents and on TCP for people.
+"""The daemon: one process that makes all decisions, on a unix socket for agents and on TCP for people.
 
 There is one for a store: it holds a lock, which goes with the process however it ends. On SIGTERM and SIGINT it stops
 listening, answers what it has, writes what waits, and ends the learner.

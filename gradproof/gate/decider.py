@@ -1,4 +1,4 @@
-"""The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
+"""The decider: reads a call, decides every act of it, and records the decision after the answer.
 
 The worst act decides; `judging.py` says by what. An exception or too much time is a question, or the worst so far.
 

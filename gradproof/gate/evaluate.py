@@ -1,4 +1,4 @@
-"""`gradproof gate evaluate`: how good the gate is on labelled calls that it has not seen.
+"""`gradproof gate evaluate`: the quality of the gate on labelled calls that it has not seen.
 
 Each fold is scored by a gate that was fitted to the others; validation, early stopping and calibration use rows of the
 other folds alone. Of the made-up calls that every gate learns from, those that resemble a call to block of the data are

@@ -1,4 +1,4 @@
-"""`gradproof gate evaluate --stream`: a labelled stream replayed in its order, with a person who corrects mistakes.
+"""`gradproof gate evaluate --stream`: replays a labelled stream in order, with simulated corrections of mistakes.
 
 Each call is scored before its label is known, as in use. What was wrong is said at once, some calls later, or only
 sometimes; the gate learns as it goes. The same stream through the same first model without learning stands beside it.

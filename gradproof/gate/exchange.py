@@ -1,4 +1,4 @@
-"""One HTTP request over a unix socket, by a deadline for the whole of it.
+"""One HTTP request over a unix socket, with a deadline for the whole exchange.
 
 `http.client` is not used: importing it takes longer than all the rest of a hook, and its time limit is one for each
 read, so that a server that sends a byte a second would hold an agent for hours.

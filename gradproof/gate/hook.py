@@ -1,4 +1,4 @@
-"""The hook that agents run before and after every call of a tool: `gradproof-hook`, and `gradproof gate hook`.
+"""The hook that agents run before and after every tool call: `gradproof-hook`, and `gradproof gate hook`.
 
 Reads one event of Claude Code (PreToolUse, PostToolUse) or Gemini CLI (BeforeTool, AfterTool) on standard input, asks
 the gate's daemon, and answers on standard output as that agent expects it.

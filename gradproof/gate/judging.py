@@ -1,4 +1,4 @@
-"""Judging: each act of a call, by the first that has a say.
+"""Judges each act of a call: floor, rules, corrections, policy, model.
 
 In order: the floor, which nothing but shadow mode removes; rules; corrections; the policy, which the model may tighten,
 and loosen from ask to allow where it is trusted. The same code judges a call as it comes, and one of the journal when

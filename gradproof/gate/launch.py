@@ -1,4 +1,4 @@
-"""Starts a gate's daemon, detached from whoever needed it first.
+"""Starts a gate's daemon, detached from the process that needed it.
 
 Who starts one locks the store's folder until it answers; others wait for its socket meanwhile.
 """

@@ -1,4 +1,4 @@
-"""The learner: trains a copy of the serving model on new signals, and lets it serve only if it is no worse.
+"""The learner: trains a copy of the serving model on new feedback, and promotes it only if it is no worse.
 
 A round takes the signals that wait and solves for the weights of n-grams and features: seconds, so that one signal is
 enough. Where a gate has an encoder, and DEEP signals have come since it last learned, it learns first: a few

@@ -1,4 +1,4 @@
-"""What people said in a store of an earlier format, for a new gate to learn from. The old store is only read."""
+"""Imports the feedback in a store of an earlier format, for a new gate to learn from. The old store is only read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A gate and what its learner keeps, as bytes for the store: safetensors, never pickle."""
+"""Serialises a gate and the learner's state for the store: safetensors, never pickle."""
 
 from __future__ import annotations
 

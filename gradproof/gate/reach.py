@@ -1,4 +1,4 @@
-"""Reach: which decisions of the last days would have been others, had something been changed.
+"""Reach: which recent decisions a change would have changed.
 
 Each recorded decision is judged twice, as everything stands now and with the change, by the code that judges calls as
 they come (`judging.py`), from the acts and the probabilities that were recorded: what is reported is the change's own

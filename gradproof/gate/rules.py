@@ -1,5 +1,5 @@
-"""Rules that people wrote: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over
-an allow.
+"""Rules written by people: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over an
+allow.
 
     [[deny]]                        [[allow]]
     effect = "publish"              program = "git"

@@ -1,4 +1,4 @@
-"""The gate over HTTP: what all routes share, and the app put together.
+"""The gate over HTTP: code shared by all routes, and the app.
 
 One event loop decides, in turn: a decision takes a millisecond or two, less than handing it to a thread. What waits is
 bounded; beyond that a call is answered 429 at once. What people say waits for the disk, in a thread. What looks at many

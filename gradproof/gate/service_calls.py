@@ -1,4 +1,4 @@
-"""Routes of calls: deciding, the report that a call ran, decisions, and questions to look at."""
+"""Routes for calls: decisions, the report that a call ran, and questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routes of what an administrator changes: policy, rules, settings, versions, tokens."""
+"""Routes for administrators: policy, rules, settings, versions, tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A settings file as text: JSON, with comments or without, changed in one place while all the rest stays as it was.
+"""Edits a settings file as text: JSON, with or without comments, changed in one place and otherwise left as it is.
 
 Parsing gives each value and where it stands; a change is a new text. What was inserted can be removed without a trace.
 """

@@ -1,4 +1,4 @@
-"""The door of a service: who may come in, before a byte of the body is read and before any other code runs.
+"""Access control of a service, before a byte of the body is read and before any other code runs.
 
 It checks, in this order, the `Host` header, the path, the token or the socket's peer, the rate, the role, and the
 length of the body. A route without roles lets nobody in. Every answer gets the strict headers, whoever wrote it.

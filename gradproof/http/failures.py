@@ -1,4 +1,4 @@
-"""What nobody foresaw: answered with a 500, and told in a line that holds nothing of the request."""
+"""Unexpected errors: answered with a 500, and logged in a line without any content of the request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A unix socket in a folder of its own, and who is at its other end, as the kernel tells."""
+"""A unix socket in its own folder, and the identity of the peer as the kernel reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sublayers of a transformer, pre-norm: x + f(LayerNorm(x)), forward and backward, as functions of the weights.
+"""The sublayers of a pre-norm transformer, x + f(LayerNorm(x)): forward and backward as functions of the weights.
 
     self-attention   x + W_o·Attention(q, k, v),  (q, k, v) = W_qkv·LN(x)
     cross-attention  x + W_o·Attention(q, k, v),  q = W_q·LN(x),  (k, v) = W_kv·memory

@@ -1,4 +1,4 @@
-"""An ensemble: members of one shape with parameters of their own, whose predictions are taken together.
+"""An ensemble: members of the same shape with their own parameters, whose predictions are averaged.
 
     z_m = member_m(x);   y = vote(z_1 … z_M), or of a number, pool_gaussians(z_1 … z_M)
 

@@ -1,4 +1,4 @@
-"""ExpertRanks: the experts of a mixture spread over the ranks of a mesh axis. Every rank routes its own rows.
+"""ExpertRanks: the experts of a mixture distributed over the ranks of a mesh axis. Every rank routes its own rows.
 
 A rank holds E/X experts, X the ranks along `experts`. Rows are sorted by expert, so those for one rank are contiguous:
 

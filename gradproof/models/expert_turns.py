@@ -1,4 +1,4 @@
-"""ExpertsInTurn: the op `experts` on one expert after the other, the last one first in the backward.
+"""ExpertsInTurn: runs the op `experts` one expert at a time; the backward starts with the last.
 
 When an expert's gradients are final that is announced, so that they can be sent to other ranks while the next expert is
 computed. On a CPU, where a call for one expert is as fast as one for all; on a GPU experts share each product.

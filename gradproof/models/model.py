@@ -1,4 +1,4 @@
-"""What every model shares: the parameters, the tape, and the checks that turn misuse into one sentence.
+"""The base of all models: parameters, tape, and checks that turn misuse into a clear message.
 
     forward(x_TI) -> (output, tape);   backward(d_logits_TO, tape, d_aux=0.0, accumulate=False) -> dx_TI
 

@@ -1,4 +1,4 @@
-"""What each size costs, predicted without allocating it. A transformer's rows are tokens."""
+"""Predicts the cost of each size without allocating it. The rows of a transformer are tokens."""
 
 from __future__ import annotations
 

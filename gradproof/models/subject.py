@@ -1,4 +1,4 @@
-"""A model on one example, as a Subject, and the judging of a model in all its options.
+"""A model on one example as a Subject, and the judging of a model in all its options.
 
 For the witnesses the forward is a function of the parameters; what is judged is the real forward and backward on the
 flat buffers.

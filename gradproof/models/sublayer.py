@@ -1,4 +1,4 @@
-"""Which sublayer of a model is running, for whoever watches the ops inside it.
+"""Records which sublayer of a model is running, for modes that watch the ops inside it.
 
 A sublayer is a function with an argument `prefix`, what the names of its parameters begin with. Marked as one, it says
 so while it runs; nested calls and threads each see their own.

@@ -1,4 +1,4 @@
-"""What torch's autograd and compiler are told: what is kept, that nothing is differentiated twice, where graphs end."""
+"""The interface to torch's autograd and compiler: saved tensors, refused second derivatives, graph breaks."""
 
 from __future__ import annotations
 

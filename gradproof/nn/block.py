@@ -1,4 +1,4 @@
-"""One call of a model, forward and backward, as one node of torch's graph."""
+"""One call of a model, forward and backward, as a single node of torch's graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parameters of E experts in one: what kernels read without a copy, and a state dict that has every name."""
+"""The parameters of E experts as one parameter, which kernels read without a copy, and a state dict with every name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""To plain torch layers and back, whatever the module."""
+"""Conversion to plain torch layers and back."""
 
 from __future__ import annotations
 

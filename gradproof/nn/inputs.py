@@ -1,4 +1,4 @@
-"""What a module is called with: rows of the right width, in a dtype that goes with the parameters."""
+"""Checks the input of a module: its width, and a dtype that matches the parameters."""
 
 from __future__ import annotations
 

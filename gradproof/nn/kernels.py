@@ -1,4 +1,4 @@
-"""Which kernels a module runs by: those that are admitted for its device, dtype and number of rows."""
+"""Chooses the kernels of a module: those admitted for its device, dtype and number of rows."""
 
 from __future__ import annotations
 

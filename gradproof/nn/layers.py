@@ -1,4 +1,4 @@
-"""A chain as a row of plain torch layers, and the way back."""
+"""Converts a chain to a sequence of plain torch layers, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A module from one of our models, and one of our models from a module."""
+"""Converts our models to modules, and modules to our models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fused layer as a module: bias, LayerNorm and GELU in one pass, alone or behind a linear layer."""
+"""The fused layer as a module: bias, LayerNorm and GELU in one pass, alone or after a linear layer."""
 
 from __future__ import annotations
 

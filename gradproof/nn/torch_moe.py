@@ -1,4 +1,4 @@
-"""The same mixture in plain torch layers."""
+"""The same mixture of experts in plain torch layers."""
 
 from __future__ import annotations
 

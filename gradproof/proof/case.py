@@ -1,5 +1,6 @@
-"""A Case: how users hand in their own code. `path/to/file.py:function` or `package.module:function`; the function takes
-nothing and returns (module, inputs), (module, inputs, reference), a KernelCase or a RankCase."""
+"""Loads a Case, the form in which users provide their own code. `path/to/file.py:function` or
+`package.module:function`; the function takes nothing and returns (module, inputs), (module, inputs, reference), a
+KernelCase or a RankCase."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The witness that needs nothing but the forward: differences, with their own error estimate.
+"""The witness that only needs the forward: finite differences with an error estimate.
 
 The claimed gradient g is judged along a random direction v by the residual
 

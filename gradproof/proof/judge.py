@@ -1,4 +1,4 @@
-"""All claims of a contract on its examples, and the verdict tensor by tensor."""
+"""Checks all claims of a contract on its examples, and gives a verdict for each tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's kernel on one call: every claim, and of each tensor the entry nearest to its bound or furthest past it.
+"""One call of a user's kernel: every claim, with the worst entry of each tensor.
 
 A kernel is run on copies. Fresh memory is full of NaN where sizes are tried, so that what is not written shows. Inputs
 that lie apart, or the other way round in memory, must be read as they are or refused in a sentence.

@@ -1,4 +1,4 @@
-"""What each rank does in a trial of a RankCase: wrap the module, take steps, and hold the result against one rank.
+"""The work of each rank in a trial: wrap the module, take steps, compare with one rank.
 
 The stages are functions that a Pool runs on all ranks, each after the last has ended everywhere: what one rank still
 waits for in a collective of the user's cannot meet a collective of ours, and a rank that does not come to the end of a

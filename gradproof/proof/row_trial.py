@@ -1,4 +1,4 @@
-"""RowTrial: one call of a kernel, forward or backward, judged on some of its rows.
+"""RowTrial: judges one call of a kernel, forward or backward, on some of its rows.
 
 The op itself runs on the whole call, in the dtype of the call. Some rows are then judged number by number, against
 float64 and with computed bounds: a few by chance, the first, the last, and those in which kernel and op differ most. So

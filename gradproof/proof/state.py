@@ -1,4 +1,4 @@
-"""The state of a user's module: swapped in place for the time of a judgement, and put back exactly.
+"""The state of a user's module: replaced during a judgement, and restored exactly.
 
 What is judged is the user's own object, hooks and all, so nothing is copied or called functionally: each tensor gets
 other data under it (`tensor.data`, as `Module.double()` does), and gets its own back at the end.

@@ -1,4 +1,4 @@
-"""The answer of `verify`: statuses, one sentence, and a record that goes to JSON and to the page."""
+"""The result of `verify`: statuses, a summary, and the record for JSON and the report."""
 
 from __future__ import annotations
 

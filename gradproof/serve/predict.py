@@ -1,4 +1,4 @@
-"""Predict: a file through a model, and predictions as records and as tables."""
+"""Predict: runs a file through a model, and formats predictions as records and tables."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Records: decoded JSON objects to rows. Text is read as in a file; any other value that a column does not take is
-refused by name, never guessed."""
+"""Records: converts decoded JSON objects to rows. Text is read as in a file; any other value that a column does not
+take is refused by name, never guessed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user would compare with: the majority class, and scikit-learn's logistic regression and boosted trees."""
+"""Baselines to compare with: the majority class, and scikit-learn's logistic regression and boosted trees."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cautions: what makes a score worth less than it looks, each with what to try."""
+"""Warnings about scores that mean less than they seem to, each with what to try."""
 
 from __future__ import annotations
 

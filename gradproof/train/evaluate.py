@@ -1,4 +1,4 @@
-"""A model on held-out rows: its predictions, and their loss and accuracy."""
+"""Evaluates a model on held-out rows: predictions, loss and accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trained model out of its run."""
+"""Loads a trained model from its run."""
 
 from __future__ import annotations
 

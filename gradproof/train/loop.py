@@ -1,4 +1,4 @@
-"""The loop: batches through the step, validation, checkpoints, early stopping; one path for every model.
+"""The training loop: batches, validation, checkpoints and early stopping, with one code path for every model.
 
 Every random choice is a function of the seed and the step, so a run that resumes from a checkpoint ends with the same
 bits as one that was never stopped.

@@ -1,4 +1,4 @@
-"""The scores, warnings and summary of a run that predicts a number."""
+"""The scores, warnings and summary of a regression run."""
 
 from __future__ import annotations
 

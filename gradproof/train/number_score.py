@@ -1,4 +1,4 @@
-"""How good predicted numbers are on held-out rows: their errors, their likelihood, and what the intervals cover."""
+"""Scores of regression on held-out rows: errors, likelihood, and coverage of the intervals."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Predictor: rows through a model, and what its outputs mean: a decision, probabilities, metrics in their own units; or
-a number, with an interval.
+"""Predictor: runs rows through a model and interprets its outputs: decision, probabilities and metrics, or a number
+with an interval.
 
 C classes, M metrics, V = 4: mean, spread, low and high.
 """

@@ -1,4 +1,4 @@
-"""What a finished run leaves: report.json, the record, and report.html, the page made from it."""
+"""The results of a finished run: report.json, and report.html made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run is a directory. config.json is the first file in it; nobody else may train there at the same time.
+"""A run is a directory. Its first file is config.json, and only one process may train in it at a time.
 
 config.json  schema.json  rows/  evidence.jsonl  metrics.jsonl  checkpoints/step-N/  report.json  report.html
 """

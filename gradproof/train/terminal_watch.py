@@ -1,4 +1,4 @@
-"""Looking on at a training run: a bar on a terminal, lines elsewhere, and the table at the end."""
+"""Shows a training run: a bar on a terminal, lines elsewhere, and the table at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that learns a text: the loop of `train/loop.py` on windows of bytes, each of which predicts the next byte."""
+"""Training on a text: the loop of `train/loop.py` on windows of bytes, in which each byte predicts the next."""
 
 from __future__ import annotations
 

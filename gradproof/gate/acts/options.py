@@ -1,4 +1,4 @@
-"""Options: the words of a command sorted into options, with their values, and the rest."""
+"""Splits the words of a command into options with their values and the rest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Paths: resolved against the folder of a call, and the scope that they lie in.
+"""Resolves paths against the folder of a call, and finds their scope.
 
 Nothing but the search for `.git` touches the file system: a path means what it says, whether or not it exists.
 """

@@ -1,4 +1,4 @@
-"""Programs: from the words of one command to what it does, by what effects.toml knows.
+"""Programs: from the words of a command to its effects, according to effects.toml.
 
 A few programs take other commands, code or a language of their own as arguments; READERS has a function for each.
 """

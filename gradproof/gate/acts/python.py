@@ -1,5 +1,4 @@
-"""Python code, read by its syntax tree: the calls that touch files, programs or the network, and what they are
-given."""
+"""Python code, read from its syntax tree: calls that touch files, programs or the network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking the person at the client, as far as the client offers it: elicitation, in the form of the negotiated version.
+"""Asks the person at the client by elicitation, in the form of the negotiated protocol version.
 
     2025-06-18     a request `elicitation/create` to the client, a form
     2025-11-25     the same, a form or a URL, which the client says in its capabilities

@@ -1,4 +1,4 @@
-"""The doorkeeper: whether a call may pass. Only what the gate allows passes.
+"""The doorkeeper: decides whether a call may pass. Only what the gate allows passes.
 
 A person's answer makes no call pass by itself: it is said to the gate, and the gate decides again. So one who allows a
 call once allows one call, and what cannot be recorded allows nothing. Without a decision the call is refused.

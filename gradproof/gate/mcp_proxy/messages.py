@@ -1,4 +1,4 @@
-"""JSON-RPC messages as plain data: read from a line, told apart, and written back.
+"""JSON-RPC messages as plain data: parsed from a line, classified, and written back.
 
 Typed models drop fields that they do not know, so nothing is typed here. What a client sends is read strictly, and
 what is sent on is written anew from what was read: so a server reads what the gate has judged. Two readers may

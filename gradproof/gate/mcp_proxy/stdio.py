@@ -1,4 +1,4 @@
-"""The peers that speak over pipes: the client at standard input and output, and a server that is started here.
+"""The peers on pipes: the client on standard input and output, and a server that is started here.
 
 A message is a line. The `mcp` package's own transports read lines into typed messages, which drop unknown fields of the
 envelope, an id that is null and batches; so lines are read here.

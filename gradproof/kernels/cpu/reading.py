@@ -1,4 +1,4 @@
-"""A transformer's reading of sequences in one call. See ops/reading.py."""
+"""The forward of a classifying transformer in one call. See ops/reading.py."""
 
 from __future__ import annotations
 
