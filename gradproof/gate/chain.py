@@ -202,7 +202,7 @@ class AuditChain:
         if number != expected:
             return f"number {number} stands where {expected} should", max(number + 1, expected), ""
         if before and not _same(self._mac(before, body), mac):
-            return f"number {number} or the line before it was changed", number + 1, mac
+            return f"number {number} was changed, or the line before it", number + 1, mac
         if record.get("kind") == HEAD_LOST:
             return "the head was missing when this line was written: earlier lines may be missing", number + 1, mac
         return "", number + 1, mac

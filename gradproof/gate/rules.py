@@ -199,4 +199,6 @@ def _check_regex(path: str, pattern: str) -> None:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"{path}: the regex {pattern!r} is not valid: {error}") from None
+        (said,) = error.args or ("",)  # RE2's own is bytes
+        reason = said.decode() if isinstance(said, bytes) else said
+        raise ValueError(f"{path}: the regex {pattern!r} is not valid: {reason}") from None

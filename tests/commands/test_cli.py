@@ -277,7 +277,7 @@ def listing(folder):
         (("--data", "good.csv", "--target", "z"), "no column 'z'"),
         (("--data", "good.csv", "--target", "y", "--metrics", "numbr"), "did you mean 'number'"),
         (("--data", "good.csv", "--target", "y", "--categorical", "nam"), "no column 'nam'; did you mean 'name'"),
-        (("--data", "dated.csv", "--target", "day"), "holds dates; choose another column"),
+        (("--data", "dated.csv", "--target", "day"), "holds dates; choose another target"),
         (("--data", "one_class.csv", "--target", "y"), "a classifier needs two classes"),
         (("--data", "words.csv", "--target", "y", "--metrics", "cost"), "'dear'"),
         (("--data", "hollow.csv", "--target", "y"), "hollow.csv has no value in any row"),
@@ -508,7 +508,7 @@ def test_a_table_says_how_it_is_read_before_it_is_trained_on(tables):
     assert [column["kind"] for column in record["columns"]] == ["number", "boolean", "target"]
     assert "$1,234.5" in (tables / "run/report.html").read_text()
     assert "scored on 12 rows; worst class" in result.stdout and "warning: only 12 rows were held out" in result.stdout
-    assert any("12 held-out rows" in warning for warning in record["warnings"])
+    assert any("only 12 rows were held out" in warning for warning in record["warnings"])
     (tables / "new.csv").write_text("price;sure;note\nfree;maybe;a\n$2,000.50;n;b\n")
     result = call("predict", "run", "--data", "new.csv", "--keep", "note", "--out", "out.csv", "--json", "p.json")
     assert result.exit_code == 0 and "column 'price': 1 value is not a number like '$1,234.5'" in result.stderr

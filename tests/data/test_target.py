@@ -65,7 +65,7 @@ def test_asked_for_text(reader):
         reader({**floats(), "y": [1.5] * 200}, "regression")
     with pytest.raises(ValueError, match="omit them"):
         reader({**floats(), "m": [1.0, 2.0] * 100}, "regression", metrics=["m"])
-    with pytest.raises(ValueError, match="a number to predict, not a class; --task regression predicts numbers"):
+    with pytest.raises(ValueError, match="a numeric target, not a class; --task regression predicts numbers"):
         reader({**floats(), "y": list(range(200))})
 
 

@@ -141,11 +141,11 @@ def test_shadow_mode(store, run):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--decision", "deny"), "--decision is allow, ask, block, not 'deny'"),
+        (("--decision", "deny"), "--decision must be one of allow, ask, block, not 'deny'"),
         (("--effect", "remove"), "there is no effect 'remove'; the effects are read, write, delete"),
         (
             ("--since", "yesterday"),
-            "--since must be an ISO date or time, or a number of hours or days such as 24h and 7d, not 'yesterday'",
+            "--since must be an ISO date or time, or hours or days as in 24h and 7d, not 'yesterday'",
         ),
         (("--since", "7"), "not '7'"),
         (("--json", "/proc/x/audit.json"), "cannot write /proc/x/audit.json"),

@@ -61,15 +61,15 @@ def test_a_decision_arrives_whole(store, daemon, outcome):
         (answer_of({"decision": "allow"}), "contains no decision"),
         (answer_of({"decision": ["allow"], "reason": "x"}), "contains no decision"),
         (answer_of(["allow"]), "not a JSON object"),
-        (decision("allow")[:-20], "went away"),  # half an answer
+        (decision("allow")[:-20], "closed the connection"),  # half an answer
         (decision("allow").replace(b"content-length", b"x-length"), "is not HTTP"),
         (decision("allow").replace(b"content-length: 6", b"content-length: -6"), "is not HTTP"),
         (b"content-length: 3\r\n\r\n{}x", "is not HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999\r\n\r\n", "is not HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 9999999\r\n\r\n", "9,999,999 bytes"),
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "is not HTTP"),
-        (b"\x00\xff" * 100, "went away"),
-        (b"", "went away"),
+        (b"\x00\xff" * 100, "closed the connection"),
+        (b"", "closed the connection"),
         (answer_of({"error": "the call is nested too deeply"}, 400), "refused the call: the call is nested too deeply"),
         (answer_of({"decision": "allow", "reason": "x"}, 500), "refused the call: 500"),
         (answer_of({"decision": "allow", "reason": "x"}, 302), "refused the call: 302"),
@@ -144,11 +144,11 @@ def test_a_daemon_whose_queue_is_full_is_no_answer(store):
 def test_no_store_no_daemon_and_a_socket_that_was_left_behind(store, daemon, tmp_path):
     with pytest.raises(NoAnswer, match="there is no gate in"):
         client(tmp_path / "missing").decide(CALL)
-    with pytest.raises(NoAnswer, match="listens"):
+    with pytest.raises(NoAnswer, match="listening"):
         client(store).decide(CALL)
     daemon(lambda number, body: decision("allow")).close()
     assert (Path(f"{store}.socket") / "gate.sock").exists()
-    with pytest.raises(NoAnswer, match="listens"):
+    with pytest.raises(NoAnswer, match="listening"):
         client(store).decide(CALL)
 
 

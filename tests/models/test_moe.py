@@ -309,7 +309,7 @@ def test_rebalance():
     model = small(correction=0.125)
     model.rebalance(torch.tensor([9, 1, 5, 5]))
     assert model.buffers["router.correction"].tolist() == [-0.125, 0.125, 0.0, 0.0]
-    with pytest.raises(ValueError, match="no correction"):
+    with pytest.raises(ValueError, match="no selection bias"):
         small().rebalance(torch.tensor([9, 1, 5, 5]))
 
 

@@ -173,7 +173,7 @@ def test_a_column_may_be_named_records(predictor, schema, record):
         (b'{"weight": -Infinity}', "-Infinity"),
         (b"[" * 4000, "nested too deeply"),
         (b'{"a":' * 900, "not JSON|nested too deeply"),
-        (b'{"weight": ' + b"9" * 4400 + b"}", "more digits"),
+        (b'{"weight": ' + b"9" * 4400 + b"}", "too many digits"),
     ],
     ids=range(10),
 )

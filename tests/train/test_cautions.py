@@ -26,7 +26,7 @@ def scores(accuracy=0.8, log_loss=0.4):
         (scores(accuracy=0.61), 500, []),
         (scores(log_loss=0.67), 500, []),
         (scores(log_loss=0.68), 500, ["0.6800, is worse than that of predicting the class frequencies, 0.6700"]),
-        (scores(0.3, 2.0), 9, ["9 held-out rows", "no better than", "overconfident"]),
+        (scores(0.3, 2.0), 9, ["only 9 rows were held out", "no better than", "overconfident"]),
         (scores(0.3, 2.0)[:1], 100, []),
     ],
 )

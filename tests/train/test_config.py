@@ -42,7 +42,7 @@ def test_interval(given_, interval):
         ({"model": "rnn"}, "model = 'rnn' must be one of moe, dense"),
         ({"precision": "fp8"}, "precision = 'fp8' must be one of fp32, bf16, fp16"),
         ({"encoding": "binary"}, "encoding = 'binary' must be one of onehot, padic"),
-        ({"router": "hash"}, "router = 'hash' must be softmax or sheaf"),
+        ({"router": "hash"}, "router = 'hash' must be one of softmax, sheaf"),
         ({"router": "sheaf", "model": "dense"}, "a dense model has no router; model = 'moe' has one"),
         ({"steps": "many"}, "steps = 'many' must be int"),
         ({"steps": 2.5}, "steps = 2.5 must be int"),
