@@ -47,7 +47,7 @@ AGREES = 1e-6  # with a trusted reference, in float64
 
 @dataclass
 class Diagnosis:
-    """The answer. True only when clean or noise."""
+    """The result of `diagnose`. It is true only if the verdict is clean or noise."""
 
     name: str
     verification: SubjectVerdict
@@ -64,7 +64,7 @@ class Diagnosis:
 
     @property
     def worst(self) -> FormatVerdict | None:
-        """The format with the worst verdict; among several, one that ran for real, and is furthest off."""
+        """The format with the worst verdict; among several, one that ran for real, with the largest error."""
         alike = [p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])]
         far = {p.format: p.rel_error if math.isfinite(p.rel_error) else math.inf for p in alike}
         return max(alike, key=lambda p: (not p.simulated_only, far[p.format]), default=None)
@@ -97,7 +97,7 @@ class Diagnosis:
         return f"{self.name} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; what is not finite becomes null."""
+        """Plain data, with null for numbers that are not finite."""
         worst = self.worst
         record = {
             "verdict": self.verdict,

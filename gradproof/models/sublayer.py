@@ -19,12 +19,12 @@ _PREFIX: ContextVar[str] = ContextVar("prefix", default="")
 
 
 def running() -> str:
-    """The prefix of the innermost sublayer that is running; empty outside of any."""
+    """The prefix of the innermost running sublayer; empty outside sublayers."""
     return _PREFIX.get()
 
 
 def sublayer(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Marks a sublayer's forward or backward."""
+    """Decorates the forward or backward of a sublayer."""
     place = list(signature(function).parameters).index("prefix")
 
     @wraps(function)

@@ -13,7 +13,7 @@ from gradproof.ops.experts import Chain
 
 
 def as_layers(chain: Chain, views: dict[str, Tensor]) -> nn.Sequential:
-    """A chain as a row of layers."""
+    """A chain as a list of torch layers."""
     layers: list[nn.Module] = []
     for i in range(chain.layers + 1):
         layers.append(filled_layer(nn.Linear, views[f"linear.{i}.weight"], views[f"linear.{i}.bias"]))
@@ -33,7 +33,7 @@ def filled_layer(kind: type[Any], weight: Tensor, bias: Tensor) -> Any:
 
 @torch.no_grad()
 def read_layers(module: nn.Sequential, views: dict[str, Tensor], chain: Chain) -> None:
-    """Copies a row of layers into a chain; ValueError, in a sentence, where one is not what stands there."""
+    """Copies torch layers into a chain; ValueError if a layer does not match."""
     layers = list(module)
     for i in range(chain.layers + 1):
         read_linear(layers.pop(0) if layers else None, views[f"linear.{i}.weight"], views[f"linear.{i}.bias"])

@@ -32,7 +32,7 @@ class NormGELU(nn.Module):
         self.beta = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """The norm as the identity, no bias."""
+        """Sets the norm to the identity, without a bias."""
         with torch.no_grad():
             self.bias.zero_()
             self.gamma.fill_(1.0)
@@ -66,7 +66,7 @@ class LinearNormGELU(NormGELU):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """U(±1/√inputs) for weight and bias, as nn.Linear does."""
+        """U(±1/√inputs) for weight and bias, as in nn.Linear."""
         super().reset_parameters()
         if hasattr(self, "weight"):
             for parameter in (self.weight, self.bias):
@@ -77,7 +77,7 @@ class LinearNormGELU(NormGELU):
         return super().forward(nn.functional.linear(x, self.weight))
 
     def to_torch(self) -> nn.Sequential:
-        """nn.Linear, nn.LayerNorm and nn.GELU with the same numbers."""
+        """nn.Linear, nn.LayerNorm and nn.GELU with the same parameters."""
         with torch.no_grad():
             linear: nn.Module = filled_layer(nn.Linear, self.weight, self.bias)
             norm = filled_layer(nn.LayerNorm, self.gamma, self.beta)
@@ -85,7 +85,7 @@ class LinearNormGELU(NormGELU):
 
     @classmethod
     def from_torch(cls, module: nn.Sequential) -> LinearNormGELU:
-        """The way back, from any Linear, LayerNorm and, or not, GELU("tanh") in a row."""
+        """The inverse of `to_torch`: takes Linear, LayerNorm and optionally GELU("tanh")."""
         linear = module[0] if len(module) in (2, 3) else None
         if not isinstance(linear, nn.Linear):
             raise ValueError("LinearNormGELU.from_torch takes a Sequential of Linear, LayerNorm and optionally GELU")

@@ -13,7 +13,7 @@ from gradproof.ops import wide
 
 
 class TorchMoE(nn.Module):
-    """The Mixture-of-Experts in plain torch layers: nn.Linear, nn.LayerNorm, nn.GELU and autograd. The router is fp32
+    """The mixture of experts in plain torch layers: nn.Linear, nn.LayerNorm, nn.GELU and autograd. The router is fp32
     under autocast too."""
 
     correction: Tensor | None

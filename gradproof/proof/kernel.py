@@ -60,7 +60,7 @@ def judge_kernel(
     name: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`check_kernel` on a case; the tensors are moved to `device` where one is given."""
+    """`check_kernel` on a case; the tensors are moved to `device` if one is given."""
     form, given = read_form(case.inputs, case.shapes)
     for role, function in (("the kernel", case.fast), ("the reference", case.reference)):
         if not callable(function):

@@ -48,10 +48,10 @@ class Predictions(NamedTuple):
 
 
 class Predictor:
-    """A model with the schema it was trained on. `predictor(rows)` keeps no tape. A `fast` one decides many rows on a
-    CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided by the
-    `temperature`, which a run may have fitted (`train/temperature.py`); an interval reaches so many spreads (`reach`)
-    from the mean to either side (`train/interval.py`)."""
+    """A model with its schema. `predictor(rows)` keeps no tape. A `fast` one decides
+    many rows on a CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided
+    by the `temperature`, which a run may have fitted (`train/temperature.py`); an interval reaches so many spreads
+    (`reach`) from the mean to either side (`train/interval.py`)."""
 
     def __init__(
         self,
