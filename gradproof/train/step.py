@@ -117,7 +117,7 @@ class TrainStep:
         return result
 
     def plan(self, batches: Sequence[MicroBatch]) -> StepPlan:
-        """How to take a step on these micro-batches: as a graph or in one kernel if possible, otherwise part by part."""
+        """How to take a step on these micro-batches: as a graph or in one kernel if possible, else part by part."""
         training, kernels = self.training, self.kernels
         if isinstance(training, MeshTraining):
             return MeshParts(training, kernels)
