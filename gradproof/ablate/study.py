@@ -67,7 +67,7 @@ class StudyConfig:
                 raise ValueError(f"{name} = {value} must be at least 1")
         if self.tests and self.seeds < 2:
             raise ValueError(
-                f"seeds = {self.seeds}: a test needs at least two seeds; use 5, or tests = false for scores alone"
+                f"seeds = {self.seeds}: a test needs at least two seeds; use --seeds 5, or --no-test for scores alone"
             )
         for name in ("families", "learning_rates"):
             if not getattr(self, name):

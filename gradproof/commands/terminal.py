@@ -110,7 +110,7 @@ def write(record: dict[str, Any], text: str, json: str | None, html: Path | None
 
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(render(template, record))
-        print(f"page: {html}", file=sys.stderr)
+        print(f"report: {html}", file=sys.stderr)
 
 
 def console_for(json: str | None) -> Any:
