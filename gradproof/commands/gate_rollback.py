@@ -34,4 +34,4 @@ def rollback(
         with opened_store(Store, store) as opened:
             chosen, before = changes.roll_back(opened, Giver(getuser()), version)
         warn(store)
-        print(f"version {chosen} serves; it was {before}; trust begins anew")
+        print(f"version {chosen} serves; it was {before}; trust is reset")

@@ -63,7 +63,7 @@ def script() -> Path:
     for folder in folders:
         if (folder / SCRIPT).is_file():
             return (folder / SCRIPT).absolute()
-    raise ValueError(f"{SCRIPT} is not in {folders[0]}; install Gradproof anew: pip install 'gradproof[gate,serve]'")
+    raise ValueError(f"{SCRIPT} is not in {folders[0]}; reinstall Gradproof: pip install 'gradproof[gate,serve]'")
 
 
 def hook_command(

@@ -306,7 +306,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
 
 
 def _name(name: str, redactor: Redactor) -> str:
-    """Without white space, so that a name cannot end a line; a secret is no name."""
+    """Without white space, so that a name cannot end a line; a secret is not a name."""
     return redactor.text("_".join(name[: MOST_NAME + MARGIN].split()))[:MOST_NAME]
 
 

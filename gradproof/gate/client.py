@@ -94,7 +94,7 @@ class GateClient:
             time.sleep(min(2 * PAUSE, left(until)))
         said = decoded(answer)
         if status != 200:
-            raise NoAnswer(f"the gate refused the call: {str(said.get('error', status))[:500]}")
+            raise NoAnswer(f"the gate rejected the call: {str(said.get('error', status))[:500]}")
         return said
 
 

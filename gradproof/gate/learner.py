@@ -101,7 +101,7 @@ class Score(NamedTuple):
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
         # Thresholds are chosen anew: where one moves, many calls change sides at once, and not independently.
         chance = max(BY_CHANCE * math.sqrt(sum(difference**2 for difference in differ)), self.noise)
-        # The best of many is partly luck: what two standard errors of a difference explain is no loss.
+        # The best of many is partly luck: what two standard errors of a difference explain is not a loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > than.error + chance + 1e-12 or self.mistaken > best.mistaken + lost + 1e-12:
             return False

@@ -163,7 +163,7 @@ def _cell(i: int, column: str, value: Any, reading: ColumnReading, misfits: list
 
 
 def _number(text: str, reading: ColumnReading) -> float | None:
-    """None where the text is no number; an infinite one is missing, as in a file."""
+    """None where the text is not a number; an infinite one is missing, as in a file."""
     if isinstance(reading.format, NumberFormat):
         number = reading.format.value(text)
     else:

@@ -255,7 +255,7 @@ class Meters(RequestMeters):
     def decided(self, predictions: Predictions) -> None:
         """Counts the decisions of an answer: after the forward, since each request may have costs of its own."""
         for decision, count in collections.Counter(predictions.decision_T.tolist()).items():
-            if decision < len(self.decisions):  # a number is no decision
+            if decision < len(self.decisions):  # a number is not a decision
                 self.decisions[decision].inc(count)
 
 

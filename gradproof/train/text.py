@@ -109,7 +109,7 @@ def spaced_windows(byte_N: np.ndarray, context: int, most: int) -> tuple[np.ndar
 def score(
     model: Transformer, token_BS: np.ndarray, target_BS: np.ndarray, batch: int, kernels: Kernels = REFERENCE
 ) -> tuple[float, float]:
-    """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is no number."""
+    """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is not a number."""
     return means(totals(model, token_BS, target_BS, batch, kernels))
 
 

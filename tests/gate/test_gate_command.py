@@ -151,7 +151,7 @@ def test_status_learn_and_rollback(run, store):
     assert record["serving"] == 2 and not record["converged"] and record["judged"]["allow"] == 1
     assert [version["version"] for version in record["versions"]] == [1, 2]
     assert record["drift"]["inputs"]["decisions"] == 0  # of the version that serves
-    assert run("rollback")[1] == ["version 1 serves; it was 2; trust begins anew"]
+    assert run("rollback")[1] == ["version 1 serves; it was 2; trust is reset"]
     assert store.versions.serving() == 1
     code, out, _ = run("status")
     assert code == 0 and "version 1 serves; not trusted yet: 0 of 500 judgements" in out[0]

@@ -143,7 +143,7 @@ class Parsed:
 
 
 def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
-    """Options as getopt reads them. With `stop`, the first word that is no option ends them."""
+    """Options as getopt reads them. With `stop`, the first word that is not an option ends them."""
     options: list[tuple[str, Word | None]] = []
     positional: list[Word] = []
     i = 0

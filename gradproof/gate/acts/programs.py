@@ -354,7 +354,7 @@ def perform(command: Command, deed: Deed) -> Output | None:
 
 
 def _verb(command: Command, deed: Deed) -> Output | None:
-    """The verb is the first word that is no option, or the first two."""
+    """The verb is the first word that is not an option, or the first two."""
     parsed = parse(command.words, deed, stop=True)
     words = parsed.positional
     texts = [word.text for word in words[:3]]

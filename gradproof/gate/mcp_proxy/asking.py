@@ -93,7 +93,7 @@ def input_required(params: Mapping[str, Any], state: str) -> dict[str, Any]:
 
 
 def said(answer: Any, mode: Mode) -> Said:
-    """What a person said; `nothing` where the question was dismissed, or was answered by what is no answer."""
+    """What a person said; `nothing` where the question was dismissed, or was answered by what is not an answer."""
     action = answer.get("action") if isinstance(answer, Mapping) else None
     if action == "decline":
         return "deny"

@@ -178,7 +178,7 @@ class Doorkeeper:
         call |= {"schema": tool.schema} if tool.schema is not None else {}
         decision = await to_thread.run_sync(self.gate.decide, call, abandon_on_cancel=True)
         if not isinstance(decision, Mapping) or not isinstance(decision.get("id"), str) or "decision" not in decision:
-            raise UndecidedError("the gate's answer is no decision")
+            raise UndecidedError("the gate's answer is not a decision")
         return decision
 
     async def _mode(self, offer: ClientOffer, decision: Mapping[str, Any]) -> Mode | None:

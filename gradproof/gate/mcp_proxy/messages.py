@@ -89,7 +89,7 @@ def is_response(message: JsonMessage) -> bool:
 
 
 def key(id: Any) -> tuple[str, JsonRpcId] | None:
-    """An id as the key of a table, in which 1, 1.0, true and "1" are four things; None for what is no id."""
+    """An id as the key of a table, in which 1, 1.0, true and "1" are four things; None for what is not an id."""
     return (type(id).__name__, id) if isinstance(id, int | str) and not isinstance(id, bool) else None
 
 

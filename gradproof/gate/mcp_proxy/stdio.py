@@ -135,7 +135,7 @@ class ServerProcess:
                 for message in messages.from_server(line):
                     yield message
             except ValueError as error:
-                self.tell(f"dropped a line of the server that is no message: {error}")
+                self.tell(f"dropped a line of the server that is not a message: {error}")
         with anyio.move_on_after(GRACE):
             await self.process.wait()
         raise ServerEndedError(f"the MCP server has ended{_how(self.process.returncode)}")
