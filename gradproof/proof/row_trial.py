@@ -7,7 +7,7 @@ rows is first held against what the sample allows, and where that fails, added u
 
 The rows are somebody's, not random ones. Terms of one sign make partial sums as large as the result, and rows that
 occur several times make the same errors: both are allowed for. Not judged are rows for which first-order bounds do not
-hold: where the op itself is not a number or outside of them, where rounding is amplified ten thousand times, and where a
+hold: where the op itself is not finite or exceeds them, where rounding is amplified ten thousand times, and where a
 choice hangs on the last bits of two scores, so that one is as right as the other.
 """
 

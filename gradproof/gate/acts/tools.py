@@ -384,9 +384,9 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
         if not arguments:
             reading.unknown(tool, "a shell without a command")
         else:
-            reading.unknown(tool, "a command that is not text")
+            reading.unknown(tool, "a command that is no text")
     else:
-        reading.unknown(tool, "a command that is not text")
+        reading.unknown(tool, "a command that is no text")
     reading.left_defined(state)
     environment = arguments.get("env")
     if isinstance(environment, Mapping):
