@@ -173,7 +173,7 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
 
 def _summary(name: str, scores: list[dict[str, Any]], rows: int) -> str:
     others = ", ".join(f"{s['name']} {s['accuracy']:.1%}" for s in scores[1:] if s["accuracy"] is not None)
-    return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows right ({others})."
+    return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows correctly ({others})."
 
 
 def evidence_of(file: Path) -> dict[str, Any] | None:
