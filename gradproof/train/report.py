@@ -158,7 +158,7 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
     if source.best_R is not None:
         best = float(source.best_R[index_T].mean())
         unknown = dict.fromkeys((*FIGURES, "seconds", "rows"))
-        rows.append({"name": "Bayes-optimal", **unknown, "accuracy": best, "note": "no model can expect more"})
+        rows.append({"name": "Bayes-optimal", **unknown, "accuracy": best, "note": "the best possible accuracy"})
     train_R = source.index(TRAIN)
     few = source.rows.take(spaced(train_R, baselines.most_tree_rows(source.schema)))
     rows.append(baselines.boosted_trees(few, truth, source.schema))
