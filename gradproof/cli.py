@@ -1,4 +1,4 @@
-"""The command line: the commands put together.
+"""The command line: assembles the commands.
 
 Each command is a file of `gradproof/commands`; everything heavy is imported inside it, so that --help answers at once.
 """
@@ -19,7 +19,7 @@ from gradproof.commands.predict import predict
 from gradproof.commands.serve import serve
 from gradproof.commands.sizes import sizes
 from gradproof.commands.train import train
-from gradproof.commands.usage import Commands
+from gradproof.commands.usage import Command, Commands
 from gradproof.commands.verify import verify
 from gradproof.version import __version__
 
@@ -29,7 +29,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     help="Decision models with explicit backward passes, and the proof that they are right.",
     epilog="Exit codes: 0 done or proven, 1 refuted or stopped, 2 could not start, 3 inconclusive, 130 interrupted.",
 )
@@ -52,7 +52,7 @@ def options(
 
 app.add_typer(gate, name="gate")
 for command in (verify, train, ablate, predict, serve, export, diagnose, bench, sizes, doctor):  # as --help lists them
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What a user would pick instead, on the same splits: HistGradientBoosting, logistic regression, a PyTorch MLP.
+"""The baselines, on the same splits: HistGradientBoosting, logistic regression, a PyTorch MLP.
 
 Each has three settings to try, as each family has, and the validation rows choose among them.
 """

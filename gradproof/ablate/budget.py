@@ -1,4 +1,4 @@
-"""Matched budgets: for one target, the configuration of each family that comes nearest to it. Nothing is allocated.
+"""Matched budgets: for each family, the configuration closest to a target. Nothing is allocated.
 
 What is held equal is one of
 
@@ -65,7 +65,7 @@ class Solved:
             return ""
         what = {"total": "parameters", "active": "active parameters", "flops": "FLOPs a row"}[self.match]
         count = getattr(self, self.match)
-        return f"{self.family}: {count:,} {what} are the nearest possible to {self.target:,}, {self.off:+.1%} off"
+        return f"{self.family}: {count:,} {what}, the closest possible to {self.target:,} ({self.off:+.1%})"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -88,7 +88,7 @@ def solve(
     are the widths of the table's columns, for a router that reads them. All `members` together have the budget; the
     first `classes` of the outputs, without a number all of them, are logits."""
     if match not in MATCHES:
-        raise ValueError(f"match = {match!r}: it is one of {', '.join(MATCHES)}")
+        raise ValueError(f"match = {match!r} must be one of {', '.join(MATCHES)}")
     if budget < 1:
         raise ValueError(f"budget = {budget}: a model has at least one parameter")
     yardstick = DenseConfig.matching(max(1, budget // members), inputs, outputs)

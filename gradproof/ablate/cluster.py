@@ -17,7 +17,7 @@ def check_ray() -> Any:
         return import_module("ray")
     except ImportError:
         raise ValueError(
-            "--ray needs Ray: pip install 'gradproof[ray]'; without --ray this machine runs it all"
+            "--ray needs Ray: pip install 'gradproof[ray]'; without --ray, everything runs on this machine"
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""What a study will run: the table read for every seed, the budgets solved, the units. All that can be refused is
+"""The plan of a study: the table read for every seed, the matched configurations, the units. All that can be refused is
 refused here, before the first run."""
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ def check_rows(source: Source, data: str) -> None:
     if count_C[rarest] < FEWEST:
         raise ValueError(
             f"class {source.schema.classes[rarest]!r} has {count_C[rarest]} of the {source.rows.count:,} rows of "
-            f"{data}; a study needs {FEWEST} of each class: leave such rows out or merge classes"
+            f"{data}; a study needs {FEWEST} of each class: remove such rows or merge classes"
         )
     if min(len(source.index(part)) for part in (TRAIN, VALIDATION, TEST)) < 1:
-        raise ValueError(f"{data} has too few rows to train, choose and test with; it needs some dozens")
+        raise ValueError(f"{data} has too few rows for training, validation and test; it needs a few dozen")
 
 
 def jobs(config: StudyConfig, solved: list[Solved]) -> int:

@@ -1,4 +1,5 @@
-"""From the results of all runs to the study's record: who was chosen, means and intervals, comparisons, the answer."""
+"""Makes the record of a study from the results of its runs: chosen settings, means and intervals, comparisons,
+conclusions."""
 
 from __future__ import annotations
 
@@ -93,7 +94,9 @@ def _best(results: Sequence[Result], name: str, seed: int) -> Result:
         if (result["contestant"], result["seed"]) == (name, seed) and "diverged" not in result
     ]
     if not mine:
-        raise Failed(f"{name} diverged at every learning rate of seed {seed}; give lower learning_rates, another --out")
+        raise Failed(
+            f"{name} diverged at every learning rate of seed {seed}; use lower learning_rates, with another --out"
+        )
     return max(mine, key=lambda result: (result["validation"]["accuracy"], -result["validation"]["log_loss"]))
 
 
@@ -157,7 +160,8 @@ def _experts(contestant: Family, mine: list[Result]) -> Result:
 
 def _alone(rows: Sequence[Result]) -> str:
     best = max(rows, key=lambda row: row["accuracy"]["mean"])
-    return f"{best['label']} decides {best['accuracy']['mean']:.1%} of the test rows right; nothing to compare it with."
+    share = f"{best['accuracy']['mean']:.1%}"
+    return f"{best['label']} decides {share} of the test rows correctly; there is nothing to compare it with."
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

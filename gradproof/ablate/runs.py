@@ -1,4 +1,4 @@
-"""The runs of a study, several at once: processes of one thread each, which take the next unit when they are done.
+"""Runs the units of a study in parallel: processes with one thread each, which take the next unit when they are done.
 
 A worker whose parent is gone stops at once, so nothing goes on behind a study that was killed; what it was at resumes
 from its last checkpoint. SIGTERM lets a run save first.
@@ -64,7 +64,7 @@ def _hear(pipe: Connection, waiting: list[Unit], busy: dict[Connection, Unit], w
     try:
         kind, *said = pipe.recv()
     except (EOFError, ConnectionResetError):
-        raise Failed(f"{unit.name}: its process died (out of memory?)") from None
+        raise Failed(f"{unit.name}: its process died, possibly out of memory") from None
     if kind == "moved":
         watch.moved(unit, *said)
     elif kind == "failed":

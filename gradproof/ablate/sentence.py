@@ -1,4 +1,4 @@
-"""The answer in words: does MoE help on this table, by how much, how sure is that, and who else is ahead."""
+"""The conclusions in words: whether MoE helps on this table, by how much, how certain that is, and who is ahead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def answer(comparison: Comparison, labels: Mapping[str, str], on: str = "on this
     first, second = labels[comparison.first], labels[comparison.second]
     figures = f"{points(comparison.difference.mean)} against {second}{interval(comparison.difference)}"
     if comparison.p_holm is None:
-        return f"{first} {on}: {figures}; one seed tells nothing about chance"
+        return f"{first} {on}: {figures}; one seed cannot show whether this is chance"
     if comparison.significant and comparison.difference.mean > 0:
         return f"{first} helps {on}: {figures}{_chance(comparison)}"
     hurts = "it hurts, " if comparison.significant else ""

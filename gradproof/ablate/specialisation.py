@@ -1,4 +1,4 @@
-"""What the experts of a trained MoE have divided among themselves, on the test rows.
+"""What the experts of a trained MoE specialise in, on the test rows.
 
 A row's share in an expert is its gate over the sum of its gates. For each grouping of the rows (the hidden regimes
 where they are known, the outcomes, the columns of names) the record holds the mean share of each expert in each group,

@@ -1,4 +1,4 @@
-"""What differences between families over seeds are worth.
+"""Statistics of differences between families over seeds.
 
 Each seed splits the same table anew, so the scores of two seeds share training rows and vary less than they would on
 new tables. Nadeau and Bengio's correction adds the share of rows that are tested on to the variance of a mean of S

@@ -1,4 +1,4 @@
-"""A study is a directory: study.json, the config, is its first file; the same config goes on with it.
+"""A study is a directory: study.json, the config, is its first file; the same config resumes it.
 
 study.json  data/<encoding>/seed-N/  runs/<contestant>/seed-N/<setting>/  report.json  report.html
 
@@ -67,7 +67,7 @@ class StudyConfig:
                 raise ValueError(f"{name} = {value} must be at least 1")
         if self.tests and self.seeds < 2:
             raise ValueError(
-                f"seeds = {self.seeds}: a test needs two seeds or more; give 5, or tests = false for scores"
+                f"seeds = {self.seeds}: a test needs at least two seeds; use --seeds 5, or --no-test for scores alone"
             )
         for name in ("families", "learning_rates"):
             if not getattr(self, name):
@@ -76,11 +76,11 @@ class StudyConfig:
             raise ValueError(f"there is no baseline {unknown[0]!r}; the baselines are {', '.join(BASELINES)}")
         for names in (self.families, self.baselines, self.learning_rates):
             if len(set(names)) < len(names):
-                raise ValueError(f"{', '.join(map(str, names))}: one of them is there twice")
+                raise ValueError(f"{', '.join(map(str, names))}: one of them is given twice")
         if not all(isinstance(table, dict) for table in self.options.values()):
             raise ValueError("options holds a table for each family: options.moe.experts = 8")
         if unknown := [name for name in self.options if name not in self.families]:
-            raise ValueError(f"options are given for {unknown[0]!r}, which is none of {', '.join(self.families)}")
+            raise ValueError(f"options are given for {unknown[0]!r}, which is not one of {', '.join(self.families)}")
         for contestant in self.contestants():
             for lr in self.learning_rates:
                 fill(TrainConfig, self.train_options(contestant, self.seed, lr))
@@ -163,9 +163,9 @@ def start(out: Path | None, given: Mapping[str, Any]) -> Study:
         return _again(path, given)
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not existing.is_dir():
-        raise ValueError(f"--out {path}: {existing} is a file; a study is a folder")
+        raise ValueError(f"--out {path}: {existing} is a file, but a study is a folder")
     if existing == path and any(path.iterdir()):
-        raise ValueError(f"{path} is not empty and holds no study; choose another --out")
+        raise ValueError(f"{path} is not empty and is not a study; choose another --out")
     made = claim(path)
     try:
         write_atomically(path / "study.json", json.dumps(config.to_dict(), indent=1) + "\n", new=True)
@@ -183,12 +183,12 @@ def _again(path: Path, given: Mapping[str, Any]) -> Study:
         kept = json.loads(file.read_text(encoding="utf-8"))
         config = fill(StudyConfig, kept)
     except ValueError as error:
-        raise ValueError(f"{file} is no study's config: {error}") from None
+        raise ValueError(f"{file} is not the config of a study: {error}") from None
     other = fill(StudyConfig, kept, given)
     for name in given:
         if name not in PLACE and getattr(config, name) != getattr(other, name):
             raise ValueError(
-                f"{path} belongs to another study: {name} is {getattr(config, name)!r} there and "
+                f"{path} is a different study: {name} is {getattr(config, name)!r} there and "
                 f"{getattr(other, name)!r} here; choose another --out"
             )
     return Study(path, other)

@@ -1,4 +1,4 @@
-"""Looking on at all runs of a study: bars on a terminal, a line a finished run elsewhere, and the table at the end."""
+"""Shows the runs of a study: bars on a terminal, a line per finished run elsewhere, and the table at the end."""
 
 from __future__ import annotations
 

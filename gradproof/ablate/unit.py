@@ -1,4 +1,4 @@
-"""One run of a study: a contestant at one seed and one setting, and result.json, what is left of it.
+"""One run of a study: a contestant at one seed and one setting, and its result.json.
 
 A family's run is an ordinary run of `gradproof train`; it resumes as they do. A baseline is fitted again.
 """

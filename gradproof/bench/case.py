@@ -1,4 +1,4 @@
-"""StepCase: a size at a number of rows; its batches, and the useful work in them."""
+"""StepCase: a size with a number of rows, its batches, and the useful work in them."""
 
 from __future__ import annotations
 

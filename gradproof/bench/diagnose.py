@@ -1,4 +1,5 @@
-"""What a diagnosis costs: the mode's overhead on an op, nano from end to end, and a large module beside a plain step.
+"""The cost of a diagnosis: the overhead of the mode for each op, nano from end to end, and a large module compared with
+a plain step.
 
     python -m gradproof.bench.diagnose step|diagnose DEVICE
 

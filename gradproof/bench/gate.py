@@ -1,4 +1,4 @@
-"""The suite `gate`: how long a decision takes while the learner trains, and whether anything is lost to kill -9.
+"""The suite `gate`: the latency of a decision while the learner trains, and what is lost to kill -9.
 
 latency  calls of all kinds in turn (shell, scripts, edits, SQL, HTTP, clouds, mail, payments), warm, one core: alone,
          and while a learner in another process trains, promotes versions and writes signals without a pause

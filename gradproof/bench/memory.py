@@ -1,4 +1,4 @@
-"""Memory between measurements: what is gone goes back, and nobody finds what another one has paid for."""
+"""Memory between measurements: frees what is no longer used, so that no contestant benefits from another's cache."""
 
 from __future__ import annotations
 

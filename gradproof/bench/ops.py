@@ -1,4 +1,4 @@
-"""The suite `ops`: what is fused, beside the same in eager and in compiled torch.
+"""The suite `ops`: fused ops compared with eager and compiled torch.
 
     norm_gelu    bias + LayerNorm + GELU, forward and backward
     adamw        one update of all parameters of a model

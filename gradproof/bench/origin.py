@@ -1,4 +1,4 @@
-"""Where figures come from: the commit and the code that were measured, when, on what, at which power and clock."""
+"""The origin of figures: commit and code, date, device, power and clock."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _query(asked: Sequence[str]) -> list[str]:
 
 
 def _told(output: str, asked: Sequence[str]) -> list[str | None]:
-    """The first line's values; None for each where that is no answer to what was asked."""
+    """The first line's values; None for each where that is not an answer to what was asked."""
     values = [value.strip() for value in output.strip().split("\n")[0].split(",")]
     return [value or None for value in values] if len(values) == len(asked) else [None] * len(asked)
 

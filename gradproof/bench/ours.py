@@ -1,4 +1,4 @@
-"""Ours: our model and its step, and what they hold at their peak."""
+"""Our model and its step, and their peak memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a PyTorch user would write instead: the same mathematics as our models, as ordinary modules, with autograd.
+"""The same models as PyTorch users write them, as ordinary modules with autograd.
 
     loop         a Python loop over the experts, each on the rows that chose it
     dense-all    every expert on every row, batched products, weighed by gates that are mostly zero

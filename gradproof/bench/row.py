@@ -1,4 +1,4 @@
-"""A row of the suite `step`: one case, an entry for each contestant, and the figures that follow from the entries.
+"""A row of the suite `step`: one case, an entry for each contestant, and derived figures.
 
 Everything but the entries is computed from them, so that a row can be gone on with in another process.
 """
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 OURS = "gradproof"
 CLOSE = 1.25  # a peer this near to the best of its kind is measured in full
 TRIES = 2  # of a peer that the process did not survive
-UNFINISHED = "did not finish: the process ended while it was measured"
+UNFINISHED = "did not finish: the process died during the measurement"
 
 
 def key(row: Row) -> tuple[str, int, str]:

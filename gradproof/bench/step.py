@@ -1,4 +1,4 @@
-"""The suite `step`: a whole training step of ours beside the peers, in one process, in turns.
+"""The suite `step`: our whole training step compared with the peers', in one process, in turns.
 
 Ours is built once for each size and number of rows. Each peer is built beside it, its memory is measured, the two take
 turns, and it is gone again: large models do not all fit at once, and ratios come from turns taken together. A peer
@@ -99,7 +99,7 @@ def check_peers(names: Sequence[str], listed: Sequence[StepCase], device: str) -
             raise ValueError(f"there is no peer {name!r}; the peers are {', '.join(NAMES)}")
         if not any(name in peers_of(case.family, device) for case in listed):
             on_a_gpu = any(name in peers_of(case.family, "cuda") for case in listed)
-            reason = "a CUDA graph needs --device cuda" if on_a_gpu else "no size of this run has it"
+            reason = "CUDA graphs need --device cuda" if on_a_gpu else "no size of this run has it"
             raise ValueError(f"peer {name!r} cannot be run here: {reason}")
 
 
@@ -108,7 +108,7 @@ def check_same_machine(record: Mapping[str, Any], device: str, file: str) -> Non
     from gradproof.proof.verdict import environment
 
     if record.get("suite") != "step" or "environment" not in record:
-        raise ValueError(f"{file} is no record of the suite step; name another file, or leave --resume out")
+        raise ValueError(f"{file} is not a record of the suite step; name another file, or omit --resume")
     here, there = environment(device), record["environment"]
     for name in SAME_MACHINE:
         if here[name] != there.get(name):
@@ -290,7 +290,7 @@ def check_alive(device: str, name: str) -> None:
             torch.cuda.synchronize()
         except Exception as error:
             raise DeviceLost(
-                f"{name} has left the GPU unusable for this process ({first_line(error)}); run again with --resume"
+                f"{name} left the GPU unusable for this process ({first_line(error)}); run again with --resume"
             ) from None
 
 

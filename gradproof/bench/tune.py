@@ -1,4 +1,4 @@
-"""Which admitted kernel is fastest here: the whole step, with one op's kernel changed at a time, in turns."""
+"""Finds the fastest admitted kernels on this machine: whole steps, changing one op's kernel at a time, in turns."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One file a command, and what they share: options.py, terminal.py. No package imports this one."""
+"""One file per command; shared code is in options.py, terminal.py and usage.py. No package imports this one."""

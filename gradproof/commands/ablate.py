@@ -50,23 +50,27 @@ def ablate(
     ] = None,
     match: Annotated[
         MatchOption | None,
-        typer.Option(help="What to hold equal: parameters, parameters active per row, or FLOPs. Default: total."),
+        typer.Option(help="What to match: all parameters, those active per row, or FLOPs. Default: total."),
     ] = None,
     families: Annotated[
         str | None,
         typer.Option(
-            metavar="NAMES", help="moe or dense, with -sheaf and -padic: a,b,c. Default: moe,moe-sheaf-padic,dense."
+            metavar="NAMES",
+            help="Families to compare: moe or dense, with -sheaf or -padic. Default: moe,moe-sheaf-padic,dense.",
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(metavar="N", help="Number of train/test splits. Default: 5.")] = None,
     steps: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Training steps per run. Default: by the rows; synthetic data: 3000."),
+        typer.Option(
+            metavar="N",
+            help="Training steps per run. Default: chosen by the number of rows; 3000 for the synthetic set.",
+        ),
     ] = None,
     tests: Annotated[
         bool | None, typer.Option("--test/--no-test", help="Test differences for significance. Default: test.")
     ] = None,
-    jobs: Annotated[int | None, typer.Option(metavar="N", help="Runs at a time. Default: one per core.")] = None,
+    jobs: Annotated[int | None, typer.Option(metavar="N", help="Parallel runs. Default: one per core.")] = None,
     ray: Annotated[bool, typer.Option("--ray", help="Run on a Ray cluster instead of this machine.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the configurations that match the budget and exit.")
@@ -75,26 +79,24 @@ def ablate(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="DIR", help="Folder of the study. Default: a folder under runs/ named by the options."
+            "--out", metavar="DIR", help="Folder of the study. Default: a folder under runs/, named after the options."
         ),
     ] = None,
     json: Json = None,
-    seed: Annotated[int | None, typer.Option(help="The first seed. Default: 0.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the first split. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Compare a mixture of experts with a dense model on your data, at the same budget.
+    """Compare MoE with dense on your data, at the same budget.
 
     Trains each family (MoE, MoE with the sheaf router and p-adic inputs, dense) with the same budget, splits, steps and
     learning rates, beside scikit-learn's HistGradientBoosting, logistic regression and a PyTorch MLP, and tests whether
     the differences are significant. To resume a study that was stopped, run the same command again.
 
+    \b
     Examples:
-
-        gradproof ablate --data loans.csv --target approved --budget 200000
-
-        gradproof ablate --data synthetic:regimes=1 --families moe,dense
-
-        gradproof ablate --budget 1000000 --match active --dry-run
+      gradproof ablate --data loans.csv --target approved --budget 200000
+      gradproof ablate --data synthetic:regimes=1 --families moe,dense
+      gradproof ablate --budget 1000000 --match active --dry-run
     """
     with errors(debug):
         from gradproof.ablate.study import StudyConfig, start
@@ -168,12 +170,12 @@ def _studied(study: Any, ray: bool, debug: bool) -> dict[str, Any]:
         return _planned(plan, ray)
     except KeyboardInterrupt:
         again = f"gradproof ablate --out {study.path}"
-        print(f"interrupted; go on with: {again}", file=sys.stderr)
+        print(f"interrupted; to resume: {again}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     except Failed as failed:
         if debug:
             traceback.print_exc()
-        print(f"gradproof: {failed}; to go on: gradproof ablate --out {study.path}", file=sys.stderr)
+        print(f"gradproof: {failed}; to resume: gradproof ablate --out {study.path}", file=sys.stderr)
         raise typer.Exit(STOPPED) from None
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -187,7 +189,7 @@ def _planned(plan: Any, ray: bool) -> dict[str, Any]:
 
     unfinished = [unit for unit in plan.units if finished(unit) is None]
     if len(unfinished) < len(plan.units):
-        print(f"{len(plan.units) - len(unfinished)} of {len(plan.units)} runs are done already", file=sys.stderr)
+        print(f"{len(plan.units) - len(unfinished)} of {len(plan.units)} runs are already done", file=sys.stderr)
     with watching(len(plan.units) - len(unfinished), len(plan.units)) as watch:
         if ray:
             from gradproof.ablate.cluster import run_on_ray

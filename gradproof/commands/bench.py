@@ -55,30 +55,25 @@ def bench(
 ) -> None:
     """Measure the speed of Gradproof and of its PyTorch peers.
 
-    **step** (default): a training step, in turns with the same model as PyTorch users write it: a loop over the
+    step (default): a training step, in turns with the same model as PyTorch users write it: a loop over the
     experts, all experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Prints medians, useful
     TFLOP/s, the share of the peak of a large product on a hot device, and peak memory. Each peer is measured roughly,
     and in full if it is close to the best. The file is written after each contestant, so a run can be resumed.
 
-    **ops**: bias + LayerNorm + GELU, and AdamW, beside eager and compiled torch.
+    ops: bias + LayerNorm + GELU, and AdamW, beside eager and compiled torch.
 
-    **diagnose**: the overhead of the rounding mode for each op, and whole diagnoses.
+    diagnose: the overhead of the rounding mode for each op, and whole diagnoses.
 
-    **gate**: the latency of a decision while the learner trains, and what is lost to kill -9.
+    gate: the latency of a decision while the learner trains, and what is lost to kill -9.
 
+    \b
     Examples:
-
-        gradproof bench --suite step --json step.json --resume
-
-        gradproof bench --suite step --device cuda --json gpu.json --minutes 8
-
-        gradproof bench --suite step --size nano --rows 256 --peers loop --quick
-
-        gradproof bench --suite ops --device cuda --precision bf16
-
-        gradproof bench --suite step --size nano --rows 256 --tune
-
-        gradproof bench --suite diagnose --size 100m
+      gradproof bench --suite step --json step.json --resume
+      gradproof bench --suite step --device cuda --json gpu.json --minutes 8
+      gradproof bench --suite step --size nano --rows 256 --peers loop --quick
+      gradproof bench --suite ops --device cuda --precision bf16
+      gradproof bench --suite step --size nano --rows 256 --tune
+      gradproof bench --suite diagnose --size 100m
     """
     with errors(debug):
         check_outputs(json, None)
@@ -87,9 +82,9 @@ def bench(
             raise ValueError("--resume, --retry and --minutes are for the suite step")
         if tune:
             if resume or retry or minutes is not None:
-                raise ValueError("--tune goes without --resume, --retry and --minutes")
+                raise ValueError("--tune cannot be combined with --resume, --retry or --minutes")
             if suite != "step" or size is None or peers is not None:
-                raise ValueError("--tune goes with --suite step and --size, and has no peers")
+                raise ValueError("--tune needs --suite step and --size, and takes no --peers")
             _tune(device, size, rows, precision, quick, json)
         elif suite == "diagnose":
             if precision or peers is not None or quick:
@@ -163,9 +158,9 @@ def _bench_step(
 
     deadline = inf if minutes is None else time.monotonic() + 60 * minutes
     if resume and json in (None, "-"):
-        raise ValueError("--resume needs --json FILE, the record to go on with")
+        raise ValueError("--resume needs --json FILE, the record to resume")
     if retry and not resume:
-        raise ValueError("--retry tries again what failed in a record, so it needs --resume")
+        raise ValueError("--retry needs --resume: it retries the peers that failed in that record")
     from gradproof.bench import step
     from gradproof.files import write_atomically
 
@@ -199,7 +194,7 @@ def _bench_step(
         print(dumps(record, indent=1))
     lacking = step.left(record, listed, replace(setting, retry=False), names)
     if resume and not lacking and record is earlier:
-        console_for(json).print(f"nothing is left to measure: {json} has every contestant, by this code")
+        console_for(json).print(f"nothing is left to measure: {json} has every contestant for this code")
     if lacking:
         count = sum(len(contestants) for contestants in lacking.values())
         console_for(json).print(f"{count} contestants in {len(lacking)} rows are left; run again with --resume")
@@ -219,7 +214,7 @@ def _earlier(device: Device, json: str) -> dict[str, Any]:
     try:
         record = loads(Path(json).read_text())
     except ValueError as error:
-        raise ValueError(f"{json} is no JSON ({error}); name another file, or leave --resume out") from None
+        raise ValueError(f"{json} is not valid JSON ({error}); name another file, or omit --resume") from None
     check_same_machine(record, device.value, json)
     return record
 
@@ -276,7 +271,7 @@ def show_diagnose_bench(record: dict[str, Any], console: Any) -> None:
         added = f"{overhead['nearest'] - overhead['plain']:.0f} µs"
         table.add_row(overhead["op"], *(f"{overhead[way]:.0f}" for way in ways), added)
     console.print(table)
-    console.print(f"microseconds a call on [{record['rows']}, 128], medians, interleaved", style="dim")
+    console.print(f"microseconds per call on [{record['rows']}, 128], medians, interleaved", style="dim")
     nano = record["nano"]
     console.print(
         f"nano, {nano['rows']} rows, {nano['formats']} formats, {nano['replicas']} replicas each: "
@@ -361,7 +356,7 @@ def show_tuned(listed: list[dict[str, Any]], console: Any) -> None:
             for i, timed in enumerate(op["order"]):
                 table.add_row("" if i else op["op"], timed["kernel"], f"{timed['ms']:.3f}")
         console.print(table)
-    console.print("The fastest are kept, and are used for these shapes on this machine from now on.")
+    console.print("From now on, this machine uses the fastest kernels for these shapes.")
 
 
 def show_gate(record: dict[str, Any], console: Any) -> None:

@@ -66,11 +66,10 @@ def diagnose(
 
     A CASE is a function that takes no arguments and returns `(module, inputs)` or `(module, inputs, reference)`.
 
+    \b
     Examples:
-
-        gradproof diagnose my_model.py:case --html report.html
-
-        gradproof diagnose runs/loans --precisions bf16 --fail-on bug,routing
+      gradproof diagnose my_model.py:case --html report.html
+      gradproof diagnose runs/loans --precisions bf16 --fail-on bug,routing
     """
     with errors(debug):
         check_outputs(json, html)
@@ -78,7 +77,7 @@ def diagnose(
         chosen = {word.strip() for word in fail_on.split(",")} - {"", "none"}
         words = ("bug", "overflow", "underflow", "routing", "noise", "clean", "inconclusive")
         if not chosen <= set(words):
-            raise ValueError(f"--fail-on {min(chosen - set(words))!r}: a verdict is one of {', '.join(words)}")
+            raise ValueError(f"--fail-on {min(chosen - set(words))!r}: the verdicts are {', '.join(words)}")
         diagnosis = _diagnose(subject, [name.strip() for name in precisions.split(",")], policy, device, seed)
         show_diagnosis(diagnosis, console_for(json))
         write(diagnosis.to_dict(), diagnosis.to_json(), json, html, "diagnose.html")

@@ -26,16 +26,15 @@ PURPOSES = {
 
 
 def doctor(json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
-    """Show what is installed, which kernels are proven on this machine, and what is missing.
+    """Show what is installed, proven and missing on this machine.
 
     Kernels that are not proven yet are proven first, which takes about half a minute. For each missing part, the last
     lines say what to type. All of these parts are optional.
 
+    \b
     Examples:
-
-        gradproof doctor
-
-        gradproof doctor --json -
+      gradproof doctor
+      gradproof doctor --json -
     """
     with errors(debug):
         from json import dumps

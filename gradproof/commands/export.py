@@ -35,11 +35,10 @@ def export(
     The file is checked on the test rows of the run (at most 5,000). If a probability differs by 1e-5 or more, nothing
     is written and the exit code is 1.
 
+    \b
     Examples:
-
-        gradproof export runs/loans --format onnx --out loans.onnx
-
-        gradproof export runs/loans --format torch --out loans.pt2
+      gradproof export runs/loans --format onnx --out loans.onnx
+      gradproof export runs/loans --format torch --out loans.pt2
     """
     with errors(debug):
         from dataclasses import asdict
@@ -54,7 +53,7 @@ def export(
         except Differs as differs:
             print(f"gradproof: {differs}", file=sys.stderr)
             raise typer.Exit(STOPPED) from None
-        ties = f" ({checked.near_ties} left out whose choice of experts is a near-tie)" if checked.near_ties else ""
+        ties = f" ({checked.near_ties} left out: nearly tied experts)" if checked.near_ties else ""
         print(
             f"{checked.out}: {in_bytes(checked.bytes)}; largest difference of probabilities on {checked.rows:,} test "
             f"rows{ties}: {checked.difference:.1e}",

@@ -1,4 +1,5 @@
-"""`gradproof gate …`: the commands put together. Each is a file of its own, which imports what is heavy inside."""
+"""`gradproof gate …`: assembles the commands of the gate. Each is a file of its own, which imports what is heavy
+inside."""
 
 from __future__ import annotations
 
@@ -18,18 +19,19 @@ from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
 from gradproof.commands.gate_token import token
+from gradproof.commands.usage import Command
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    help="Guard agents' tool calls with a gate that learns from every correction.",
+    rich_markup_mode=None,
+    help="Guard agents' tool calls, and learn from every correction.",
 )
 
 for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them
-    app.command()(command)
+    app.command(cls=Command)(command)
 for command in (serve, hook, install, uninstall):
-    app.command()(command)
-app.command("mcp-proxy")(mcp_proxy)
+    app.command(cls=Command)(command)
+app.command("mcp-proxy", cls=Command)(mcp_proxy)
 app.add_typer(token, name="token")

@@ -28,24 +28,22 @@ def audit(
     effect: Annotated[str, typer.Option(help="Only calls with an act of this effect, such as delete.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", help="List at most N decisions; all are counted.", min=1)] = 50,
     check: Annotated[
-        bool, typer.Option("--check", help="Check the audit log instead: is every line there, as it was written?")
+        bool, typer.Option("--check", help="Check instead that no line of the audit log was changed or removed.")
     ] = False,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """List recorded decisions, newest first, with their reasons and corrections.
+    """List recorded decisions with their reasons, newest first.
 
     The last line counts all decisions that match, by the part of the gate that made them: the floor, a rule, a
     correction, the policy or the model. The JSON record has the keys `decisions` and `counts`. Secrets are redacted.
 
+    \b
     Examples:
-
-        gradproof gate audit --decision block --since 24h
-
-        gradproof gate audit --effect delete --actor ci --json -
-
-        gradproof gate audit --check
+      gradproof gate audit --decision block --since 24h
+      gradproof gate audit --effect delete --actor ci --json -
+      gradproof gate audit --check
     """
     with errors(debug):
         from json import dumps
@@ -77,8 +75,8 @@ def _check(folder: Path, json: str | None) -> None:
     record = {"whole": report.whole, "lines": report.lines, "problems": report.problems}
     record |= {"head": report.head._asdict() if report.head else None}
     write(record, dumps(record, indent=1), json)
-    said = [*report.problems, f"{report.lines:,} lines are right"]
-    said[-1] += f"; every line is there, as the head in {where} tells" if report.whole else ""
+    said = [*report.problems, f"{report.lines:,} lines are intact"]
+    said[-1] += f"; none is missing, according to the head in {where}" if report.whole else ""
     for line in said:
         console_for(json).print(line, markup=False, emoji=False, soft_wrap=True)
     if not report.whole:

@@ -14,19 +14,18 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, writ
 
 def corrections(
     store: StoreFolder,
-    what: Annotated[str, typer.Argument(metavar="list|retract")] = "list",
-    id: Annotated[str | None, typer.Argument(metavar="[ID]", help="The correction to retract.")] = None,
+    what: Annotated[str, typer.Argument(metavar="list|retract", help="What to do.")] = "list",
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="The correction to retract.")] = None,
     json: Json = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """List the corrections, or retract one with immediate effect.
 
+    \b
     Examples:
-
-        gradproof gate corrections list
-
-        gradproof gate corrections retract c12
+      gradproof gate corrections list
+      gradproof gate corrections retract c12
     """
     with errors(debug):
         from json import dumps
@@ -37,7 +36,7 @@ def corrections(
 
         check_outputs(json, None)
         if what not in ("list", "retract") or (what == "retract") != (id is not None):
-            raise ValueError("say `gate corrections list`, or `gate corrections retract ID`")
+            raise ValueError("type `gradproof gate corrections list`, or `gradproof gate corrections retract ID`")
         with opened_store(Store, store) as opened:
             records = opened.journal.correction_records() if id is None else [retract(opened, id, Giver(getuser()))]
         if what == "retract":
@@ -46,7 +45,7 @@ def corrections(
         for record in records:
             console_for(json).print(_correction_line(record), markup=False, soft_wrap=True)
         if not records:
-            console_for(json).print("no correction holds", markup=False)
+            console_for(json).print("there are no corrections", markup=False)
 
 
 def _correction_line(record: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ def decide(
     store: StoreFolder,
     call: Annotated[
         str | None,
-        typer.Argument(metavar="[CALL]", help="The call as JSON. Default: read one call per line from standard input."),
+        typer.Argument(metavar="CALL", help="The call as JSON. Default: read one call per line from standard input."),
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -35,11 +35,10 @@ def decide(
     enforced. A malformed line is answered with `{"error"}`, and the next one is read; the exit code is
     then 2.
 
+    \b
     Examples:
-
-        gradproof gate decide '{"command": "rm -rf ../shared"}'
-
-        my-agent | gradproof gate decide --store my-gate
+      gradproof gate decide '{"command": "rm -rf ../shared"}'
+      my-agent | gradproof gate decide --store my-gate
     """
     with errors(debug):
         from gradproof.gate.decider import Decider

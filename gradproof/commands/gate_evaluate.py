@@ -31,7 +31,9 @@ def evaluate(
     leave_source_out: Annotated[
         bool, typer.Option("--leave-source-out", help="Score each --data with a gate trained on the others only.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="Folds: repetitions, each with other folds and first weights.", min=1)] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="Folds: repetitions, each with different folds and initial weights.", min=1)
+    ] = 1,
     json: Json = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report.")] = None,
     seed: Seed = 0,
@@ -43,11 +45,10 @@ def evaluate(
     character n-grams; near-duplicates stay in one fold. With --stream, decides call after call and corrects mistakes,
     with and without learning. Recall is that of block; the percentage is the share of allowed calls that are blocked.
 
+    \b
     Examples:
-
-        gradproof gate evaluate --data labelled.jsonl --seeds 3 --html report.html
-
-        gradproof gate evaluate --stream --train old.jsonl --data new.jsonl
+      gradproof gate evaluate --data labelled.jsonl --seeds 3 --html report.html
+      gradproof gate evaluate --stream --train old.jsonl --data new.jsonl
     """
     with errors(debug):
         from json import dumps

@@ -34,18 +34,17 @@ def feedback(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Correct a decision. The correction is on disk and in effect when the command returns.
+    """Correct a decision.
 
-    **false_block**, **false_allow**: the decision was a mistake. **override_allow**, **override_block**: a person
-    decided differently, or answered a question. An allow applies to calls that do no more than the corrected one:
-    the same effects by the same programs, on targets no wider. A block applies to calls with an act at least as wide.
-    `gate corrections` lists and retracts corrections.
+    The correction is on disk and in effect when the command returns. KIND is false_block or false_allow if the decision
+    was a mistake; override_allow or override_block if a person decided differently, or answered a question. An allow
+    applies to calls that do no more than the corrected one: the same effects by the same programs, on targets no wider.
+    A block applies to calls with an act at least as wide. `gate corrections` lists and retracts corrections.
 
+    \b
     Examples:
-
-        gradproof gate feedback 01a1e0f5bc3be2d87b39 false_block
-
-        gradproof gate feedback 01a1e0f5bc3be2d87b39 override_allow --scope folder
+      gradproof gate feedback 01a1e0f5bc3be2d87b39 false_block
+      gradproof gate feedback 01a1e0f5bc3be2d87b39 override_allow --scope folder
     """
     with errors(debug):
         from json import dumps
@@ -62,5 +61,5 @@ def feedback(
             given, before = remark.signal, remark.before
         warn(store)
         if before is not None and signal(before).outcome != given.outcome:
-            print(f"gradproof: warning: {before} was said of {id} before; {kind} now holds instead", file=sys.stderr)
+            print(f"gradproof: warning: {id} already had the feedback {before}; {kind} replaces it", file=sys.stderr)
         print(dumps({"id": id, **given._asdict(), "target": given.target, "before": before}))

@@ -30,23 +30,23 @@ def hook(
     socket: Socket = None,
     auto_approve: Annotated[
         bool,
-        typer.Option("--auto-approve", help="Also answer *allow*, so that the agent does not ask its user either."),
+        typer.Option("--auto-approve", help="Also answer allow, so that the agent does not ask its user either."),
     ] = False,
     seed: NoSeed = 0,
 ) -> None:
-    """Answer one hook event of Claude Code or Gemini CLI, from standard input to standard output.
+    """Answer one hook event of Claude Code or Gemini CLI.
 
-    Reads a PreToolUse or BeforeTool event and answers *ask* or *deny*, or nothing if the gate allows the call.
-    PostToolUse and AfterTool events are recorded without an answer. The daemon of the store decides, and is started if
-    none runs. If no decision arrives in time, the answer is *ask* for Claude Code and *deny* for Gemini CLI; exit code
-    2 also blocks the call.
+    Reads a PreToolUse or BeforeTool event from standard input and answers ask or deny, or nothing if the gate allows
+    the call. PostToolUse and AfterTool events are recorded without an answer. The daemon of the store decides, and is
+    started if none runs. If no decision arrives in time, the answer is ask for Claude Code and deny for Gemini CLI;
+    exit code 2 also blocks the call.
 
     Agents run `gradproof-hook`, which does the same and starts faster. `gradproof gate install` adds it to their
     settings.
 
+    \b
     Example:
-
-        gradproof gate hook --format claude < event.json
+      gradproof gate hook --format claude < event.json
     """
     from gradproof.gate.hook import HookOptions, run
 

@@ -22,11 +22,17 @@ def init(
         Path | None,
         typer.Option("--from", metavar="OLD", help="Import the feedback of a store of an earlier format."),
     ] = None,
-    size: Annotated[int | None, typer.Option(metavar="MIB", help="Largest size of the journal.", min=1)] = None,
-    false_allow: Annotated[float | None, typer.Option(help="Share of calls to block that may be allowed.")] = None,
-    false_block: Annotated[float | None, typer.Option(help="Share of calls to allow that may be blocked.")] = None,
+    size: Annotated[
+        int | None, typer.Option(metavar="MIB", help="Largest size of the journal. Default: 256.", min=1)
+    ] = None,
+    false_allow: Annotated[
+        float | None, typer.Option(help="Share of calls to block that may be allowed. Default: 0.01.")
+    ] = None,
+    false_block: Annotated[
+        float | None, typer.Option(help="Share of calls to allow that may be blocked. Default: 0.01.")
+    ] = None,
     review_hours: Annotated[
-        float | None, typer.Option(help="Hours before an unreviewed decision may be learned from.")
+        float | None, typer.Option(help="Hours before the gate learns from an unreviewed decision. Default: 24.")
     ] = None,
     shadow: Annotated[
         bool | None,
@@ -42,13 +48,11 @@ def init(
     decisions stricter at once, and may turn a question into an allow once it is trusted. On an existing gate, only the
     settings change.
 
+    \b
     Examples:
-
-        gradproof gate init
-
-        gradproof gate init --store my-gate --data labelled.jsonl
-
-        gradproof gate init --shadow
+      gradproof gate init
+      gradproof gate init --store my-gate --data labelled.jsonl
+      gradproof gate init --shadow
     """
     with errors(debug):
         check_outputs(json, None)
@@ -78,14 +82,12 @@ def _init(
         with opened_store(Store, folder) as there:
             before = there.settings if there.versions.serving() else None
     if before is not None and (data or old) is not None:
-        raise ValueError(
-            f"there is a gate in {folder} already; name a new folder for one that starts from {data or old}"
-        )
+        raise ValueError(f"there is already a gate in {folder}; to start one from {data or old}, name a new folder")
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
     warn(folder)
     trained = None
     if before is None:
-        say("reading the calls to learn from")
+        say("reading the training calls")
         rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)
         rows += rows_of(old) if old is not None else []
         learned, held = founding.split(rows, seed)

@@ -24,13 +24,17 @@ class AgentName(StrEnum):
 
 
 ChosenAgent = Annotated[AgentName, typer.Argument(metavar="claude|gemini", help="Whose settings.")]
-User = Annotated[bool, typer.Option("--user", help="The user's settings: the agent in every project. The default.")]
-Project = Annotated[bool, typer.Option("--project", help="The settings of the project in the working directory.")]
-Local = Annotated[
-    bool, typer.Option("--local", help="Claude Code: the project's settings of this machine, which are not shared.")
+User = Annotated[
+    bool, typer.Option("--user", help="Change the user's settings, for every project. This is the default.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the change, and make none.")]
+Project = Annotated[
+    bool, typer.Option("--project", help="Change the settings of the project in the working directory.")
+]
+Local = Annotated[
+    bool, typer.Option("--local", help="Claude Code: change the project's local settings, which are not shared.")
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the change without making it.")]
 
 
 def install(
@@ -49,16 +53,15 @@ def install(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Put the gate in front of Claude Code or Gemini CLI: add its hook to the agent's settings.
+    """Put the gate in front of Claude Code or Gemini CLI.
 
-    Shows the change and asks before writing it. The rest of the file is kept, including comments. If the hook is
-    already installed, only its options are updated.
+    Adds the gate's hook to the agent's settings. Shows the change and asks before writing it. The rest of the file is
+    kept, including comments. If the hook is already installed, only its options are updated.
 
+    \b
     Examples:
-
-        gradproof gate install claude
-
-        gradproof gate install gemini --project --store /srv/gate --dry-run
+      gradproof gate install claude
+      gradproof gate install gemini --project --store /srv/gate --dry-run
     """
     with errors(debug):
         from gradproof.gate.agent_settings import AGENTS, entries, hook_command, installed, script, settings_file
@@ -69,16 +72,16 @@ def install(
         before = _read(file)
         after = _changed(file, before or "", lambda text: installed(text, of, wanted))
         if not (store / "store.json").is_file():
-            how = f"make one with: gradproof gate init --store {store}"
+            how = f"create it with: gradproof gate init --store {store}"
             print(f"gradproof: warning: there is no gate in {store} yet; {how}", file=sys.stderr)
         warn(store)
         if after == before:
-            print(f"the hook is in {file} already; nothing to change")
+            print(f"the hook is already in {file}; nothing to change")
             return
         if _write(of, file, before, after, yes, dry_run):
-            print(f"{of.title} asks the gate from its next session on; {_how_to_check(of)}")
+            print(f"{of.title} will ask the gate from its next session on; {_how_to_check(of)}")
             if project:
-                print(f"{file} names paths of this machine: whoever gets it needs a gate at the same place")
+                print(f"{file} contains paths of this machine; other users of the file need a gate in the same place")
 
 
 def uninstall(
@@ -91,11 +94,13 @@ def uninstall(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Remove the gate's hook from the settings of Claude Code or Gemini CLI. The gate itself stays.
+    """Remove the gate's hook from Claude Code or Gemini CLI.
 
+    Only the agent's settings change; the gate itself stays.
+
+    \b
     Example:
-
-        gradproof gate uninstall claude
+      gradproof gate uninstall claude
     """
     with errors(debug):
         from gradproof.gate.agent_settings import AGENTS, settings_file, uninstalled
@@ -108,7 +113,7 @@ def uninstall(
             print(f"there is no hook of the gate in {file}; nothing to change")
             return
         if _write(of, file, before, after, yes, dry_run):
-            print(f"{of.title} does not ask the gate any more, from its next session on")
+            print(f"{of.title} will no longer ask the gate, from its next session on")
 
 
 def _place(user: bool, project: bool, local: bool) -> str:
@@ -152,7 +157,7 @@ def _write(agent: Agent, file: Path, before: str | None, after: str, yes: bool, 
         print("nothing was changed")
         raise typer.Exit(1)
     if _read(file) != before:
-        raise ValueError(f"{file} has changed meanwhile; nothing was written; run the command again")
+        raise ValueError(f"{file} was changed in the meantime; nothing was written; run the command again")
     target = file.resolve()  # a link stays one
     if after == EMPTY and before is not None:
         target.unlink()  # it held the hook and nothing else

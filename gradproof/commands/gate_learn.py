@@ -20,15 +20,15 @@ def learn(
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Learn from new feedback, in a process separate from the one that decides.
+    """Learn from new feedback.
 
-    The new version serves only if it is no worse on held-back calls and on pinned mistakes.
+    Trains a new version of the model; decisions continue meanwhile. The new version serves only if it is no worse on
+    held-back calls and on pinned mistakes.
 
+    \b
     Examples:
-
-        gradproof gate learn
-
-        gradproof gate learn --follow &
+      gradproof gate learn
+      gradproof gate learn --follow &
     """
     with errors(debug):
         import signal
@@ -50,7 +50,7 @@ def learn(
                     learn_on(learner, lambda line: print(line, flush=True), orphan)
                 else:
                     done = learner.round()
-                    print("no signal waits; nothing to learn" if done is None else told(done))
+                    print("no new feedback; nothing to learn" if done is None else told(done))
         except KeyboardInterrupt:
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_IGN)  # a second one must not end it halfway out

@@ -55,17 +55,16 @@ def mcp_proxy(
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
-    """Put the gate between an MCP client and a server: every tool call is decided before the server sees it.
+    """Put the gate between an MCP client and a server.
 
-    Allowed calls reach the server unchanged. Blocked calls are answered with a tool result that gives the reason.
-    Questions go to the client if it can ask (elicitation), and otherwise wait for an answer on the console. If no
-    decision can be made, the call does not run.
+    Every tool call is decided before the server sees it. Allowed calls reach the server unchanged. Blocked calls are
+    answered with a tool result that gives the reason. Questions go to the client if it can ask (elicitation), and
+    otherwise wait for an answer on the console. If no decision can be made, the call does not run.
 
+    \b
     Examples:
-
-        gradproof gate mcp-proxy --name files -- npx -y my-mcp-server /srv/files
-
-        gradproof gate mcp-proxy --name tickets --url https://example.com/mcp
+      gradproof gate mcp-proxy --name files -- npx -y my-mcp-server /srv/files
+      gradproof gate mcp-proxy --name tickets --url https://example.com/mcp
     """
     with errors(debug):
         try:
@@ -81,7 +80,7 @@ def mcp_proxy(
         _check_name(name)
         folder = os.path.abspath(cwd or os.getcwd())
         if not os.path.isdir(folder):
-            raise ValueError(f"{folder} is no folder")
+            raise ValueError(f"{folder} is not a folder")
         visitor = ProxiedClient(name, folder, session or f"mcp-{secrets.token_hex(6)}", actor, getuser(), wait)
         try:
             said = anyio.run(_run, store, given, url, _headers(header or []), visitor, _token(token_file))
@@ -142,7 +141,9 @@ def _first_seen(store: Path) -> Path:
 def _check_name(name: str) -> None:
     plain = name.replace("_", "").replace("-", "")
     if not (plain.isascii() and plain.isalnum()) or "__" in name or name.strip("_") != name or len(name) > 64:
-        raise ValueError(f"--name is made of letters, digits, - and single _ between them, not {name[:80]!r}")
+        raise ValueError(
+            f"--name {name[:80]!r} must consist of letters, digits, hyphens and single underscores between them"
+        )
 
 
 def _headers(given: list[str]) -> dict[str, str]:
@@ -150,7 +151,7 @@ def _headers(given: list[str]) -> dict[str, str]:
     for header in given:
         name, colon, value = header.partition(":")
         if not colon or not name.strip():
-            raise ValueError(f"a --header is NAME:VALUE, and {name[:40]!r} is not")
+            raise ValueError(f"--header {name[:40]!r} must be NAME:VALUE")
         headers[name.strip()] = os.path.expandvars(value.strip())
     return headers
 
@@ -158,5 +159,5 @@ def _headers(given: list[str]) -> dict[str, str]:
 def _token(file: Path | None) -> str:
     token = file.read_text(encoding="utf-8").strip() if file is not None else os.environ.get(TOKEN, "").strip()
     if token and not (token.isascii() and token.isprintable()):
-        raise ValueError("the reviewer's token holds characters that no token has")
+        raise ValueError("the reviewer's token contains characters that are not allowed in a token")
     return token

@@ -15,16 +15,16 @@ from gradproof.commands.terminal import errors
 def rollback(
     store: StoreFolder,
     version: Annotated[
-        int | None, typer.Argument(metavar="[VERSION]", help="Default: the version before the serving one.")
+        int | None, typer.Argument(metavar="VERSION", help="Default: the version before the serving one.")
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
     """Return to an earlier version of the model. Corrections stay in effect.
 
+    \b
     Example:
-
-        gradproof gate rollback 3
+      gradproof gate rollback 3
     """
     with errors(debug):
         from gradproof.gate import changes
@@ -34,4 +34,4 @@ def rollback(
         with opened_store(Store, store) as opened:
             chosen, before = changes.roll_back(opened, Giver(getuser()), version)
         warn(store)
-        print(f"version {chosen} serves; it was {before}; trust begins anew")
+        print(f"version {chosen} serves; it was {before}; trust is reset")

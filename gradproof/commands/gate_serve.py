@@ -45,16 +45,16 @@ def serve(
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Run the gate as a service: for agents on a unix socket, and with --port for people on TCP.
+    """Run the gate as a service, for agents and for people.
 
-    Agents may ask for decisions, report that a call ran, and read the answers to their own questions. Everything else
-    needs a token from `gradproof gate token add`. The routes are in docs/gate-service.md.
+    Agents connect to a unix socket; --port also opens a TCP port for people. Agents may ask for decisions, report that
+    a call ran, and read the answers to their own questions. Everything else needs a token from `gradproof gate token
+    add`. The routes are in docs/gate-service.md.
 
+    \b
     Examples:
-
-        gradproof gate serve --port 8377
-
-        gradproof gate serve --store /var/lib/gate --group agents --shadow
+      gradproof gate serve --port 8377
+      gradproof gate serve --store /var/lib/gate --group agents --shadow
     """
     with errors(debug):
         from gradproof.gate import changes

@@ -8,11 +8,11 @@ from gradproof.commands.terminal import check_outputs, errors
 
 
 def status(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
-    """Show the serving version, its agreement with people, and drift of calls and errors.
+    """Show the serving version, trust, drift and protection.
 
+    \b
     Example:
-
-        gradproof gate status --json -
+      gradproof gate status --json -
     """
     with errors(debug):
         from gradproof.gate.status import status as status_of

@@ -1,4 +1,4 @@
-"""What the gate's commands share: the store they work on, the warning about its place, a gate's status."""
+"""Shared by the gate's commands: the store, the warning about its location, and the status."""
 
 from __future__ import annotations
 

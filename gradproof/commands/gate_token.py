@@ -1,4 +1,4 @@
-"""`gradproof gate token …`: who may ask the service. Everything heavy is imported inside."""
+"""`gradproof gate token …`: the tokens of the service. Everything heavy is imported inside."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import typer
 from gradproof.commands.gate_store import StoreFolder, opened_store, warn
 from gradproof.commands.options import Debug, Json, NoSeed
 from gradproof.commands.terminal import check_outputs, console_for, errors, write
+from gradproof.commands.usage import Command
 
-token = typer.Typer(
-    no_args_is_help=True, rich_markup_mode="markdown", help="Tokens: who may ask the service, and for what."
-)
+token = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the tokens of the service.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
 
 
-@token.command()
+@token.command(cls=Command)
 def add(
     name: NameArgument,
     store: StoreFolder,
@@ -34,9 +33,9 @@ def add(
 ) -> None:
     """Create a token and print it once: the store keeps only its hash.
 
+    \b
     Example:
-
-        gradproof gate token add ann --role admin
+      gradproof gate token add ann --role admin
     """
     with errors(debug):
         from gradproof.gate.changes import log_tokens
@@ -48,13 +47,13 @@ def add(
         print(made, flush=True)
 
 
-@token.command(name="list")
+@token.command(name="list", cls=Command)
 def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """List the tokens, without their secrets.
 
+    \b
     Example:
-
-        gradproof gate token list
+      gradproof gate token list
     """
     with errors(debug):
         from json import dumps
@@ -67,16 +66,16 @@ def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: 
             when = datetime.fromtimestamp(float(one["made"])).strftime("%Y-%m-%d %H:%M")
             console_for(json).print(f"{one['name']}  {one['role']}  made {when}", markup=False, soft_wrap=True)
         if not record["tokens"]:
-            console_for(json).print("there is no token", markup=False)
+            console_for(json).print("there are no tokens", markup=False)
 
 
-@token.command()
+@token.command(cls=Command)
 def revoke(name: NameArgument, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Revoke a token, from the next request on.
 
+    \b
     Example:
-
-        gradproof gate token revoke ann
+      gradproof gate token revoke ann
     """
     with errors(debug):
         from gradproof.gate.changes import log_tokens
@@ -84,7 +83,7 @@ def revoke(name: NameArgument, store: StoreFolder, seed: NoSeed = 0, debug: Debu
         with _tokens(store) as (opened, tokens, giver):
             taken = tokens.revoke(name)
             log_tokens(opened, giver, "revoked", name, taken.role)
-        print(f"{name} is revoked")
+        print(f"{name} was revoked")
 
 
 def _tokens(store: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which fast kernels run on this machine: admitted, refused or missing, as `verify` and `doctor` show them."""
+"""The fast kernels of this machine: admitted, refused or missing, as `verify` and `doctor` show them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gradproof sizes --mesh`: what each size takes on several ranks. Everything heavy is imported inside."""
+"""`gradproof sizes --mesh`: memory and traffic of each size on several ranks. Everything heavy is imported inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GivenRates(NamedTuple):
         return None not in self
 
     def check(self) -> None:
-        """ValueError names the first that is no number above 0."""
+        """ValueError names the first that is not a number above 0."""
         for name, value in self._asdict().items():
             if value is not None and not 0 < value < float("inf"):
                 raise ValueError(f"--{name.replace('_', '-')} {value} must be a number above 0")

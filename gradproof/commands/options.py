@@ -1,4 +1,4 @@
-"""What the commands' options share: their names, their help, and the exit codes of what is judged or stops."""
+"""Options that several commands share, with their help, and exit codes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ Data = Annotated[
     str | None,
     typer.Option(
         metavar="synthetic|FILE",
-        help="A CSV or Parquet file, a text file (for a transformer), or the synthetic set: "
-        "synthetic:regimes=N,rows=N. Default: synthetic.",
+        help="A CSV or Parquet file, or the synthetic set: synthetic:regimes=N,rows=N. Default: synthetic.",
     ),
 ]
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run of `gradproof train`.")]

@@ -29,7 +29,7 @@ def predict(
     ] = None,
     costs: Annotated[
         str | None,
-        typer.Option(metavar="CLASS=COST,…", help="Cost of a wrong decision for rows of each class. Default: 1."),
+        typer.Option(metavar="CLASS=COST,...", help="Cost of a wrong decision for rows of each class. Default: 1."),
     ] = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Add the five columns that moved each decision most.")
@@ -51,15 +51,12 @@ def predict(
     --explain adds the columns because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and how far it
     moved the logit of the decision, compared with the mean training row. --json has the same as numbers.
 
+    \b
     Examples:
-
-        gradproof predict runs/loans --data new.csv --out decided.csv
-
-        gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
-
-        gradproof predict runs/loans --data new.csv --costs bad=5 --out out.csv
-
-        gradproof predict runs/loans --data new.csv --explain --out decided.csv
+      gradproof predict runs/loans --data new.csv --out decided.csv
+      gradproof predict runs/loans --data new.csv --keep id,name --out decided.csv
+      gradproof predict runs/loans --data new.csv --costs bad=5 --out out.csv
+      gradproof predict runs/loans --data new.csv --explain --out decided.csv
     """
     with errors(debug):
         from json import dumps
@@ -72,11 +69,13 @@ def predict(
         check_outputs(json, None, out)
         kept = None if keep == "all" else [name.strip() for name in (keep or "").split(",") if name.strip()]
         if json == "-" and out is None:
-            raise ValueError("--json - and the predictions would share standard output; give --out a file")
+            raise ValueError(
+                "--json - and the predictions would both go to standard output; use --out for the predictions"
+            )
         check_device(device)
         predictor, _ = load_predictor(run, device.value)
         if predictor.schema.quantity and (costs is not None or explain):
-            raise ValueError("--costs and --explain are for decisions; this run predicts a number")
+            raise ValueError("--costs and --explain need a classifier; this run predicts a number")
         cost_C = None if costs is None else read_costs(costs, predictor.schema.classes)
         explainer = load_explainer(run, predictor) if explain else None
         try:

@@ -27,9 +27,9 @@ def serve(
     Routes: POST /predict, GET /healthz, /schema and /metrics (Prometheus). A request {"records": [...], "explain":
     true} also returns the columns that moved each decision most.
 
+    \b
     Example:
-
-        gradproof serve runs/loans --port 8080
+      gradproof serve runs/loans --port 8080
     """
     with errors(debug):
         from gradproof.serve.service import serve as serve_forever

@@ -20,24 +20,26 @@ def sizes(
     ] = None,
     device: Annotated[Device, typer.Option(help="Device to measure on, and to plan a mesh for.")] = Device.cpu,
     mesh: Annotated[
-        str | None, typer.Option(metavar="AXES", help="Plan a mesh of ranks: data=2,experts=2. Docs: ranks.md.")
+        str | None, typer.Option(metavar="AXES", help="Plan a mesh of ranks: data=2,experts=2. See docs/ranks.md.")
     ] = None,
-    batch: Annotated[int | None, typer.Option(help="With --mesh: rows in a step of all ranks.", min=1)] = None,
+    batch: Annotated[int | None, typer.Option(help="With --mesh: rows per step, over all ranks.", min=1)] = None,
     shard_optimizer: Annotated[
         bool, typer.Option("--shard-optimizer", help="With --mesh: spread AdamW's moments over the data axis.")
     ] = False,
-    size: Annotated[str | None, typer.Option(help="With --mesh: this size alone, rank by rank.")] = None,
+    size: Annotated[str | None, typer.Option(help="With --mesh: show this size only, rank by rank.")] = None,
     bandwidth: Annotated[
-        float | None, typer.Option(help="With --mesh: GB/s that a rank sends. Default: measured here.")
+        float | None, typer.Option(help="With --mesh: bandwidth of a rank, in GB/s. Default: measured here.")
     ] = None,
     latency: Annotated[
-        float | None, typer.Option(help="With --mesh: microseconds an operation takes. Default: measured here.")
+        float | None,
+        typer.Option(help="With --mesh: latency of an operation, in microseconds. Default: measured here."),
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option(help="With --mesh: TFLOP/s of a rank in a step. Default: measured here.")
+        float | None, typer.Option(help="With --mesh: speed of a rank's products, in TFLOP/s. Default: measured here.")
     ] = None,
     memory_bandwidth: Annotated[
-        float | None, typer.Option(help="With --mesh: GB/s that a rank's optimizer moves. Default: measured here.")
+        float | None,
+        typer.Option(help="With --mesh: memory bandwidth of a rank's optimizer, in GB/s. Default: measured here."),
     ] = None,
     json: Json = None,
     seed: NoSeed = 0,
@@ -48,15 +50,12 @@ def sizes(
     Columns: weights, gradients, AdamW's moments, the activations of one forward, and the working memory of the
     backward.
 
+    \b
     Examples:
-
-        gradproof sizes --rows 1024
-
-        gradproof sizes --rows 1024 --measure nano,tiny
-
-        gradproof sizes --mesh data=2,experts=2 --batch 4096
-
-        gradproof sizes --mesh data=4 --batch 4096 --size tiny --bandwidth 1
+      gradproof sizes --rows 1024
+      gradproof sizes --rows 1024 --measure nano,tiny
+      gradproof sizes --mesh data=2,experts=2 --batch 4096
+      gradproof sizes --mesh data=4 --batch 4096 --size tiny --bandwidth 1
     """
     with errors(debug):
         from json import dumps
@@ -64,14 +63,14 @@ def sizes(
         given = GivenRates(bandwidth, latency, tflops, memory_bandwidth)
         if mesh is not None:
             if measure is not None:
-                raise ValueError("--measure takes steps in one process; leave it out, or leave out --mesh")
+                raise ValueError("--measure runs in one process and cannot be combined with --mesh")
             check_outputs(json, None)
             show_mesh(mesh, batch or rows, shard_optimizer, size, device, given, json)
             return
         of_mesh = {"--batch": batch, "--size": size, "--shard-optimizer": shard_optimizer or None}
         of_mesh |= {f"--{name.replace('_', '-')}": value for name, value in given._asdict().items()}
         if (flag := next((flag for flag, value in of_mesh.items() if value is not None), None)) is not None:
-            raise ValueError(f"{flag} plans several ranks; say which with --mesh data=2")
+            raise ValueError(f"{flag} needs --mesh, for example --mesh data=2")
 
         from gradproof.gate.network import GateConfig, GateNetwork
         from gradproof.models.sizes import cost, named
@@ -96,7 +95,7 @@ def sizes(
         for row in listed:
             if row["measured"] is not None:
                 ratio = row["measured"] / row["total"]
-                said = f"{row['name']}: {in_bytes(row['measured'])} measured, {ratio:.3f} of what is predicted"
+                said = f"{row['name']}: {in_bytes(row['measured'])} measured, {ratio:.3f} of the prediction"
                 console_for(json).print(said)
 
 

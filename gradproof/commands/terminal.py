@@ -1,4 +1,4 @@
-"""What the commands share: how errors end them, progress, where records go, and how words and figures look."""
+"""Shared by all commands: errors, progress, output files, and formatting."""
 
 from __future__ import annotations
 
@@ -44,7 +44,11 @@ def sentence(error: Exception) -> str:
         reason = error.strerror[0].lower() + error.strerror[1:]
         return f"{written}: {reason}" if written else reason
     said = " ".join(str(error).split())
-    return said if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {said} (--debug shows where)"
+    return (
+        said
+        if isinstance(error, (ValueError, OSError))
+        else f"{type(error).__name__}: {said} (--debug shows the traceback)"
+    )
 
 
 def check_outputs(json: str | None, html: Path | None, *others: Path | None) -> None:
@@ -60,7 +64,7 @@ def check_outputs(json: str | None, html: Path | None, *others: Path | None) -> 
             _check_place(file, file.absolute().parent)
     for file in files:
         if [other.absolute() for other in files].count(file.absolute()) > 1:
-            raise ValueError(f"two options both name {file}; give each its own file")
+            raise ValueError(f"two options name the same file, {file}; give each its own")
 
 
 def check_folder(folder: Path | None) -> None:
@@ -106,7 +110,7 @@ def write(record: dict[str, Any], text: str, json: str | None, html: Path | None
 
         html.parent.mkdir(parents=True, exist_ok=True)
         html.write_text(render(template, record))
-        print(f"page: {html}", file=sys.stderr)
+        print(f"report: {html}", file=sys.stderr)
 
 
 def console_for(json: str | None) -> Any:

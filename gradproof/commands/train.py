@@ -11,7 +11,6 @@ import typer
 
 from gradproof.commands.options import (
     ConfigFile,
-    Data,
     Debug,
     Device,
     Ignore,
@@ -57,9 +56,19 @@ def train(
         typer.Option(help="A mixture of experts, the dense baseline, or a transformer on text. Default: moe."),
     ] = None,
     size: Annotated[
-        str | None, typer.Option(help="nano, tiny, medium, full, or a parameter count; dense also 0.7b. Default: nano.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="nano, tiny, medium, full, or a parameter count; dense also 0.7b. Default: nano."
+        ),
     ] = None,
-    data: Data = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="synthetic|FILE",
+            help="A CSV or Parquet file, a text file (for a transformer), or the synthetic set: "
+            "synthetic:regimes=N,rows=N. Default: synthetic.",
+        ),
+    ] = None,
     target: TargetColumn = None,
     metrics: Annotated[
         str | None, typer.Option(metavar="COLS", help="Numeric columns to predict as well: a,b,c. Default: none.")
@@ -137,19 +146,14 @@ def train(
     report.html. After Ctrl-C, a crash or a power cut, `gradproof train --resume --out DIR` ends with the same bits as
     an uninterrupted run.
 
+    \b
     Examples:
-
-        gradproof train
-
-        gradproof train --data loans.csv --target approved --out runs/loans
-
-        gradproof train --data loans.csv --target approved --minutes 5
-
-        gradproof train --model transformer --data book.txt --out runs/book
-
-        gradproof train --resume --out runs/loans
-
-        torchrun --nproc-per-node 4 -m gradproof train --mesh data=2,experts=2 --out runs/four
+      gradproof train
+      gradproof train --data loans.csv --target approved --out runs/loans
+      gradproof train --data loans.csv --target approved --minutes 5
+      gradproof train --model transformer --data book.txt --out runs/book
+      gradproof train --resume --out runs/loans
+      torchrun --nproc-per-node 2 -m gradproof train --out runs/two
     """
     with errors(debug):
         from gradproof.data.source import check, synthetic_options

@@ -1,4 +1,4 @@
-"""How `gradproof train` takes a run from start to report, in one process or on the ranks that torchrun started."""
+"""Takes a run of `gradproof train` from start to report, in one process or on the ranks that torchrun started."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def train_on_ranks(
             _say(str(lost) + mesh.pulse.advice)
         _leave(mesh, "because another rank failed")
     except typer.Exit as ending:
-        mesh.pulse.end("it is done")
+        mesh.pulse.end("it has finished")
         _flush()
         os._exit(ending.exit_code)
     except Exception as error:
@@ -106,7 +106,7 @@ def _open_run(mesh: Any, out: Path | None, given: Mapping[str, Any], resume: boo
         mesh.pulse.close()
         return run, Mesh(kept, run.config.device, run.config.timeout)
     if mesh.first:
-        print(f"the run had mesh {kept} and there are {mesh.size} ranks now: using {mesh.shape}", file=sys.stderr)
+        print(f"the run used mesh {kept}, but there are {mesh.size} ranks now: using {mesh.shape}", file=sys.stderr)
     return run, mesh
 
 
@@ -134,7 +134,7 @@ def _interruptible(run: Any, watch: Any, debug: bool, mesh: Any) -> Any:
     except KeyboardInterrupt:
         if mesh is None or mesh.first:
             again = "gradproof train" if mesh is None else f"torchrun --nproc-per-node {mesh.size} -m gradproof train"
-            print(f"interrupted; go on with: {again} --resume --out {run.path}", file=sys.stderr)
+            print(f"interrupted; to resume: {again} --resume --out {run.path}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""Usage errors: an unknown option, a missing argument or a bad value is one sentence on standard error, exit code 2."""
+"""Usage errors in one sentence on standard error, exit code 2; help with one form for defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from gradproof.commands.terminal import COULD_NOT_START
 
@@ -24,11 +24,37 @@ class Commands(TyperGroup):
         try:
             code = super().main(*args, standalone_mode=False, **options)
         except UsageError as error:
-            # Without a command the help is shown instead, and has been printed by now.
-            if type(error).__name__ != "NoArgsIsHelpError":
+            if type(error).__name__ == "NoArgsIsHelpError":  # no command: the help is the message
+                print(error.format_message())  # type: ignore[attr-defined]
+            else:
                 print(f"gradproof: {usage_sentence(error)}", file=sys.stderr)
             sys.exit(COULD_NOT_START)
         sys.exit(code if isinstance(code, int) else 0)
+
+
+class Command(TyperCommand):
+    """A command whose help says `Default: …`, whether Typer knows the default or our text gives it."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is not None:
+                rows[param.param_type_name].append((record[0].replace(" range>", ">"), _with_default(record[1])))
+        for kind, title in (("argument", "Arguments"), ("option", "Options")):
+            if rows[kind]:
+                with formatter.section(title):
+                    formatter.write_dl(rows[kind])
+
+
+def _with_default(text: str) -> str:
+    """`Port.  [default: 80; x>=0]` as `Port. Default: 80.  [x>=0]`."""
+    said, _, extras = text.removesuffix("]").rpartition("  [")
+    default = re.search(r"default: ([^;]*)", extras)
+    if default is None:
+        return text
+    rest = "; ".join(extra for extra in extras.split("; ") if extra != default[0])
+    return f"{said} Default: {default[1]}." + (f"  [{rest}]" if rest else "")
 
 
 def usage_sentence(error: Any) -> str:

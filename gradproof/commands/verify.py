@@ -34,11 +34,12 @@ def verify(
         typer.Argument(metavar="CASE", help="Your own code: `path/to/file.py:function` or `package.module:function`."),
     ] = None,
     op: Annotated[
-        list[str] | None, typer.Option("--op", help="Prove this op or encoder of Gradproof; repeatable.")
+        list[str] | None,
+        typer.Option("--op", metavar="NAME", help="Prove this op of Gradproof, such as layernorm; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", help="Prove this model of Gradproof: moe, dense, transformer or gate; repeatable."),
+        typer.Option("--model", metavar="NAME", help="Prove this model: moe, dense, transformer or gate; repeatable."),
     ] = None,
     device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     mutants: Annotated[
@@ -48,27 +49,32 @@ def verify(
         bool, typer.Option("--quick", help="Case: judge all tensors jointly. Ops: skip finite differences.")
     ] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="Case: the training dtype, such as bf16. Default: that of the module.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="Case: the training dtype, such as bf16. Default: that of the module."),
     ] = None,
     autocast: Annotated[
-        str | None, typer.Option(help="Case: train under torch.autocast with this dtype, bf16 or fp16.")
+        str | None,
+        typer.Option(metavar="DTYPE", help="Case: train under torch.autocast with this dtype, bf16 or fp16."),
     ] = None,
     skip: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="CHECK",
             help="Case: skip this check (dtype, point, parameters_only, inputs_only, strided_cotangent, "
             "in_flight, retained_graph, accumulation, second_step, one_output, layout, eval, one_row; "
-            "with --ranks: dtype, accumulation, no_sync); repeatable."
+            "with --ranks: dtype, accumulation, no_sync); repeatable.",
         ),
     ] = None,
     allow_unjudged: Annotated[
-        list[str] | None, typer.Option(help="Case: a tensor that need not be judged; repeatable.")
+        list[str] | None, typer.Option(metavar="NAME", help="Case: a tensor that need not be judged; repeatable.")
     ] = None,
     record: Annotated[
-        Path | None, typer.Option(help="Case: save digests and projections of the gradients to this file.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Case: save digests and projections of the gradients to this file."),
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Case: compare the gradients with this file and name those that changed.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Case: compare the gradients with this file and name those that changed."),
     ] = None,
     json: Json = None,
     html: Html = None,
@@ -82,12 +88,12 @@ def verify(
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="With --ranks: seconds that a stage of a step may take before a rank counts as hung."),
+        typer.Option(help="With --ranks: seconds that a part of a step may take before a rank counts as hung."),
     ] = 60.0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
-    """Check a backward pass: that of your own module or kernel, or Gradproof's own.
+    """Check that a backward pass computes the right gradients.
 
     A CASE is a function that takes no arguments and returns `(module, inputs)`. The gradients of the module's
     parameters and floating inputs are compared with finite differences of its forward. If the function returns a
@@ -95,21 +101,15 @@ def verify(
     processes and is compared with the same module on one rank. Without a CASE, every op and model of Gradproof is
     proven.
 
+    \b
     Examples:
-
-        gradproof verify
-
-        gradproof verify my_model.py:case --html report.html
-
-        gradproof verify my_model.py:case --autocast bf16
-
-        gradproof verify my_model.py:case --record before.json
-
-        gradproof verify my_model.py:case --against before.json   (after an upgrade)
-
-        gradproof verify my_model.py:case --ranks 2   (a distributed step)
-
-        gradproof verify --op layernorm --mutants
+      gradproof verify
+      gradproof verify my_model.py:case --html report.html
+      gradproof verify my_model.py:case --autocast bf16
+      gradproof verify my_model.py:case --record before.json
+      gradproof verify my_model.py:case --against before.json   (after an upgrade)
+      gradproof verify my_model.py:case --ranks 2   (a distributed step)
+      gradproof verify --op layernorm --mutants
     """
     with errors(debug):
         check_outputs(json, html, record)
@@ -118,7 +118,7 @@ def verify(
         if case is None and (dtype or autocast or skip or allow_unjudged or record or against or ranks):
             raise ValueError("--dtype, --autocast, --skip, --allow-unjudged, --record, --against, --ranks need a CASE")
         if ranks is not None and (record or against or device is not Device.cpu):
-            raise ValueError("--ranks takes neither --record nor --against, and its ranks run on the CPU")
+            raise ValueError("--ranks runs on the CPU and cannot be combined with --record or --against")
         check_device(device)
         if case is not None:
             how = dict(dtype=dtype, autocast=autocast, skip=skip or (), allow_unjudged=allow_unjudged or ())
@@ -157,10 +157,10 @@ def _verify_case(
         loaded = load_case(case, seed)
         if isinstance(loaded, KernelCase):
             if quick or to or against or any(how.values()):
-                raise ValueError(f"{case} returns a KernelCase, which takes none of the options for modules")
+                raise ValueError(f"{case} returns a KernelCase; it takes none of the options for modules")
             return judge_kernel(loaded, seed=seed, device=target, name=case, progress=progress)
         if isinstance(loaded, RankCase):
-            raise ValueError(f"{case} returns a RankCase; say on how many ranks, `gradproof verify {case} --ranks 2`")
+            raise ValueError(f"{case} returns a RankCase; give the number of ranks: gradproof verify {case} --ranks 2")
         asked = (loaded.module, loaded.inputs)
         report = verify(*asked, quick=quick, seed=seed, device=target, name=case, progress=progress, **how)
         if to is not None or before is not None:

@@ -1,1 +1,1 @@
-"""From a table, or from nothing at all, to rows that a model can read."""
+"""Reads tables, or generates synthetic data, and turns them into rows for a model."""

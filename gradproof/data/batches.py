@@ -1,4 +1,4 @@
-"""Batches: the training rows in a new order each epoch, as one endless stream that can be entered anywhere.
+"""Batches: the training rows in a new order for each epoch, as an endless stream that can be entered anywhere.
 
 Batch s holds positions s·B … (s+1)·B − 1 of the stream; position i is row i mod R of the permutation of epoch i // R.
 Nothing but the step is needed to go on at the exact row.

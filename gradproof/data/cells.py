@@ -1,4 +1,4 @@
-"""The cells of a clean column, as names or as numbers: what text, dates and nothing at all are read as."""
+"""Converts the cells of a clean column to categories or numbers, including dates and missing values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns: how each column of a table is read, for a person to check before training, and for the run's record."""
+"""Columns: how each column of a table is read, shown before training and kept in the run's record."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def columns_of(survey: Survey, summary: Summary, schema: Schema, rows: Rows) -> 
             missing = (survey.rows - known) / max(1, survey.rows)
             record |= {"kind": "target", "distinct": len(schema.classes) or None, "missing": missing}
             if survey.number:
-                record |= {"format": _format(survey.number), "distinct": _values(rows), "note": "a number to predict"}
+                record |= {"format": _format(survey.number), "distinct": _values(rows), "note": "numeric target"}
         elif name in roles.metrics:
             record |= {"kind": "metric", "missing": 0.0}
         elif name in survey.fits:
@@ -41,7 +41,7 @@ def columns_of(survey: Survey, summary: Summary, schema: Schema, rows: Rows) -> 
             record["distinct"] = len(summary.names[name].seen) or None if name in summary.names else distinct.get(name)
             record["note"] = odd.get(name, survey.fits[name].assumed)
             if name in roles.categorical:
-                record["note"] = "names, as asked"
+                record["note"] = "names, as requested"
         if name in schema.left_out:
             record |= {"kind": "left out", "note": schema.left_out[name]}
         records.append(record)

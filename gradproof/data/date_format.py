@@ -1,4 +1,4 @@
-"""DateFormat: how the dates of a column are written where they are not ISO 8601, found over the whole column.
+"""DateFormat: the date format of a column that is not ISO 8601, inferred from the whole column.
 
     05/01/2023   31.12.2024 18:30   12/31/2024 6:30 PM   2024/12/31
 

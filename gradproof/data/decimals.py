@@ -1,4 +1,4 @@
-"""Decimals: how many of them the numbers of a column have, so that they are integers of a fixed unit.
+"""Decimals: the number of decimal places in a column, which makes its numbers integers of a fixed unit.
 
 A column has d decimals where every training value is the float nearest to an integer over 10^d, for the smallest such
 d up to nine; 12, 0.5 and 3.25 have two. Measurements that use all digits of a float have none: p-adic distances between

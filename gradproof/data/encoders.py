@@ -1,4 +1,4 @@
-"""From rows to the inputs of a model: one-hot for names; size or place, pieces and p-adic columns for numbers."""
+"""Encodes rows as model inputs: one-hot for categories; value or rank, pieces and p-adic columns for numbers."""
 
 from __future__ import annotations
 

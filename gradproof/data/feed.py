@@ -1,4 +1,4 @@
-"""Feed: inputs and target of every step, for one model or for each member of an ensemble.
+"""Feed: the inputs and target of every step, for one model or for each member of an ensemble.
 
 Each member reads the training rows in an order of its own, and loses other inputs to dropout:
 

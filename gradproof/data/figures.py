@@ -1,4 +1,4 @@
-"""Figures of columns, gathered chunk by chunk: how often names are seen, and the moments of numbers."""
+"""Statistics of columns, gathered chunk by chunk: the counts of categories, and the moments of numbers."""
 
 from __future__ import annotations
 

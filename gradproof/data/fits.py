@@ -1,4 +1,4 @@
-"""Fits: what the texts of a column can be read as, counted chunk by chunk and decided over all of them.
+"""Fits: which formats the texts of a column match, counted chunk by chunk and decided for the whole column.
 
 Each text belongs to the set of readings that it fits. Numbers that a cast reads are told apart by a few cheap
 questions, any other text by its shape, in which every digit is a 9: a column has few shapes, and Python sees only them.

@@ -1,4 +1,4 @@
-"""A frame's rows as a schema reads them: by the last pass over a table, and by prediction."""
+"""Reads the rows of a frame according to a schema, in the last pass over a table and in prediction."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def encode(schema: Schema, frame: pl.DataFrame, start: int = 0, unread: dict[str
     features = [column.name for column in schema.columns]
     if absent := [name for name in features if name not in frame.columns]:
         names = ", ".join(map(repr, absent))
-        raise ValueError(f"the table has no column {names}; it needs every column that the model was trained on")
+        raise ValueError(f"the table has no column {names}; every column that the model was trained on is needed")
     answers = [name for name in (schema.target, *(metric.name for metric in schema.metrics)) if name in frame.columns]
     frame = clean(frame.select(*features, *answers))
     if unread is not None:

@@ -1,4 +1,4 @@
-"""Levels: an input for each value of a number that takes few of them.
+"""Levels: one input per value, for numbers with few distinct values.
 
     level_j(v) = 1 where v is the j-th value, else 0
 

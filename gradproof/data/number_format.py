@@ -1,4 +1,4 @@
-"""NumberFormat: how the numbers of a column are written, found over the whole column and saved with the run.
+"""NumberFormat: the number format of a column, inferred from the whole column and saved with the run.
 
     $1,200.50   1 200,50 €   1.200,50   12.5%   (1,200)
 

@@ -1,4 +1,4 @@
-"""Pieces: a number as how far it has come through each stretch of its range.
+"""Pieces: the piecewise linear encoding of a number.
 
     piece_j(v) = clamp((v − k_j)/(k_{j+1} − k_j), 0, 1),  knots k at quantiles of the training rows
 
@@ -45,7 +45,7 @@ def with_knots(schema: Schema, rows: Rows, train_R: np.ndarray, most: int = MOST
 
 
 def _knots(value_T: np.ndarray, most: int) -> tuple[float, ...]:
-    """Distinct quantiles; none where they would make fewer than two pieces, or where a stretch is no number."""
+    """Distinct quantiles; none where they would make fewer than two pieces, or where a stretch is not a number."""
     known_T = value_T[np.isfinite(value_T)]
     if most < 2 or not len(known_T):
         return ()

@@ -1,4 +1,4 @@
-"""ColumnReading: what the cells of a column are read as, the same in training, prediction and the service."""
+"""ColumnReading: how the cells of a column are read, identically in training, prediction and the service."""
 
 from __future__ import annotations
 

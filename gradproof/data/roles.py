@@ -1,4 +1,4 @@
-"""What each column of a table is there for."""
+"""The role of each column of a table."""
 
 from __future__ import annotations
 
@@ -35,12 +35,14 @@ class Roles:
         others = {"a metric": self.metrics, "categorical": self.categorical, "ignored": self.ignore}
         for role, name in ((role, name) for role, names in others.items() for name in sorted(names)):
             if name in roles:
-                raise ValueError(f"column {name!r} cannot be {roles[name]} and {role} at once; give it one role")
+                raise ValueError(f"column {name!r} cannot be both {roles[name]} and {role}")
             roles[name] = role
         for name in (target, *self.metrics):
             if unreadable(dtype := table.dtypes[name]):
-                raise ValueError(f"column {name!r} of {table.path} must hold plain values; it holds {dtype}")
+                raise ValueError(f"column {name!r} of {table.path} must have plain values; it has type {dtype}")
         self.candidates = [name for name in table.columns if roles.get(name, "categorical") == "categorical"]
         self.features = [name for name in self.candidates if not unreadable(table.dtypes[name])]
         if not self.features:
-            raise ValueError(f"no column of {table.path} is left to learn from; it needs one besides the target")
+            raise ValueError(
+                f"no column of {table.path} is left to learn from; it needs at least one besides the target"
+            )

@@ -1,4 +1,5 @@
-"""Schema: what a run knows of its table. Saved with the run, so that prediction reads a record exactly as training did.
+"""Schema: the columns of a run's table and how each is encoded. Saved with the run, so that prediction reads a record
+exactly as training did.
 
 C categorical columns, N number columns, M metrics. The inputs are laid out as
 

@@ -1,4 +1,4 @@
-"""Where a run's rows come from: the synthetic set, or a file that was read into the run's folder."""
+"""The source of a run's rows: the synthetic set, or a file that was read into the run's folder."""
 
 from __future__ import annotations
 
@@ -86,13 +86,15 @@ def check(data: str, target: str | None, named: Sequence[str]) -> None:
     """What can be said of the data at once, before anything is written; `named` are other columns that must exist."""
     if synthetic_options(data) is not None:
         if target is not None or named:
-            raise ValueError("the synthetic set has its own target and metrics; leave --target and --metrics out")
+            raise ValueError("the synthetic set has its own target and metrics; omit --target and --metrics")
         return
     from gradproof.data.table import Table
 
     columns = Table(Path(data)).columns
     if target is None:
-        raise ValueError(f"--target is missing: which column of {data} is to be decided? ({', '.join(columns[:12])})")
+        raise ValueError(
+            f"--target is missing: which column of {data} should be predicted? ({', '.join(columns[:12])})"
+        )
     from gradproof.data.roles import check_columns
 
     check_columns(columns, target, named)
@@ -124,11 +126,11 @@ def task_lines(source: Source, asked: TaskName | None) -> list[str]:
     """What the target of a table is taken for, and how to have it otherwise; nothing of the synthetic set."""
     if not source.columns:
         return []
-    target, why = source.schema.target, ", as asked" if asked else ""
+    target, why = source.schema.target, ", as requested" if asked else ""
     if source.schema.quantity:
-        other = "" if asked else f", a float of more than {DISTINCT} values; --task classification makes classes of it"
+        other = "" if asked else f", a float with more than {DISTINCT} values; for classes: --task classification"
         return [f"task: regression{why}: predicts {target}{other}"]
-    return [f"task: classification{why}: decides between {len(source.schema.classes):,} values of {target}"]
+    return [f"task: classification{why}: {len(source.schema.classes):,} classes of {target}"]
 
 
 @lru_cache(maxsize=1)
@@ -161,7 +163,7 @@ def _read(options: SourceOptions, folder: Path, progress: Callable[[int, int], N
     shutil.rmtree(aside, ignore_errors=True)
     shutil.rmtree(folder / "rows", ignore_errors=True)
     if options.target is None:
-        raise ValueError(f"--target is missing: which column of {options.data} is to be decided?")
+        raise ValueError(f"--target is missing: which column of {options.data} should be predicted?")
     table = read(
         Path(options.data),
         options.target,

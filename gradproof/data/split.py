@@ -1,4 +1,4 @@
-"""The split: which rows train, which choose the checkpoint, which are only scored at the end."""
+"""The split into training, validation and test rows."""
 
 from __future__ import annotations
 

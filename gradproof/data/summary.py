@@ -20,7 +20,7 @@ from gradproof.data.target import has_target
 if TYPE_CHECKING:
     import polars as pl
 
-IGNORED = "is ignored, as asked"
+IGNORED = "ignored, as requested"
 
 
 class Summary:

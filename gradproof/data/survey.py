@@ -1,4 +1,4 @@
-"""The first pass over a table: the target's classes or that it is a number, and what each column holds."""
+"""The first pass over a table: the target's classes, or that it is numeric, and the type of each column."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Survey:
         if not self._settle_number(chunk):
             self._settle_classes()
         if self._empty:
-            raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; leave it out by --ignore")
+            raise ValueError(f"column {self._empty[0]!r} of {path} has no value in any row; exclude it with --ignore")
         self.fits = {name: self._fit(name) for name in self.roles.features}
 
     def _settle_number(self, chunk: int) -> bool:
@@ -180,11 +180,11 @@ class Survey:
 
     def _no_class(self, count: str) -> ValueError:
         number = all(map(is_decimal, self._texts))
-        looks = "a number to predict" if number else "an id or free text"
+        looks = "a numeric target" if number else "an id or free text"
         column = f"column {self.roles.target!r} of {self.roles.table.path}"
         if self._dated():
-            return ValueError(f"{column} holds dates; a target must be a class, choose another column")
-        hint = "; --task regression predicts it" if number else ""
+            return ValueError(f"{column} holds dates; choose another target")
+        hint = "; --task regression predicts numbers" if number else ""
         return ValueError(f"{column} has {count} different values; it looks like {looks}, not a class" + hint)
 
 

@@ -1,4 +1,4 @@
-"""A synthetic quality set whose best possible score is known.
+"""A synthetic data set with a known best possible score.
 
 A row belongs to a hidden regime, chosen by a hidden linear router; each regime has its own rule from inputs to the 12
 outcomes: scores linear in the inputs and in products of pairs of numbers. The label is drawn from

@@ -45,16 +45,18 @@ class Table:
         if self.path.is_dir():
             raise ValueError(f"{self.path} is a folder; name one CSV or Parquet file in it")
         if not self.path.exists():
-            raise ValueError(f"there is no file {self.path}; check its name and folder")
+            raise ValueError(f"there is no file {self.path}")
         if not self._parquet and not name.removesuffix(".gz").endswith(CSV):
             endings = ", ".join(CSV + PARQUET)
-            raise ValueError(f"{self.path} is not named like a table; its name must end in {endings} or .csv.gz")
+            raise ValueError(f"{self.path} is not a table; its name must end in {endings} or .csv.gz")
         if not self.path.stat().st_size:
-            raise ValueError(f"{self.path} is empty; it must hold a header and rows")
+            raise ValueError(f"{self.path} is empty; it needs a header and rows")
         self.dtypes: dict[str, pl.DataType] = self._read_parquet_header() if self._parquet else self._read_csv_header()
         self.columns = list(self.dtypes)
         if patterns := [name for name in self.columns if name == "*" or (name[:1] == "^" and name[-1:] == "$")]:
-            raise ValueError(f"{self.path} has a column named {patterns[0]!r}, which reads as a pattern; rename it")
+            raise ValueError(
+                f"{self.path} has a column named {patterns[0]!r}, which would be read as a pattern; rename it"
+            )
 
     def chunks(
         self, columns: Sequence[str] | None = None, rows: int = 65_536, raw: bool = False
@@ -77,7 +79,7 @@ class Table:
         except (pl.exceptions.PolarsError, OSError) as error:
             raise _damaged(self.path, error) from None
         if not rows:
-            raise ValueError(f"{self.path} has a header but no rows; it must hold at least one")
+            raise ValueError(f"{self.path} has a header but no rows")
         return dtypes
 
     def _parquet_frames(self, names: list[str], rows: int) -> Iterator[pl.DataFrame]:
@@ -103,7 +105,7 @@ class Table:
         if twice := [name for i, name in enumerate(names) if name in names[:i]]:
             raise ValueError(f"{self.path} has two columns named {twice[0]!r}; rename one of them")
         if not filled:
-            raise ValueError(f"{self.path} has a header but no rows; it must hold at least one")
+            raise ValueError(f"{self.path} has a header but no rows")
         return dict.fromkeys(names, pl.String())
 
     def _open(self) -> IO[bytes]:
@@ -117,7 +119,7 @@ class Table:
         """The header's fields and its last line's number; the file then stands at the line after it."""
         for record, line in self._records(iter(lambda: file.readline(_LONGEST), b""), 0):
             return record, line
-        raise ValueError(f"{self.path} holds nothing but blank lines; it must hold a header and rows")
+        raise ValueError(f"{self.path} has only blank lines; it needs a header and rows")
 
     def _csv_frames(self, names: list[str]) -> Iterator[pl.DataFrame]:
         try:
@@ -291,16 +293,16 @@ _PACKING_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile)
 
 def _damaged(path: Path, error: Exception) -> ValueError:
     reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
-    return ValueError(f"{path} is damaged or not what its name says ({reason}); write it again")
+    return ValueError(f"{path} is damaged, or its format does not match its name ({reason})")
 
 
 def _require_polars() -> None:
     try:
         import polars  # noqa: F401
     except ImportError:
-        raise ValueError("reading CSV and Parquet needs polars: pip install 'gradproof[data]'") from None
+        raise ValueError("CSV and Parquet files need polars: pip install 'gradproof[data]'") from None
 
 
 def changed(path: Path) -> ValueError:
     """What to raise where a second pass over a file finds other rows than the first."""
-    return ValueError(f"{path} changed while it was read; start again when it no longer does")
+    return ValueError(f"{path} changed while it was being read; try again when it no longer changes")

@@ -1,4 +1,4 @@
-"""The target: classes to decide between, or a number to predict."""
+"""The target: classes or a number."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TargetReader:
 
     def __init__(self, roles: Roles, task: TaskName | None):
         if task == "regression" and roles.metrics:
-            raise ValueError("--metrics are numbers beside a class; with --task regression leave --metrics out")
+            raise ValueError("--metrics are predicted along with a class; omit them with --task regression")
         # A target with metrics has always been a class.
         self.task: TaskName | None = "classification" if task is None and roles.metrics else task
         self.roles, self._fits, self._typed, self._pointed = roles, Fits(), NAMES, False
@@ -61,7 +61,7 @@ class TargetReader:
             nearest = self._fits.nearest()
             held = f"; row {nearest.row} holds {shown(nearest.held)}" if nearest.row else ""
             raise ValueError(
-                f"--task regression predicts a number, and {column} holds none{held}; choose another target"
+                f"--task regression needs a numeric target, and {column} is not numeric{held}; choose another target"
             )
         return None
 

@@ -1,4 +1,4 @@
-"""Text as bytes: which of them train, choose and are scored, and windows of them as tokens.
+"""Text as bytes: the training, validation and test parts, and windows of them as tokens.
 
 A byte is a token, so nothing is out of vocabulary; START stands before the first byte of every window. Parts are
 stretches of the file in its own order: what is scored comes after what was trained on.
@@ -39,15 +39,13 @@ def check(data: str, named: Sequence[str]) -> None:
     """What can be said at once; `named` are columns, which a text does not have."""
     path = Path(data)
     if data.partition(":")[0] == "synthetic":
-        raise ValueError("a transformer learns a text: give one with --data FILE.txt")
+        raise ValueError("a transformer is trained on a text: give one with --data FILE.txt")
     if named:
-        raise ValueError(
-            f"--model transformer learns to continue a text, which has no column {named[0]!r}; leave it out"
-        )
+        raise ValueError(f"--model transformer is trained on a text, which has no column {named[0]!r}; leave it out")
     if not path.is_file():
-        raise ValueError(f"--data {data}: there is no such file; a transformer learns a text file")
+        raise ValueError(f"--data {data}: there is no such file; a transformer is trained on a text file")
     if path.suffix.lower() in (".csv", ".parquet"):
-        raise ValueError(f"--data {data} is a table; --model moe or dense decide its rows, a transformer learns text")
+        raise ValueError(f"--data {data} is a table; use --model moe or dense for it: a transformer is trained on text")
 
 
 def open_text(data: str, shares: tuple[float, float], folder: Path, context: int) -> Text:
@@ -63,9 +61,7 @@ def open_text(data: str, shares: tuple[float, float], folder: Path, context: int
     length = own.stat().st_size
     held, tested = (max(1, round(share * length)) for share in shares)
     if length - held - tested < context:
-        raise ValueError(
-            f"{data} has {length:,} bytes: too few to learn windows of {context} from and to hold some out"
-        )
+        raise ValueError(f"{data} has {length:,} bytes: too few for windows of {context} bytes and held-out text")
     first = length - held - tested
     return Text(np.memmap(own, np.uint8, "r"), (0, first, first + held, length))
 

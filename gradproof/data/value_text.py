@@ -1,4 +1,4 @@
-"""What a row holds in a column, as text, from the arrays that a model reads."""
+"""The value of a column in a row, as text, restored from the arrays that a model reads."""
 
 from __future__ import annotations
 

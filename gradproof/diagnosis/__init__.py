@@ -1,1 +1,1 @@
-"""Rounding noise or a bug: the runs, and the verdict on them."""
+"""Rounding noise or a bug: the runs and the verdict."""

@@ -47,7 +47,7 @@ AGREES = 1e-6  # with a trusted reference, in float64
 
 @dataclass
 class Diagnosis:
-    """The answer. True only when clean or noise."""
+    """The result of `diagnose`. It is true only if the verdict is clean or noise."""
 
     name: str
     verification: SubjectVerdict
@@ -64,7 +64,7 @@ class Diagnosis:
 
     @property
     def worst(self) -> FormatVerdict | None:
-        """The format with the worst verdict; among several, one that ran for real, and is furthest off."""
+        """The format with the worst verdict; among several, one that ran for real, with the largest error."""
         alike = [p for p in self.precisions if p.verdict == overall([q.verdict for q in self.precisions])]
         far = {p.format: p.rel_error if math.isfinite(p.rel_error) else math.inf for p in alike}
         return max(alike, key=lambda p: (not p.simulated_only, far[p.format]), default=None)
@@ -84,18 +84,20 @@ class Diagnosis:
             first = min(self.wrong, key=severity)
             return f"{self.name} has a bug, in every precision: {first.name}: {first.note}{more}."
         if self.verdict == "inconclusive":
-            reason = self.unclear or f"whether the gradient is right in float64 is not clear: {why(self.verification)}"
+            reason = (
+                self.unclear or f"it is not clear whether the gradient is right in float64: {why(self.verification)}"
+            )
             return f"{self.name} is inconclusive: {reason}."
         assert worst is not None
         if self.verdict in ("noise", "clean"):
             formats = ", ".join(p.format for p in self.precisions)
-            return f"{self.name} shows nothing but rounding in {formats}: in {worst.format} {worst.summary}."
+            return f"{self.name} shows only rounding in {formats}: in {worst.format} {worst.summary}."
         others = {p.format: p.verdict for p in self.precisions if p is not worst}
         rest = "; ".join(f"{format}: {verdict}" for format, verdict in others.items())
         return f"{self.name} in {worst.format}: {worst.summary}." + (f" {rest}." if rest else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; what is not finite becomes null."""
+        """Plain data, with null for numbers that are not finite."""
         worst = self.worst
         record = {
             "verdict": self.verdict,
@@ -195,7 +197,7 @@ def examine(
     verification = specimen.verify(quick, lambda done, total: progress(f"is the math right? {done} of {total} tensors"))
     notes = [*specimen.notes, *(n for n in verification.notes if not n.startswith(IN_FLOAT64))]
     if quick:
-        notes.append("step 1 was the joint screen alone: each tensor by name would take minutes")
+        notes.append("step 1 judged all tensors jointly, because judging each would take minutes")
     wrong = _wrong(lab, verification, trusted, seed)
     unclear = _unclear(lab)
     # A format of operands is judged beside that of all the rest.
@@ -242,7 +244,7 @@ def _unclear(lab: Laboratory) -> str:
         )
     left = sorted(lab.watch.left)
     if left:
-        return f"{', '.join(left)} computes outside of aten, where rounding cannot be simulated"
+        return f"{', '.join(left)} computes outside aten, where rounding cannot be simulated"
     return ""
 
 
@@ -316,9 +318,9 @@ def _trusted(
         prepared = other.reference()
         for name, value in prepared.values.items():
             if name in own.values and own.values[name].shape != value.shape:
-                raise CannotRun(f"the reference's {plain(name)} has another shape than the module's")
+                raise CannotRun(f"the reference's {plain(name)} has a different shape from the module's")
         if [c.shape for c in other.cotangents] != [c.shape for c in specimen.cotangents]:
-            raise CannotRun("the reference's output has another shape than the module's")
+            raise CannotRun("the reference's output has a different shape from the module's")
         values = {name: own.values.get(name, value).to(value.dtype) for name, value in prepared.values.items()}
         _, grads = prepared.run(values, specimen.cotangents)
         return {name: g.double() for name, g in grads.items() if g is not None}
@@ -332,4 +334,4 @@ def _verified(verification: SubjectVerdict) -> str:
         return f"the gradient is right in float64: {verification.forwards} forwards"
     if verification.status == "refuted":
         return f"the gradient is wrong in float64 already: {', '.join(wrong[:6])}"
-    return f"whether the gradient is right in float64 is not clear: {why(verification)}"
+    return f"it is not clear whether the gradient is right in float64: {why(verification)}"

@@ -1,4 +1,4 @@
-"""By what factor a refuted gradient is wrong: differences of the forward along the gradient's own direction.
+"""The factor by which a refuted gradient is wrong, from differences of the forward along the gradient itself.
 
 ratio = ‖g‖/⟨∇L, g/‖g‖⟩;   a scale bug where ∇L = g/ratio along other directions too
 """

@@ -1,4 +1,4 @@
-"""The runs behind a diagnosis: the same state and input at several precisions, each held against float64."""
+"""The runs of a diagnosis: the same state and input at several precisions, compared with float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is diagnosed: something that can be run at any precision, from the same state and the same luck every time."""
+"""The thing to diagnose: it can be run at any precision, from the same state and with the same random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Noise that the format does not force on the function: a part that must not be computed in it.
+"""Finds noise that is due to one part of the computation, which must not run in the format.
 
 Replicas explain every error that rounding makes, also that of a formulation which rounding ruins: angles of large
 positions, a long sum that is rounded at every step, a variance as the difference of two squares. So large noise is held
@@ -191,12 +191,12 @@ def with_unstable(judged: FormatVerdict, part: Unstable) -> FormatVerdict:
 def _note(j: TensorVerdict, judged: FormatVerdict, part: Unstable) -> str:
     where = where_of(dict(path=part.path, phase=part.phase, op=part.op))
     kept = "inputs and weights" if part.cancels else "the products"
-    less = f"with all but {kept} in fp32 noise is {part.noise / part.least:.0f} times less"
+    less = f"with all but {kept} in fp32, the noise is {part.noise / part.least:.0f} times smaller"
     if part.flips:
         return (
-            f"off by {percent(j.rel_error)}, as {part.flips} of {part.comparisons} comparisons come out otherwise, "
-            f"most at {where}, on values that {judged.format} cannot tell apart; {less}: keep these values in fp32"
+            f"off by {percent(j.rel_error)}, because {part.flips} of {part.comparisons} comparisons change, "
+            f"most of them at {where}, on values that {judged.format} cannot distinguish; {less}: keep them in fp32"
         )
     fix = "subtract before multiplying, or keep this part in fp32" if part.cancels else "keep this part in fp32"
-    loses = "is large and cancels, which leaves little but rounding" if part.cancels else "loses too much"
+    loses = "is large and cancels, leaving mostly rounding error" if part.cancels else "loses too much"
     return f"off by {percent(j.rel_error)}: {where} {loses} in {judged.format}; {less}: {fix}"

@@ -1,4 +1,4 @@
-"""Noise or bug: what the runs of one format say of each tensor.
+"""The verdict on each tensor, from the runs of one format.
 
 What leaves the band of noise is explained by what happened: decisions that flipped, values that left the format's
 range, or else neither, which is a bug: rounding to nearest that drifts where unbiased rounding does not (a sum that
@@ -169,13 +169,13 @@ def _category(
     if not run.finite and narrow:
         return "overflow", f"the {device} run is not finite: {_overflowed(format, overflows)}"
     if not run.finite:
-        return "bug", f"the {device} run in {format.name} is not finite, though its rounding is harmless"
+        return "bug", f"the {device} run in {format.name} is not finite, although the simulated rounding is harmless"
     unrounded = measured.unrounded.tensors[name] if measured.unrounded else None
     # Where nothing is rounded there is no noise either: an error as large as the format's is something else.
     if unrounded and unrounded.finite and unrounded.error > band.noise(name) and unrounded.relative > 4 * format.unit:
         return "bug", (
-            f"off by {percent(unrounded.relative)} in {format.name} even when nothing is rounded to it: in this dtype "
-            "the module computes something else, or something inside is narrower still"
+            f"off by {percent(unrounded.relative)} in {format.name} even without rounding: in this dtype "
+            "the module computes something else, or a part of it uses a narrower format"
         )
     boundless = measured.boundless.tensors[name] if measured.boundless else None
     if simulated.outside:
@@ -205,7 +205,7 @@ def _not_finite(format: Format, overflows: dict[str, Any] | None, lost: list[dic
         return "overflow", f"not finite: {_overflowed(format, overflows)}"
     place = next(place for place in lost if place["underflow"] and place["phase"] == "forward")
     return "underflow", (
-        f"not finite, though nothing overflows: what vanishes at {where_of(place)} is divided by, or the like"
+        f"not finite, although nothing overflows: values vanish at {where_of(place)} and are probably divided by"
     )
 
 
@@ -220,7 +220,7 @@ def _routed(
         unexplained = routing.flips * (1 - (routing.margin_explained or 0.0))
         share = f"{routing.flips} of {routing.decisions} decisions flipped"
         if not routing.flips:
-            return "routing", "what was chosen is the same, but in another order, and the order matters here"
+            return "routing", "the same items were chosen in a different order, and the order matters here"
         if unexplained > max(2.0, routing.flips / 2):
             return "bug", f"{share}, {unexplained:.0f} of them with margins that rounding does not explain"
         return "routing", f"{share}, which makes {_share(part.flips, part.arithmetic):.0%} of the error"
@@ -368,7 +368,7 @@ def _sentence(verdict: Finding, judged: Sequence[TensorVerdict], divergence: dic
     if verdict == "noise":
         # A gradient that cancels to nothing has no relative error worth telling.
         far = max(like, key=lambda j: j.rel_error if j.rel_error < 1e3 else 0.0)
-        return f"every gradient is within what rounding does; the largest error is {far.rel_error:.1e}, of {far.name}"
+        return f"rounding explains the error of every gradient; the largest error is {far.rel_error:.1e}, of {far.name}"
     more = f" ({len(like) - 1} more like it)" if len(like) > 1 else ""
     where = f"; first at {where_of(divergence)}" if divergence and verdict != "overflow" else ""
     return f"{like[0].name}: {like[0].note}{more}{where}" if like else "nothing could be judged"

@@ -1,4 +1,4 @@
-"""CheckedFile: an exported decision that gave a run's own predictions on its test rows before it got its name."""
+"""CheckedFile: an exported model that reproduced the predictions of its run before it was put in place."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def export(run: Path, form: ExportFormat, out: Path) -> CheckedFile:
         raise ValueError(f"{out} must be a file in a folder that exists")
     predictor, _ = load_predictor(run)
     if predictor.schema.quantity:
-        raise ValueError(f"{run} predicts a number; only decisions are exported so far")
+        raise ValueError(f"{run} predicts a number; only classifiers can be exported so far")
     source = open_source(Run(run).config.source, run)
     rows = source.rows.take(spaced(source.index(TEST), ROWS))
     write, runner, lesson = WAYS[form]

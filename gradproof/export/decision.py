@@ -1,4 +1,4 @@
-"""Decision: codes and numbers of rows to probabilities and metrics, written once for every format.
+"""Decision: maps codes and numbers of rows to probabilities and metrics, defined once for every format.
 
     x = one-hot | (v − mean)/std or place | pieces | p-adic | flags | levels as data/encoders.py
     gates on the K largest scores, y_m = Σ_e gate_e·f_e(x)                   as models/moe.py; every expert is computed

@@ -1,4 +1,4 @@
-"""Description: how a table's values become the codes and numbers of an exported decision, and what comes out."""
+"""Description: how a table's values become the inputs of an exported model, and what its outputs are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frozen: what a decision needs of a run, as constants: the encoding of a row, the weights, the temperature.
+"""Frozen: the parts of a run that a decision needs, as constants: encoding, weights, temperature.
 
 C categorical columns, N numbers, H one-hot inputs, P pieces, D p-adic numbers, L levels; M members, E experts of each,
 X patches times experts and Y edges times experts of a sheaf router, U patches. A model without members is one of one,
@@ -44,7 +44,7 @@ def freeze(predictor: Predictor) -> Frozen:
     members = model.members if isinstance(model, Ensemble) else [model]
     first = members[0]
     if not isinstance(first, MoE | Dense):
-        raise ValueError(f"a {type(first).__name__} cannot be exported: it decides no rows of a table")
+        raise ValueError(f"a {type(first).__name__} cannot be exported: it does not predict rows of a table")
     routing = first.config.routing if isinstance(first, MoE) else None
     glued = isinstance(first, MoE) and first.config.cover is not None
     constants = {**_encoding(predictor.encoder), **_experts(members, first.config.chain)}

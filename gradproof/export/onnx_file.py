@@ -1,4 +1,4 @@
-"""The decision as an ONNX graph, written node by node: for onnxruntime and whatever else reads ONNX."""
+"""Writes the decision as an ONNX graph, node by node, for onnxruntime and other ONNX runtimes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The decision as a program of `torch.export`: a .pt2 file that torch runs without Gradproof."""
+"""Writes the decision as a `torch.export` program, a .pt2 file that torch runs without Gradproof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where agents keep their settings, and the gate's hook in them: put in, taken out again, nothing else touched."""
+"""The settings files of agents: adds and removes the gate's hook, and changes nothing else."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def script() -> Path:
     for folder in folders:
         if (folder / SCRIPT).is_file():
             return (folder / SCRIPT).absolute()
-    raise ValueError(f"{SCRIPT} is not in {folders[0]}; install Gradproof anew: pip install 'gradproof[gate,serve]'")
+    raise ValueError(f"{SCRIPT} is not in {folders[0]}; reinstall Gradproof: pip install 'gradproof[gate,serve]'")
 
 
 def hook_command(

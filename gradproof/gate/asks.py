@@ -83,7 +83,11 @@ class Asks:
         if ask is None:
             raise NotThere(f"there is no question {id[:40]!r}")
         if ask.state != WAITING:
-            how = f"was answered by {ask.by}" if ask.state != EXPIRED else "has expired; give feedback on the decision"
+            how = (
+                f"was already answered by {ask.by}"
+                if ask.state != EXPIRED
+                else "has expired; give feedback on the decision"
+            )
             raise Outdated(f"the question {id} {how}")
         answered = dict(state=ALLOWED if allow else BLOCKED, once=once, by=by)
         for _, value in list(self.database.backwards(txn, "asks")):

@@ -1,4 +1,4 @@
-"""`gradproof gate audit`: recorded decisions, newest first, with what people said of them, and how many there are.
+"""`gradproof gate audit`: recorded decisions, newest first, with their feedback and counts.
 
 The journal holds no secrets, so none can be shown. Texts that an agent chose are printed without control characters:
 one decision is one line, whatever the call contains.
@@ -41,12 +41,14 @@ class AuditQuery(NamedTuple):
         try:
             return datetime.fromisoformat(self.since).timestamp() if self.since else 0.0
         except (ValueError, OverflowError, OSError):
-            raise ValueError(f"--since is an ISO date, or hours or days as in 24h and 7d, not {self.since!r}") from None
+            raise ValueError(
+                f"--since must be an ISO date or time, or hours or days as in 24h and 7d, not {self.since!r}"
+            ) from None
 
     def check(self) -> None:
         """ValueError where it names a decision or an effect that there is not."""
         if self.decision not in ("", *OUTCOMES):
-            raise ValueError(f"--decision is {', '.join(OUTCOMES)}, not {self.decision!r}")
+            raise ValueError(f"--decision must be one of {', '.join(OUTCOMES)}, not {self.decision!r}")
         if self.effect not in ("", *EFFECTS):
             raise ValueError(f"there is no effect {self.effect!r}; the effects are {', '.join(EFFECTS)}")
 
@@ -126,7 +128,7 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
         told.append(f"{counts[outcome]['total']:,} {outcome}{f' ({parts})' if parts else ''}")
     yield (
         f"{counts['total']:,} decision{'s' if counts['total'] > 1 else ''}: {', '.join(told)}"
-        + (f"; {counts['shadow']:,} in shadow mode, where every call was allowed" if counts["shadow"] else "")
+        + (f"; {counts['shadow']:,} in shadow mode, where every call is allowed" if counts["shadow"] else "")
         + (f"; showing the newest {shown:,}" if shown < counts["total"] else "")
     )
 

@@ -1,4 +1,4 @@
-"""A tool call: read from JSON in the shapes that people have it in, and written as one text.
+"""A tool call: read from JSON in its various forms, and written as one text.
 
 Read are `{"tool", "arguments"}`, `{"name", "arguments"}`, MCP's `tools/call` request, a hook's `{"tool_name",
 "tool_input"}` and `{"command"}`, which is a Bash call. What is wrong with a call is one sentence. The text:
@@ -76,7 +76,7 @@ def parse(call: str | bytes | Mapping[str, Any]) -> Call:
     """A call from JSON or plain data; ValueError with one sentence for anything else. `{"command": …}` without a tool
     is a Bash command."""
     if not isinstance(call, str | bytes | Mapping):
-        raise ValueError(f"a call is JSON or a dict with tool and arguments, not {type(call).__name__}")
+        raise ValueError(f"a call must be JSON or a dict with tool and arguments, not {type(call).__name__}")
     fields = call if isinstance(call, Mapping) else decoded(call)
     _check(fields)
     return _call(fields, past=True)
@@ -132,7 +132,7 @@ def decoded(call: str | bytes) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise ValueError(f"the call is not valid JSON: {error}") from None
     if not isinstance(decoded, dict):
-        raise ValueError(f"a call is a JSON object with tool and arguments, not {_kind(decoded)}")
+        raise ValueError(f"a call must be a JSON object with tool and arguments, not {_kind(decoded)}")
     return decoded
 
 
@@ -144,7 +144,7 @@ def _check_count(whole: str) -> None:
     quotes = unescaped.count('"')
     between = "".join(unescaped.split('"')[::2]) if quotes <= 2 * MOST_VALUES else ""
     if not between or sum(map(between.count, "[{,:")) > MOST_VALUES:
-        raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
+        raise ValueError(f"the call has more than {MOST_VALUES:,} values, which is too many")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _integer(digits: str) -> int:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"the call holds {name}, which is no JSON value")
+    raise ValueError(f"the call holds {name}, which is not a JSON value")
 
 
 def _check(call: Mapping[str, Any]) -> None:
@@ -172,7 +172,7 @@ def _check(call: Mapping[str, Any]) -> None:
     for depth in itertools.count():
         count += len(level)
         if count > 2 * MOST_VALUES:  # names count as well
-            raise ValueError(f"the call has more than {MOST_VALUES:,} values; no more are read")
+            raise ValueError(f"the call has more than {MOST_VALUES:,} values, which is too many")
         if depth > MOST_DEPTH:
             raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read")
         below: list[Any] = []
@@ -189,7 +189,7 @@ def _check(call: Mapping[str, Any]) -> None:
             elif value is not None and not isinstance(value, bool | int | float):
                 raise ValueError(f"a call holds plain data (text, numbers, lists, objects), not {type(value).__name__}")
         if size > MOST_BYTES:
-            raise ValueError(f"the call has more than {MOST_BYTES:,} bytes of text; no more are read")
+            raise ValueError(f"the call has more than {MOST_BYTES:,} bytes of text, which is too many")
         if not below:
             return
         level = below
@@ -197,11 +197,11 @@ def _check(call: Mapping[str, Any]) -> None:
 
 def _checked_length(value: str) -> int:
     if "\x00" in value:
-        raise ValueError("the call holds a null byte, which no tool's argument can")
+        raise ValueError("the call contains a null byte, which is not allowed in an argument")
     try:
         return len(value) if value.isascii() else len(value.encode("utf-8"))
     except UnicodeEncodeError:
-        raise ValueError("the call holds half a surrogate pair, which is not valid UTF-8") from None
+        raise ValueError("the call contains half a surrogate pair, which is not valid UTF-8") from None
 
 
 def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,7 +210,7 @@ def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         _check_keys(fields, MCP_KEYS)
         params = fields.get("params")
         if fields.get("method") != "tools/call" or not isinstance(params, Mapping):
-            raise ValueError("of MCP's requests only tools/call, with its params, is a call")
+            raise ValueError("of MCP's requests, only tools/call with params is a call")
         _check_keys(params, PARAMS_KEYS)
         return {**fields, "tool": params.get("name"), "arguments": params.get("arguments", {})}
     if "tool_name" in fields:
@@ -226,7 +226,7 @@ def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if not isinstance(command, str) and not (
             isinstance(command, list) and all(isinstance(w, str) for w in command)
         ):
-            raise ValueError(f"the call's command must be text or a list of words, not {_kind(command)}")
+            raise ValueError(f"the call's command must be a string or a list of words, not {_kind(command)}")
         return {**fields, "tool": "Bash", "arguments": {"command": command}}
     _check_keys(fields, KEYS)
     return fields
@@ -252,7 +252,7 @@ def _call(fields: Mapping[str, Any], past: bool) -> Call:
     if not isinstance(cwd, str):
         raise ValueError(f"the call's cwd must be text, not {_kind(cwd)}")
     if len(cwd) > MOST_PATH:
-        raise ValueError(f"the call's cwd has {len(cwd):,} characters; no system has paths of more than {MOST_PATH:,}")
+        raise ValueError(f"the call's cwd has {len(cwd):,} characters; the limit is {MOST_PATH:,}")
     if not isinstance(history, list | tuple):
         raise ValueError(f"the call's history must be a list of calls, not {_kind(history)}")
     if not isinstance(annotations, Mapping):
@@ -306,7 +306,7 @@ def leaves(name: str, value: Any, joined: bool = False) -> Iterator[tuple[str, s
 
 
 def _name(name: str, redactor: Redactor) -> str:
-    """Without white space, so that a name cannot end a line; a secret is no name."""
+    """Without white space, so that a name cannot end a line; a secret is not a name."""
     return redactor.text("_".join(name[: MOST_NAME + MARGIN].split()))[:MOST_NAME]
 
 

@@ -1,4 +1,4 @@
-"""The audit log: an append-only chain of lines, each of which authenticates all before it.
+"""The audit log: an append-only chain of lines, each of which authenticates all lines before it.
 
     mac_n = HMAC(key, mac_{n−1} ‖ line_n);   a line is JSON and ends in its mac
 
@@ -163,7 +163,9 @@ class AuditChain:
         segments = self._segments()
         expected, mac = (head.first, head.before) if head else (segments[0][0] if segments else 1, "")
         if head is None and segments:
-            problems.append(f"the head {self.head_path} is missing: whether lines were removed at the end is unknown")
+            problems.append(
+                f"the head {self.head_path} is missing: it is unknown whether lines were removed at the end"
+            )
         right = 0
         for first, path in segments:
             if head and first < head.first:
@@ -180,9 +182,11 @@ class AuditChain:
                 else:
                     right += 1
         if head and expected <= head.count:
-            problems.append(f"lines {expected} to {head.count} are missing at the end: the head tells of {head.count}")
+            problems.append(
+                f"lines {expected} to {head.count} are missing at the end: according to the head there are {head.count}"
+            )
         elif head and expected == head.count + 1 and right and mac != head.mac and mac:
-            problems.append("the last line is not the one that the head tells of")
+            problems.append("the last line differs from the head")
         return ChainReport(right, head, problems)
 
     def _check_line(self, line: bytes, expected: int, before: str) -> tuple[str, int, str]:
@@ -192,15 +196,15 @@ class AuditChain:
             record = json.loads(body + b"}")
             number = record["seq"]
         except (ValueError, KeyError, TypeError):
-            return "this is no line of the log", expected + 1, ""
+            return "this is not a line of the log", expected + 1, ""
         if not isinstance(number, int):
-            return "this is no line of the log", expected + 1, ""
+            return "this is not a line of the log", expected + 1, ""
         if number != expected:
             return f"number {number} stands where {expected} should", max(number + 1, expected), ""
         if before and not _same(self._mac(before, body), mac):
-            return f"number {number} was changed, or what stood before it", number + 1, mac
+            return f"number {number} was changed, or the line before it", number + 1, mac
         if record.get("kind") == HEAD_LOST:
-            return "the head was missing when this was written: lines before it may be gone", number + 1, mac
+            return "the head was missing when this line was written: earlier lines may be missing", number + 1, mac
         return "", number + 1, mac
 
     def _line(self, number: int, before: str, record: Mapping[str, Any]) -> tuple[bytes, str]:

@@ -1,4 +1,4 @@
-"""What people change: signals, answers, corrections, policy, rules, settings, the serving version.
+"""Changes by people: feedback, answers, corrections, policy, rules, settings, the serving version.
 
 Each change is in the store and then in the audit log, both synced, before its function returns: what was acknowledged
 survives kill -9 and a power failure. The audit log tells who changed what, and nothing of what calls say.
@@ -58,10 +58,10 @@ def roll_back(store: Store, giver: Giver, version: int | None = None, serving: i
     with `serving`, only where that one still serves."""
     before = store.versions.serving()
     if serving is not None and serving != before:
-        raise Outdated(f"version {before} serves by now, not {serving}")
+        raise Outdated(f"version {before} is serving now, not {serving}")
     chosen = version if version is not None else store.versions.get(before).record["came_from"]
     if chosen == 0:
-        raise NotThere(f"there is no version before {before}, which serves")
+        raise NotThere(f"there is no version before the serving one, {before}")
     store.versions.serve(chosen, after=before)
     store.journal.reset_trust()
     _log(store, "rollback", giver, version=chosen, before=before)
@@ -108,7 +108,9 @@ def write_rules(store: Store, text: str, giver: Giver, stamp: str | None = None)
 def write_settings(store: Store, changes: Mapping[str, Any], giver: Giver) -> Settings:
     """Changes some of the settings."""
     if strange := changes.keys() - set(CHANGEABLE):
-        raise ValueError(f"{min(strange)!r} is no setting that can be changed; these can: {', '.join(CHANGEABLE)}")
+        raise ValueError(
+            f"{min(strange)!r} is not a setting that can be changed; the settings are {', '.join(CHANGEABLE)}"
+        )
     settings = replace(read_settings(store.folder), **changes)
     text = json.dumps(asdict(settings), indent=1, allow_nan=False) + "\n"
     write_atomically(Path(store.folder / SETTINGS), text, mode=PRIVATE)
@@ -128,17 +130,17 @@ def log_tokens(store: Store, giver: Giver, what: str, name: str, role: str) -> N
 
 def _checked(text: str) -> str:
     if len(text) > MOST_TEXT:
-        raise ValueError(f"a text has at most {MOST_TEXT:,} characters here")
+        raise ValueError(f"the text is longer than {MOST_TEXT:,} characters")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise ValueError("the text holds half a surrogate pair, which no file can") from None
+        raise ValueError("the text contains half a surrogate pair, which is not valid UTF-8") from None
     return text
 
 
 def _check_stamp(there: str, stamp: str | None, what: str) -> None:
     if stamp is not None and stamp != stamp_of(there):
-        raise Outdated(f"somebody else has changed the {what} meanwhile; read it again")
+        raise Outdated(f"the {what} was changed by somebody else in the meantime; read it again")
 
 
 def _reach(given: Remark, scope: str, once: bool) -> dict[str, Any]:

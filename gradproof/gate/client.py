@@ -37,7 +37,7 @@ class GateClient:
         """What the gate decides of a call, in the shapes that `gate decide` reads."""
         answer = self.request("POST", "/v1/decide", call)
         if answer.get("decision") not in DECISIONS or not isinstance(answer.get("reason"), str):
-            raise NoAnswer("the gate's answer holds no decision")
+            raise NoAnswer("the gate's answer contains no decision")
         return answer
 
     def ran(self, call: dict) -> None:
@@ -94,7 +94,7 @@ class GateClient:
             time.sleep(min(2 * PAUSE, left(until)))
         said = decoded(answer)
         if status != 200:
-            raise NoAnswer(f"the gate refused the call: {str(said.get('error', status))[:500]}")
+            raise NoAnswer(f"the gate rejected the call: {str(said.get('error', status))[:500]}")
         return said
 
 
@@ -110,6 +110,6 @@ def _owner(store: str) -> int:
     try:
         return os.stat(store).st_uid
     except FileNotFoundError:
-        raise NoAnswer(f"there is no gate in {store}; make one with: gradproof gate init --store {store}") from None
+        raise NoAnswer(f"there is no gate in {store}; create it with: gradproof gate init --store {store}") from None
     except OSError as error:
-        raise NoAnswer(f"the gate's store {store} cannot be reached: {error.strerror}") from None
+        raise NoAnswer(f"the gate's store {store} cannot be accessed: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""Elastic weight consolidation: what mattered for the calls of before is held near its old value.
+"""Elastic weight consolidation: keeps weights that mattered for earlier calls near their old values.
 
     penalty = λ·Σ F(θ − θ*)²;   its gradient 2λF(θ − θ*) is added to grad_P before the update
     F = mean over calls of p(1 − p)·(∂z/∂θ)², the Fisher information of one logit;   F ← ρF + (1 − ρ)F_new

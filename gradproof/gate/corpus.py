@@ -1,4 +1,4 @@
-"""Text like that of tool calls, made up from lists of words: what the tokenizer is trained on.
+"""Generates text similar to tool calls from word lists, to train the tokenizer.
 
 Deterministic in (lines, seed). It decides which pieces of text become one token, nothing else: no model learns from it.
 """

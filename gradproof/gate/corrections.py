@@ -1,4 +1,4 @@
-"""Corrections: what a person said of one call, and the calls that it speaks for.
+"""Corrections: feedback on one call, and the calls that it applies to.
 
 The very same call (tool, arguments, folder) comes first, then calls that are covered by likeness
 (`acts/likeness.py`). Of several that speak, the newer one counts; where they are equally new, the block. Several

@@ -1,4 +1,4 @@
-"""The daemon: one process that decides for everybody, on a unix socket for agents and on TCP for people.
+"""The daemon: one process that makes all decisions, on a unix socket for agents and on TCP for people.
 
 There is one for a store: it holds a lock, which goes with the process however it ends. On SIGTERM and SIGINT it stops
 listening, answers what it has, writes what waits, and ends the learner.
@@ -199,9 +199,9 @@ def _announce(service: GateService) -> None:
     if service.address:
         lines.append(f"  people     http://{service.address}/ (Ctrl-C stops it)")
         if not service.tokens.all():
-            lines.append("  nobody has a token yet; make one: gradproof gate token add NAME --role admin")
+            lines.append("  there are no tokens yet; create one with: gradproof gate token add NAME --role admin")
     if service.decider.settings.shadow:
-        lines.append("  shadow mode: every call is allowed, and what would have been decided is recorded")
+        lines.append("  shadow mode: every call is allowed, and the gate's own decision is recorded")
     print("gradproof: " + "\n".join(lines), flush=True)
 
 
@@ -236,7 +236,7 @@ async def _end_when_idle(service: GateService, seconds: float, end: Callable[[],
     while True:
         await asyncio.sleep(min(5.0, seconds))
         if time.monotonic() - service.last_call > seconds:
-            _say(f"no call for {seconds / 60:g} minutes; ending")
+            _say(f"no call for {seconds / 60:g} minutes; exiting")
             end()
 
 

@@ -1,4 +1,4 @@
-"""The decider: reads a call, decides every act of it, and writes the decision down behind the answer.
+"""The decider: reads a call, decides every act of it, and records the decision after the answer.
 
 The worst act decides; `judging.py` says by what. An exception or too much time is a question, or the worst so far.
 
@@ -147,7 +147,7 @@ class Decider:
         i = deciding(judged, p_A)
         chosen = judged[i]
         if time.thread_time() - started > DEADLINE and chosen.outcome == "allow":
-            chosen = ActDecision("ask", f"{chosen.reason}; deciding took too long", "floor", TOO_LONG)
+            chosen = ActDecision("ask", f"{chosen.reason}; the decision took too long", "floor", TOO_LONG)
         probability = _probability(chosen, min(p_A), serving.policy)
         own = {"model": min(p_A), "lean": serving.policy.leans(min(p_A)), "p": [round(p, 6) for p in p_A]}
         said = {"text": calls.text(call, redactor), "digest": named, "texts": texts, "worst": i, "acts": plain}

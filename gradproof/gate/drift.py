@@ -1,4 +1,4 @@
-"""Drift: are the calls others than they were, or do the decisions go wrong more often?
+"""Drift: of the input distribution and of the error rate.
 
 error rate   Page–Hinkley: m_t = Σ_{i≤t} (e_i − mean_i − δ);  drift where m_t − min_{i≤t} m_i > λ
 inputs       population stability index over the bins of a histogram: Σ (q − p)·ln(q/p);  drift where it is > 0.25

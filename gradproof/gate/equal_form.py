@@ -1,4 +1,4 @@
-"""Form made equal: what tells where a call was written down, and not what it does.
+"""Removes formatting that reveals where a call was recorded, but not what it does.
 
 Line breaks become `; `, shebangs and comments go, and `#{x}` is written `x`. A model that is trained and scored on such
 calls cannot tell sources apart by how they were printed.

@@ -1,4 +1,4 @@
-"""`gradproof gate evaluate`: how good the gate is on labelled calls that it has not seen.
+"""`gradproof gate evaluate`: the quality of the gate on labelled calls that it has not seen.
 
 Each fold is scored by a gate that was fitted to the others; validation, early stopping and calibration use rows of the
 other folds alone. Of the made-up calls that every gate learns from, those that resemble a call to block of the data are
@@ -80,7 +80,7 @@ class LabelledSet(NamedTuple):
         """Itself; ValueError without calls of both labels."""
         if not self.block_R.any() or self.block_R.all():
             sources = ", ".join(dict.fromkeys(self.source)) or "no file"
-            raise ValueError(f"{sources}: calls of both labels are needed, allow and block")
+            raise ValueError(f"{sources}: needs calls of both labels, allow and block")
         return self
 
 

@@ -1,4 +1,4 @@
-"""`gradproof gate evaluate --stream`: a labelled stream replayed in its order, with a person who corrects mistakes.
+"""`gradproof gate evaluate --stream`: replays a labelled stream in order, with simulated corrections of mistakes.
 
 Each call is scored before its label is known, as in use. What was wrong is said at once, some calls later, or only
 sometimes; the gate learns as it goes. The same stream through the same first model without learning stands beside it.
@@ -43,7 +43,9 @@ class Feedback:
 
     def __post_init__(self):
         if self.delay < 0 or not 0 < self.share <= 1:
-            raise ValueError("feedback comes after 0 or more calls, for a share above 0 and at most 1 of the mistakes")
+            raise ValueError(
+                "the delay must be at least 0 calls, and the share of corrected mistakes above 0 and at most 1"
+            )
 
 
 class StreamParts(NamedTuple):

@@ -1,4 +1,4 @@
-"""One HTTP request over a unix socket, by a deadline for the whole of it.
+"""One HTTP request over a unix socket, with a deadline for the whole exchange.
 
 `http.client` is not used: importing it takes longer than all the rest of a hook, and its time limit is one for each
 read, so that a server that sends a byte a second would hold an agent for hours.
@@ -44,13 +44,13 @@ def connect(folder: str, name: str, owner: int, until: float) -> socket.socket:
     try:
         opened = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        raise NobodyThere(f"no gate's daemon listens in {folder}") from None
+        raise NobodyThere(f"no gate is listening in {folder}") from None
     except OSError as error:
         raise NoAnswer(f"the folder of the gate's socket, {folder}, cannot be opened: {error.strerror}") from None
     try:
         there = os.fstat(opened)
         if there.st_uid not in (owner, 0) or there.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise NoAnswer(f"{folder} does not belong to the owner of the gate, or others may write to it")
+            raise NoAnswer(f"{folder} does not belong to the owner of the gate, or others can write to it")
         return _connected(f"/proc/self/fd/{opened}/{name}", owner, until)
     finally:
         os.close(opened)
@@ -67,7 +67,7 @@ def _connected(address: str, owner: int, until: float) -> socket.socket:
     except BaseException as error:
         connection.close()
         if isinstance(error, FileNotFoundError | ConnectionRefusedError | ConnectionResetError):
-            raise NobodyThere("no gate's daemon listens on the socket") from None
+            raise NobodyThere("no gate is listening on the socket") from None
         raise _told(error) from None
     return connection
 
@@ -100,7 +100,7 @@ def _answer(connection: socket.socket, until: float) -> tuple[int, bytes]:
     received = bytearray()
     while (end := received.find(b"\r\n\r\n")) < 0:
         if len(received) > MOST_HEAD:
-            raise NoAnswer("what answered on the gate's socket does not speak HTTP")
+            raise NoAnswer("the answer on the gate's socket is not HTTP")
         received += _some(connection, until, nothing=not received)
     status, length = _head(bytes(received[:end]))
     if length > MOST_BYTES:
@@ -118,7 +118,7 @@ def _some(connection: socket.socket, until: float, nothing: bool = False) -> byt
     except ConnectionResetError:
         some = b""
     if not some:
-        raise (NobodyThere if nothing else NoAnswer)("the gate's daemon went away before it answered")
+        raise (NobodyThere if nothing else NoAnswer)("the gate's daemon closed the connection without an answer")
     return some
 
 
@@ -130,7 +130,7 @@ def _head(head: bytes) -> tuple[int, int]:
     lengths = {value.strip() for name, _, value in fields if name.strip().lower() == "content-length"}
     length = lengths.pop() if len(lengths) == 1 else ""
     if len(words) < 2 or not words[0].startswith("HTTP/1.") or not _number(words[1]) or not _number(length):
-        raise NoAnswer("what answered on the gate's socket does not speak HTTP")
+        raise NoAnswer("the answer on the gate's socket is not HTTP")
     return int(words[1]), int(length)
 
 

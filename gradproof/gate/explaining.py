@@ -1,4 +1,4 @@
-"""Why: the act that decided, in words, the line that decided it, and what moved the model most.
+"""Explains a decision: the deciding act and line, and the features that moved the model most.
 
 The logit of an act is a sum over its n-grams and features (`network.py`), so each has its share of it exactly:
 

@@ -1,4 +1,4 @@
-"""What the model knows of an act beside its letters: features, as numbers.
+"""The features of an act beyond its letters, as numbers.
 
 Letters tell how a command is written; features tell what it does and what belongs together in it:
 

@@ -1,4 +1,4 @@
-"""Folds for an honest figure: stratified by class, with what belongs together kept together.
+"""Folds for cross-validation: stratified by class, with groups and near-duplicates kept together.
 
 Rows that are nearly the same text are never on both sides of a split. Rows of one group stay together too, where every
 class has at least as many groups as there are folds; otherwise rows are split, and `Folds.by_row` says so. Likewise the

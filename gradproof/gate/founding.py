@@ -1,4 +1,4 @@
-"""How a gate begins: labelled calls, a model of them, thresholds from those that were held back."""
+"""Creates a gate: labelled calls, a model trained on them, and thresholds from held-back calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FoundingRow: an act of a labelled call, from which a gate begins. Imports nothing heavy: several processes do."""
+"""FoundingRow: an act of a labelled call for the first model. Imports nothing heavy: several processes do."""
 
 from __future__ import annotations
 

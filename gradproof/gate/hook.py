@@ -1,4 +1,4 @@
-"""The hook that agents run before and after every call of a tool: `gradproof-hook`, and `gradproof gate hook`.
+"""The hook that agents run before and after every tool call: `gradproof-hook`, and `gradproof gate hook`.
 
 Reads one event of Claude Code (PreToolUse, PostToolUse) or Gemini CLI (BeforeTool, AfterTool) on standard input, asks
 the gate's daemon, and answers on standard output as that agent expects it.
@@ -94,26 +94,26 @@ def parsed(event: bytes) -> dict:
 def _once(pairs: list[tuple[str, object]]) -> dict:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return fields
 
 
 def _no_constant(name: str) -> object:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _unknown(name: str, fields: dict) -> bytes:
     """An event that is not known: one that brings a call is blocked, others have nothing to decide."""
     if "tool_name" in fields or "tool_input" in fields or not name:
         raise Unanswerable(f"the hook event {name[:80]!r} is not known, so the call is blocked")
-    complain(f"nothing to decide at the event {name[:80]!r}")
+    complain(f"nothing to decide for the event {name[:80]!r}")
     return b""
 
 
 def _call(fields: dict, format: str) -> dict:
     """What the daemon needs of an event; NoAnswer where that is not a call."""
     if not isinstance(fields.get("tool_name"), str) or not isinstance(fields.get("tool_input"), dict):
-        raise NoAnswer("the agent's hook event holds no tool_name and tool_input")
+        raise NoAnswer("the agent's hook event has no tool_name and tool_input")
     return {key: fields[key] for key in SENT if fields.get(key) is not None} | {"actor": format}
 
 
@@ -123,7 +123,7 @@ def _note(gate: GateClient, fields: dict, format: str) -> None:
     try:
         gate.ran(_call(fields, format))
     except NoAnswer as error:
-        complain(f"not noted that the call ran: {error}")
+        complain(f"could not record that the call ran: {error}")
 
 
 def _told(answer: dict, format: str, auto_approve: bool) -> bytes:
@@ -135,7 +135,7 @@ def _told(answer: dict, format: str, auto_approve: bool) -> bytes:
         return _written(format, "deny", f"the gate blocks this call: {reason} (decision {answer.get('id', '')})")
     if format == CLAUDE:
         return _written(format, "ask", f"the gate asks: {reason} (decision {answer.get('id', '')})")
-    return _written(format, "deny", f"a person has to approve this call first: {reason}. {_how(answer)}")
+    return _written(format, "deny", f"a person must approve this call first: {reason}. {_how(answer)}")
 
 
 def _how(answer: dict) -> str:
@@ -163,7 +163,7 @@ def read_event(descriptor: int, seconds: float) -> bytes:
     until, parts, size = time.monotonic() + seconds, [], 0
     while size <= MOST_BYTES:
         if not select.select([descriptor], [], [], max(0.0, until - time.monotonic()))[0]:
-            raise NoAnswer("the agent's hook event does not end")
+            raise NoAnswer("the agent's hook event is not complete")
         part = os.read(descriptor, CHUNK)
         if not part:
             break

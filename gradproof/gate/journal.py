@@ -176,15 +176,15 @@ class Journal(Database):
         check_widened(widened)
         decision = self.decision(id)
         if once and (widened or kind in ECHO):
-            raise ValueError("once is said of an override or a mistake, and reaches no further than the same call")
+            raise ValueError("once goes with an override or a mistake, and only applies to the same call")
         if kind in ECHO and decision["decision"] != kind:
             raise ValueError(
-                f"{kind!r} is the gate's own decision, but {id} was {decision['decision']!r}; to change it say"
-                f" override_{kind}, or false_{'block' if kind == 'allow' else 'allow'} where it was a mistake"
+                f"{kind!r} is the gate's own decision, but {id} was {decision['decision']!r}; to change it, use"
+                f" override_{kind}, or false_{'block' if kind == 'allow' else 'allow'} if it was a mistake"
             )
         named = decision["worst"] if act is None else act
         if not 0 <= named < len(decision["acts"]):
-            raise ValueError(f"{id} has {len(decision['acts'])} acts, from 0 on; there is no act {named}")
+            raise ValueError(f"{id} has {len(decision['acts'])} acts, counted from 0; there is no act {named}")
         given: list[Remark] = []
 
         def write(txn: Any) -> None:
@@ -307,7 +307,7 @@ class Journal(Database):
             key = b"%012d" % int(id[1:]) if id[:1] == "c" and id[1:].isdigit() else b"-"
             record = self.get(txn, "corrections", key)
             if record is None:
-                raise NotThere(f"there is no correction {id[:40]!r}; `gate corrections list` shows those that hold")
+                raise NotThere(f"there is no correction {id[:40]!r}; `gate corrections list` shows the current ones")
             txn.delete(key, db=self.db["corrections"])
             for name in ("pinned", "pending"):
                 self._forget(txn, name, record["sequence"])

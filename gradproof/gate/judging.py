@@ -1,4 +1,4 @@
-"""Judging: each act of a call, by the first that has a say.
+"""Judges each act of a call: floor, rules, corrections, policy, model.
 
 In order: the floor, which nothing but shadow mode removes; rules; corrections; the policy, which the model may tighten,
 and loosen from ask to allow where it is trusted. The same code judges a call as it comes, and one of the journal when
@@ -69,7 +69,7 @@ class Standards:
         """The policy, tightened by the model; loosened from ask to allow only with trust."""
         model = self.thresholds.decide(p)
         if verdict.outcome == "allow" and (self.people or self.trusted) and model == "block":
-            reason = f"{verdict.reason}; the model holds it for harmful, p = {p:.3g}"
+            reason = f"{verdict.reason}; the model considers it harmful, p = {p:.3g}"
             return ActDecision("ask", reason, "model", self._threshold(p))
         readable = act.effect != "unknown" and act.scope != "unknown"
         if verdict.outcome == "ask" and readable and self.trusted and model == "allow":
@@ -118,4 +118,4 @@ def spoken(correction: Correction) -> str:
     if correction.once:
         return f"{correction.actor or 'a person'} allowed this call once"
     kind = "allowed" if correction.allow else "blocked"
-    return f"a person {kind} this, or what it is like: correction {correction.id} ({correction.kind})"
+    return f"a person {kind} this or a similar call: correction {correction.id} ({correction.kind})"

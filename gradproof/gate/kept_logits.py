@@ -1,4 +1,4 @@
-"""What the learner has read, kept from round to round: the rows of texts, and the encoder's part of their logits.
+"""The learner's cache across rounds: encoded texts, and the encoder's part of their logits.
 
     z = e + y;   e is the encoder's, which stays, and 0 without one; y is what n-grams and features add
 

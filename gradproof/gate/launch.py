@@ -1,4 +1,4 @@
-"""Starts a gate's daemon, detached from whoever needed it first.
+"""Starts a gate's daemon, detached from the process that needed it.
 
 Who starts one locks the store's folder until it answers; others wait for its socket meanwhile.
 """
@@ -60,7 +60,7 @@ class DaemonStart:
 
         if not os.path.isfile(os.path.join(self.store, SETTINGS)):
             raise ValueError(
-                f"there is no gate in {self.store}; make one with: gradproof gate init --store {self.store}"
+                f"there is no gate in {self.store}; create it with: gradproof gate init --store {self.store}"
             )
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
         log = os.open(os.path.join(self.store, LOG), flags, 0o600)
@@ -86,13 +86,13 @@ class DaemonStart:
             return
         self._ended = self._ended or time.monotonic()
         if time.monotonic() - self._ended > GRACE:
-            raise ValueError(f"it ended at once: {self._last_words()}")
+            raise ValueError(f"it exited at once: {self._last_words()}")
 
     def _last_words(self) -> str:
         with open(os.path.join(self.store, LOG), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - 2**14))
             lines = file.read().decode("utf-8", "replace").strip().splitlines()
-        return lines[-1][:300] if lines else "it said nothing"
+        return lines[-1][:300] if lines else "without a message"
 
 
 def being_started(store: str) -> bool:

@@ -1,4 +1,4 @@
-"""The learner: trains a copy of the serving model on new signals, and lets it serve only if it is no worse.
+"""The learner: trains a copy of the serving model on new feedback, and promotes it only if it is no worse.
 
 A round takes the signals that wait and solves for the weights of n-grams and features: seconds, so that one signal is
 enough. Where a gate has an encoder, and DEEP signals have come since it last learned, it learns first: a few
@@ -101,7 +101,7 @@ class Score(NamedTuple):
         differ = [a - b for a, b in zip(self.wrong, than.wrong, strict=True) if a != b]
         # Thresholds are chosen anew: where one moves, many calls change sides at once, and not independently.
         chance = max(BY_CHANCE * math.sqrt(sum(difference**2 for difference in differ)), self.noise)
-        # The best of many is partly luck: what two standard errors of a difference explain is no loss.
+        # The best of many is partly luck: what two standard errors of a difference explain is not a loss.
         lost = max(MOST_LOST, 2 * math.sqrt(2) * self.noise)
         if self.error > than.error + chance + 1e-12 or self.mistaken > best.mistaken + lost + 1e-12:
             return False
@@ -333,7 +333,7 @@ def follow(learner: Learner, say: Callable[[str], None], stop: Callable[[], bool
 def told(done: Round) -> str:
     """A round in one line."""
     how = f"version {done.version} serves" + (f", {done.way:.0%} of the way" if done.way < 1 else "")
-    verdict = how if done.version else "the candidate was worse; the serving version stays"
+    verdict = how if done.version else "the candidate was worse; keeping the serving version"
     return (
         f"{done.signals} signals, {done.steps} steps, {done.seconds:.1f} s: {verdict}; held-back error"
         f" {done.before.error:.4f} → {done.after.error:.4f}, pinned mistakes wrong"

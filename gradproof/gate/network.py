@@ -75,7 +75,7 @@ class GateConfig(TransformerConfig):
     def __post_init__(self):
         super().__post_init__()
         if self.mode != "classify" or min(self.buckets, self.features) < 1:
-            raise ValueError("a gate classifies, and has at least one weight each for n-grams and features")
+            raise ValueError("a gate classifies and needs at least one weight each for n-grams and features")
 
     def spec(self) -> list[Entry]:
         encoder = super().spec() if self.encoder_layers else []
@@ -274,7 +274,7 @@ class GateModel:
             for name, own in (*gate.network.params.items(), *gate.network.buffers.items()):
                 own.copy_(torch.from_numpy(tensors[name]).view_as(own))
         except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-            raise ValueError(f"no gate can be read from {folder}: {error}") from None
+            raise ValueError(f"cannot load a gate from {folder}: {error}") from None
         return gate
 
 

@@ -1,4 +1,4 @@
-"""The distinct n-grams of a text's bytes, as numbers: which short pieces occur, wherever they stand.
+"""The distinct n-grams of a text's bytes, as numbers.
 
 Digits are read as 0, case stays: `sleep 5` and `sleep 7` do the same, `-r` and `-R` may not. A piece of n bytes is
 hashed by a polynomial in its bytes; the longer it is, the more numbers there are for its length: half of all are for

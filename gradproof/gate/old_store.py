@@ -1,4 +1,4 @@
-"""What people said in a store of an earlier format, for a new gate to learn from. The old store is only read."""
+"""Imports the feedback in a store of an earlier format, for a new gate to learn from. The old store is only read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows_of(folder: Path) -> list[FoundingRow]:
     try:
         settings = json.loads((folder / "store.json").read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):
-        raise ValueError(f"there is no gate in {folder} to take anything over from") from None
+        raise ValueError(f"there is no gate in {folder} to import from") from None
     if settings.get("schema") not in FORMATS:
         formats = " and ".join(map(str, FORMATS))
         raise ValueError(f"{folder} is a store of format {settings.get('schema')}; --from reads formats {formats}")

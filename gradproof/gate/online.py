@@ -1,4 +1,4 @@
-"""A whole gate in one process: decide, remark, learn, one after the other, the same every time.
+"""A complete gate in one process: decisions, feedback and learning in turn, deterministic.
 
 What `gate evaluate --stream` replays a labelled stream through. The store is a real one in a folder that goes away. A
 call comes every quarter of an hour: the learner has long had its round when the next one does, as in use, and the

@@ -1,4 +1,4 @@
-"""A gate and what its learner keeps, as bytes for the store: safetensors, never pickle."""
+"""Serialises a gate and the learner's state for the store: safetensors, never pickle."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def unpack(packed: bytes) -> dict[str, Tensor]:
     try:
         return {name: torch.from_numpy(array) for name, array in load(packed).items()}
     except SafetensorError as error:
-        raise ValueError(f"the store's weights are damaged: {error}; `gradproof gate rollback` takes others") from None
+        raise ValueError(
+            f"the store's weights are damaged: {error}; `gradproof gate rollback` returns to an earlier version"
+        ) from None
 
 
 def described(gate: GateModel) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reading many calls in several processes: a call takes half a millisecond, and a gate begins with thousands."""
+"""Reads many calls in several processes: a call takes half a millisecond, and a gate starts with thousands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a store lies: the default folder, and whether one lies inside the project that the gate is to protect."""
+"""The location of a store: the default folder, and whether it lies inside the project to be protected."""
 
 from __future__ import annotations
 

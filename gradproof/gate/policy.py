@@ -1,4 +1,4 @@
-"""From a probability to a decision: allow, ask or block.
+"""Turns a probability into a decision: allow, ask or block.
 
     p ≥ allow_at: allow;   p < block_below: block;   between: ask
 

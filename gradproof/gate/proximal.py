@@ -1,5 +1,4 @@
-"""The weights of n-grams and features, solved anew from all that people said and from replay, near those of the first
-model.
+"""Solves for the weights of n-grams and features from all feedback and replay, near those of the first model.
 
     min_w  Σ_r m_r·(softplus(z_r) − y_r·z_r) + Σ_i (w_i − w*_i)²/(2·s_i),   z_r = b + e_r + Σ_g a_rg·w[gram_rg] + …
 

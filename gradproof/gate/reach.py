@@ -1,4 +1,4 @@
-"""Reach: which decisions of the last days would have been others, had something been changed.
+"""Reach: which recent decisions a change would have changed.
 
 Each recorded decision is judged twice, as everything stands now and with the change, by the code that judges calls as
 they come (`judging.py`), from the acts and the probabilities that were recorded: what is reported is the change's own
@@ -81,7 +81,7 @@ class Reach:
         words = {"allow": "allow", "ask": "ask about", "block": "block"}
         parts = [f"{words[outcome]} {count:,}" for outcome, count in self.to.items() if count]
         if not parts:
-            return f"would change no other call of {days}"
+            return f"would not change any other call of {days}"
         return f"would also {', '.join(parts)} call{'s' if self.changed > 1 else ''} of {days}"
 
     def _look(self, record: Mapping[str, Any]) -> None:
@@ -135,10 +135,10 @@ def corrected(journal: Journal, id: str, kind: str, act: int | None, scope: str)
     given, decision = signal(kind), journal.decision(id)
     check_widened(scope)
     if kind in ECHO:
-        raise ValueError(f"{kind!r} is the gate's own decision; it corrects nothing")
+        raise ValueError(f"{kind!r} is the gate's own decision and corrects nothing")
     named = decision["worst"] if act is None else act
     if not 0 <= named < len(decision["acts"]):
-        raise ValueError(f"{id} has {len(decision['acts'])} acts, from 0 on; there is no act {named}")
+        raise ValueError(f"{id} has {len(decision['acts'])} acts, counted from 0; there is no act {named}")
     acts = tuple(restored(act) for act in decision["acts"])
     allow, sequence = given.outcome == "allow", 1 << 60
     return Correction("c-new", id, sequence, allow, decision["digest"], acts, named, scope, kind)

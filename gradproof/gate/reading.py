@@ -1,4 +1,4 @@
-"""A call as it is decided, learned and stored: its acts, and a text for each of them.
+"""A call as it is decided, learned and stored: its acts, with a text for each.
 
 Bash                        the tool; every tool that runs shell commands is called so
 command: rm -rf build       the one command that does the act, or the arguments of the call

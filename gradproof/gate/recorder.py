@@ -1,4 +1,4 @@
-"""Writes decisions to the journal from a thread of its own, those of a moment in one commit."""
+"""Writes decisions to the journal from a separate thread, grouped into commits."""
 
 from __future__ import annotations
 

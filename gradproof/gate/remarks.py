@@ -1,4 +1,4 @@
-"""Remarks: what people say of decisions, who says it, and how often the model agreed."""
+"""Remarks: feedback on decisions, who gave it, and how often the model agreed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a batch of the learner is made of: half new signals, half replay, balanced by class.
+"""The batches of the learner: half new signals, half replay, balanced by class.
 
 Replay is what was learned before, with costly mistakes pinned in it. The gate's own unremarked decisions, its echo, are
 at most a quarter of a batch, and only those older than the review window are offered here at all.

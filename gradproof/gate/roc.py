@@ -1,4 +1,4 @@
-"""How well scores tell calls to block from calls to allow.
+"""How well scores separate calls to block from calls to allow.
 
 A score is high for what should be blocked. Recall is that of block: the share of calls to block whose score lies above
 a threshold that at most a given share of the calls to allow lies above.

@@ -1,4 +1,4 @@
-"""The roles of those who ask the service: an agent decides, a reviewer judges, an administrator changes the gate."""
+"""The roles of clients: an agent requests decisions, a reviewer judges, an administrator changes the gate."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Rules that people wrote: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over
-an allow.
+"""Rules written by people: `rules.toml` in the store. They win over corrections, policy and model; a deny wins over an
+allow.
 
     [[deny]]                        [[allow]]
     effect = "publish"              program = "git"
@@ -139,10 +139,10 @@ class Rules:
             raise ValueError(f"{path} cannot be read: {error}") from None
         unknown = tables.keys() - {"deny", "allow"}
         if unknown:
-            raise ValueError(f"{path}: {min(unknown)!r} is neither deny nor allow")
+            raise ValueError(f"{path}: {min(unknown)!r} must be deny or allow")
         for effect, listed in tables.items():
             if not isinstance(listed, list):
-                raise ValueError(f"{path}: write [[{effect}]] with two brackets: there may be several rules")
+                raise ValueError(f"{path}: write [[{effect}]] with two brackets, because there can be several rules")
         return cls(
             [
                 _rule(path, effect, table, place)
@@ -170,13 +170,13 @@ def expression(pattern: str) -> Any:
 
 def _rule(path: str, effect: str, table: Any, place: int) -> Rule:
     if not isinstance(table, dict) or not all(isinstance(value, str) for value in table.values()):
-        raise ValueError(f"{path}: a rule is a table of texts, not {table!r}")
+        raise ValueError(f"{path}: a rule must be a table of strings, not {table!r}")
     ways = [way for way in WAYS if way in table]
     fields = ("tool", "argument", "reason", *OF_ACTS, *WAYS)
     unknown = table.keys() - set(fields)
     if unknown or len(ways) > 1:
         what = f"has no field {min(unknown)!r}" if unknown else f"gives both {ways[0]} and {ways[1]}"
-        raise ValueError(f"{path}: a rule {what}; its fields are {', '.join(fields)}, of the last four only one")
+        raise ValueError(f"{path}: a rule {what}; its fields are {', '.join(fields)}, and at most one of the last four")
     way = ways[0] if ways else None
     acts = {name: table[name] for name in OF_ACTS if name in table}
     if way is None and not acts and "tool" not in table:
@@ -185,7 +185,7 @@ def _rule(path: str, effect: str, table: Any, place: int) -> Rule:
         )
     for name, known in (("effect", EFFECTS), ("scope", SCOPES)):
         if name in acts and not any(fnmatchcase(value, acts[name]) for value in known):
-            raise ValueError(f"{path}: there is no {name} {acts[name]!r}; it is one of {', '.join(known)}")
+            raise ValueError(f"{path}: unknown {name} {acts[name]!r}; it must be one of {', '.join(known)}")
     if way == "regex":
         _check_regex(path, table[way])
     pattern = table[way] if way else ""
@@ -199,4 +199,6 @@ def _check_regex(path: str, pattern: str) -> None:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"{path}: the regex {pattern!r} is wrong: {error}") from None
+        (said,) = error.args or ("",)  # RE2's own is bytes
+        reason = said.decode() if isinstance(said, bytes) else said
+        raise ValueError(f"{path}: the regex {pattern!r} is not valid: {reason}") from None

@@ -51,7 +51,7 @@ class Pattern(NamedTuple):
 
 
 class Name(NamedTuple):
-    """What a name says about its value. Without a kind, the value is no secret."""
+    """What a name says about its value. Without a kind, the value is not a secret."""
 
     kind: str
     value: Any
@@ -282,7 +282,7 @@ PATTERNS = (b"\\w", b"\\S", b"[^", b")\\", b")[", b").")  # of a search: what it
 
 
 def is_literal(value: bytes, quote: bytes = b"", code: bool = False) -> bool:
-    """Whether a value stands for itself: it is no variable, file, placeholder or, with `code`, expression."""
+    """Whether a value stands for itself: it is not a variable, file, placeholder or, with `code`, expression."""
     if _MARKS.match(value) and not (quote and len(set(value) - _EMPTY) >= 3):
         return False
     if value == b"-" or value.startswith(PATTERNS):

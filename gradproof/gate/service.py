@@ -1,4 +1,4 @@
-"""The gate over HTTP: what all routes share, and the app put together.
+"""The gate over HTTP: code shared by all routes, and the app.
 
 One event loop decides, in turn: a decision takes a millisecond or two, less than handing it to a thread. What waits is
 bounded; beyond that a call is answered 429 at once. What people say waits for the disk, in a thread. What looks at many
@@ -103,7 +103,7 @@ class GateService:
         """A decision that the visitor may see; what is not the visitor's does not exist."""
         record = await self.in_thread(self.store.journal.decision, id)
         if not self.owns(visitor, record.get("actor", "")):
-            raise Refused(404, f"there is no decision {id[:40]!r} of yours")
+            raise Refused(404, f"you have no decision {id[:40]!r}")
         return record
 
     def ask_seconds(self) -> float:
@@ -138,7 +138,7 @@ class GateService:
         if result is not None or seconds <= 0:
             return result
         if self._waiters >= MOST_WAITERS:
-            raise Refused(429, f"{self._waiters} requests wait for news; try again in a second")
+            raise Refused(429, f"{self._waiters} requests are waiting for changes; try again in a second")
         self._waiters += 1
         try:
             while result is None and time.monotonic() < end and not self.ending.is_set():
@@ -250,7 +250,7 @@ def token_reader(tokens: Tokens) -> Callable[[ConnectionScope], Visitor | None]:
         try:
             token = tokens.find(said) if said else None
         except ValueError as error:
-            print(f"gradproof: {error}; nobody is let in", file=sys.stderr, flush=True)
+            print(f"gradproof: {error}; all tokens are refused", file=sys.stderr, flush=True)
             return None
         return None if token is None else Visitor(token.name, token.role)
 

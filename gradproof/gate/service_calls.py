@@ -1,4 +1,4 @@
-"""Routes of calls: deciding, the report that a call ran, decisions, and questions to look at."""
+"""Routes for calls: decisions, the report that a call ran, and questions."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def add(app: FastAPI, service: GateService) -> None:
             call, tool_use = _call(body)
             id = service.made(call, visitor, tool_use)
             if id is None:
-                raise Refused(404, "no decision of yours on this call is known")
+                raise Refused(404, "you have no decision on this call")
         else:
             await service.own_decision(id, visitor)
         service.decider.ran(id)
@@ -200,7 +200,7 @@ def add(app: FastAPI, service: GateService) -> None:
         record = await service.own_decision(id, visitor_of(request))
         first = journal.asks.get(record["id"], store.clock())
         if first is None:
-            raise Refused(404, f"the decision {record['id']} asks nothing")
+            raise Refused(404, f"the decision {record['id']} is not a question")
 
         def settled() -> Ask | None:
             there = journal.asks.get(record["id"], store.clock())

@@ -1,4 +1,4 @@
-"""Routes of what an administrator changes: policy, rules, settings, versions, tokens."""
+"""Routes for administrators: policy, rules, settings, versions, tokens."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _add_tokens(app: FastAPI, service: GateService) -> None:
         return answered({"tokens": [token.plain() for token in await service.in_thread(tokens.all)]})
 
     @app.post(
-        "/v1/tokens", summary="Make a token; it is told once",
+        "/v1/tokens", summary="Create a token; it is shown once",
         responses=example({"name": "ci", "role": "agent", "token": "gp_ci_…"}), **may(ADMIN),
     )  # fmt: skip
     async def add_token(request: Request, body: TokenBody) -> Response:

@@ -1,4 +1,4 @@
-"""Routes that tell how the gate is doing, and the page for people."""
+"""Routes for status and history, and the console."""
 
 from __future__ import annotations
 

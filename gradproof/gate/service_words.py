@@ -1,4 +1,4 @@
-"""Routes of what people say: feedback, answers, corrections, and what each would change."""
+"""Routes for feedback, answers and corrections, and previews of their effect."""
 
 from __future__ import annotations
 

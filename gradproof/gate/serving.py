@@ -1,4 +1,4 @@
-"""The version that decides: loaded whole, its kernels checked before the first call."""
+"""The serving version: loaded completely, with its kernels checked before the first call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A settings file as text: JSON, with comments or without, changed in one place while all the rest stays as it was.
+"""Edits a settings file as text: JSON, with or without comments, changed in one place and otherwise left as it is.
 
 Parsing gives each value and where it stands; a change is a new text. What was inserted can be removed without a trace.
 """
@@ -89,7 +89,7 @@ def remove(text: str, inside: SettingsNode, index: int) -> str:
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return fields
 
 

@@ -1,4 +1,4 @@
-"""What a gate learns from: signals, each with its raw label, its target and its weight. Positive means *allow*.
+"""Signals, the feedback from which a gate learns: raw label, target and weight. Positive means *allow*.
 
 target = raw label clamped to [0, 1];   weight of a mistake: 4, the same again 6, then 8
 """

@@ -1,4 +1,4 @@
-"""What the policy says of an act, before anybody has judged a call: the floor, and the table of policy.toml."""
+"""Decisions by the floor and by the table of policy.toml, before any feedback."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Labelled calls that were made up: what a gate starts from where there are no calls of one's own, and what it knows of
-harm beside them.
+"""Generated labelled calls, from which a gate starts if there are none of your own.
 
 Shell commands come from patterns: everyday work of a developer is `allow`; `block` is what destroys, steals, opens a
 door, or looks for one. Calls of all kinds come from `made/`. A model of them has an idea of the matter, not more.

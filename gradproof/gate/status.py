@@ -1,4 +1,4 @@
-"""How a gate is doing, as one record."""
+"""The status of a gate, as one record."""
 
 from __future__ import annotations
 

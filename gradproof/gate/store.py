@@ -126,7 +126,9 @@ def read_settings(folder: Path) -> Settings:
     try:
         return Settings(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise ValueError(f"there is no gate in {folder}; make one with: gradproof gate init --store {folder}") from None
+        raise ValueError(
+            f"there is no gate in {folder}; create it with: gradproof gate init --store {folder}"
+        ) from None
     except (json.JSONDecodeError, TypeError) as error:
         raise ValueError(f"{folder / SETTINGS} cannot be read: {error}") from None
 

@@ -1,4 +1,4 @@
-"""The learner as a process of its own at low priority, started again whenever it ends.
+"""The learner as a separate process with low priority, restarted whenever it ends.
 
 A learner that keeps ending is started less and less often. It ends with the daemon, however that ends: it looks
 whether its parent is still the one that started it.

@@ -1,4 +1,4 @@
-"""Byte-level BPE: text to numbers and back. Every byte is a token, so nothing is out of vocabulary.
+"""Byte-level BPE: text to tokens and back. Every byte is a token, so nothing is out of vocabulary.
 
 `tokenizer.json` beside this file is what `train()` gives; it is kept because a model is worth nothing without exactly
 the tokens that it was trained with.

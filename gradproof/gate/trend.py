@@ -1,4 +1,4 @@
-"""The trend: how alignment, trust and drift went over time, a point an hour."""
+"""The trend: alignment, trust and drift over time, one point per hour."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of the gate's model: weights, what belongs to them, the optimizer's state, and which one serves.
+"""Versions of the gate's model: weights, metadata, optimizer state, and which one serves.
 
 They have an LMDB environment of their own, so that writing megabytes of weights never holds up a decision or a signal.
 A version and the switch to it are one synced transaction: the serving version is whole at any moment.

@@ -1,4 +1,4 @@
-"""A file that people change while the gate decides."""
+"""Reloads a file when people change it while the gate decides."""
 
 from __future__ import annotations
 

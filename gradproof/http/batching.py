@@ -1,4 +1,4 @@
-"""Batching: concurrent requests are worked on together.
+"""Batching: processes concurrent requests together.
 
 Whatever has arrived by the end of the last batch is the next one; nobody waits for a batch to fill. What may wait is
 bounded: beyond that a request is refused at once, and costs next to nothing.

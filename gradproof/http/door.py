@@ -1,4 +1,4 @@
-"""The door of a service: who may come in, before a byte of the body is read and before any other code runs.
+"""Access control of a service, before a byte of the body is read and before any other code runs.
 
 It checks, in this order, the `Host` header, the path, the token or the socket's peer, the rate, the role, and the
 length of the body. A route without roles lets nobody in. Every answer gets the strict headers, whoever wrote it.
@@ -78,7 +78,7 @@ class Door:
         """The way that is open to whoever asks; Refused says why none is."""
         headers = dict(scope["headers"])
         if self.hosts is not None and not self._is_own(headers.get(b"host", b"")):
-            raise Refused(421, "the Host header names another service; ask for the address that this one listens on")
+            raise Refused(421, "the Host header names another service; use the address that this one listens on")
         way = self.way_of(scope)
         if way is not None and EVERYBODY in way.roles:
             scope["visitor"] = self.visitor_of(scope)

@@ -1,4 +1,4 @@
-"""What nobody foresaw: answered with a 500, and told in a line that holds nothing of the request."""
+"""Unexpected errors: answered with a 500, and logged in a line without any content of the request."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gradproof.http.answers import AsgiApp, ConnectionScope, Message, Receive, Send, as_json, respond
 
-SENTENCE = "the service failed on this request; its log says where"
+SENTENCE = "the service failed on this request; the location is in its log"
 
 
 class Contained:

@@ -1,4 +1,4 @@
-"""Limits: what one client can make a service hold in memory, and how often it may ask."""
+"""Limits: the memory that one client can occupy in a service, and its request rate."""
 
 from __future__ import annotations
 

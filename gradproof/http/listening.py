@@ -1,4 +1,4 @@
-"""Listening: sockets that are there before anything else is started, and the extra that serving needs."""
+"""Listening sockets, opened before anything else starts, and the check for the extra that serving needs."""
 
 from __future__ import annotations
 

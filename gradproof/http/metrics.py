@@ -1,4 +1,4 @@
-"""Metrics: what a service tells Prometheus of its requests."""
+"""Metrics of a service's requests for Prometheus."""
 
 from __future__ import annotations
 

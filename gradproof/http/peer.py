@@ -1,4 +1,4 @@
-"""A unix socket in a folder of its own, and who is at its other end, as the kernel tells."""
+"""A unix socket in its own folder, and the identity of the peer as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def listen_at(path: Path, group: str = "") -> socket.socket:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         if path.parent.is_symlink() or path.parent.stat().st_uid != os.getuid():
-            raise ValueError(f"the folder {path.parent} belongs to somebody else; the socket needs one of its own")
+            raise ValueError(f"the folder {path.parent} belongs to another user; the socket needs its own folder")
         os.chown(path.parent, -1, members)
         path.parent.chmod(0o700 if members < 0 else 0o750)
         with suppress(FileNotFoundError):

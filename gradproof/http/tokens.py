@@ -1,4 +1,4 @@
-"""Tokens: who may ask a service for what.
+"""Tokens: who may use a service, and in which role.
 
 A token is `gp_NAME_SECRET`, of which the file keeps only the SHA-256 of the secret: 256 random bits cannot be guessed,
 so no slow hash is needed. A token is told once, when it is made.

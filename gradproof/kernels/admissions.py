@@ -1,4 +1,4 @@
-"""Admissions: which way each op is run, a variant that its contract has admitted on the path of the call, or the
+"""Admissions: chooses how each op runs: a variant that its contract has admitted on the path of the call, or the
 reference.
 
 An admission holds for (op, kernel, path, dtype) under the machine's fingerprint, and is earned by the contract's claims

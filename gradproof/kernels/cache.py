@@ -1,4 +1,4 @@
-"""What is remembered of this machine: admissions, rehearsals, measured orders; each under a fingerprint.
+"""The cache of this machine: admissions, rehearsals and measured speeds, each under a fingerprint.
 
 A fingerprint names all that a judgement depends on beside the call: processor or GPU, driver, compiler and flags,
 library versions, numeric switches, and a digest of the code that is judged and that judges.

@@ -1,4 +1,4 @@
-"""Settled: torch as kernels are judged under, whatever the caller has switched on."""
+"""Settled: the torch settings under which kernels are judged, independent of the caller's."""
 
 from __future__ import annotations
 

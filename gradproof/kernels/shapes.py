@@ -1,4 +1,4 @@
-"""Shape: what a model asks of its kernels."""
+"""Shape: what a model requires of its kernels."""
 
 from __future__ import annotations
 

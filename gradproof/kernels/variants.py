@@ -1,4 +1,4 @@
-"""Variants: the ways to run each op, as each kernel package lists its own; and Kernels, those that a model runs by."""
+"""Variants: the ways to run each op, listed by each kernel package; and Kernels, those that a model uses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers that a step uses again and again, so that it allocates nothing once it has run."""
+"""Buffers that are reused in every step, so that later steps allocate nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sublayers of a transformer, pre-norm: x + f(LayerNorm(x)), forward and backward, as functions of the weights.
+"""The sublayers of a pre-norm transformer, x + f(LayerNorm(x)): forward and backward as functions of the weights.
 
     self-attention   x + W_o·Attention(q, k, v),  (q, k, v) = W_qkv·LN(x)
     cross-attention  x + W_o·Attention(q, k, v),  q = W_q·LN(x),  (k, v) = W_kv·memory
@@ -26,7 +26,7 @@ from gradproof.params import Weights
 
 @dataclass(frozen=True)
 class Read:
-    """What a sublayer's forward reads: the weights, by which kernels, in how many heads."""
+    """What the forward of a sublayer reads: the weights, the kernels, and the number of heads."""
 
     weights: Weights
     kernels: Kernels
@@ -35,20 +35,20 @@ class Read:
 
 @dataclass(frozen=True)
 class Write:
-    """Where its backward writes the gradients, or adds them."""
+    """Where the backward of a sublayer writes the gradients, or adds them."""
 
     grads: Mapping[str, Tensor]
     accumulate: bool
 
     def put(self, name: str, grad: Tensor) -> None:
-        """A gradient that was made elsewhere."""
+        """Writes a gradient that was computed elsewhere."""
         own = self.grads[name]
         own.add_(grad) if self.accumulate else own.copy_(grad)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where rows stand in their sequences: row t at place `place_T[t]` of all B·S, or in order where that is None.
+    """The position of rows in their sequences: row t is at place `place_T[t]` of all B·S, or in order if that is None.
     `mask_BS` says which places count as keys; None where all do."""
 
     batch: int
@@ -57,7 +57,7 @@ class Layout:
     place_T: Tensor | None = None
 
     def spread(self, x_TG: Tensor) -> Tensor:
-        """x_BSG, zero where no row stands."""
+        """x_BSG, zero where there is no row."""
         if self.place_T is not None:
             x_TG = x_TG.new_zeros(self.batch * self.places, x_TG.shape[1]).index_copy(0, self.place_T, x_TG)
         return x_TG.view(self.batch, self.places, -1)
@@ -69,8 +69,8 @@ class Layout:
 
 
 def layout_of(token_BS: Tensor) -> Layout:
-    """Of an encoder's tokens. On a CPU padding is left out: no product computes it. On a GPU nobody looks at the
-    tokens, nor waits for them."""
+    """The layout of an encoder's tokens. On a CPU, padding is left out of all products. On a GPU it is
+    not, to avoid waiting for the tokens."""
     (B, S), mask_BS = token_BS.shape, token_BS >= 0
     if mask_BS.is_cuda:
         return Layout(B, S, mask_BS)
@@ -81,7 +81,7 @@ def layout_of(token_BS: Tensor) -> Layout:
 
 
 class Normed(NamedTuple):
-    """What LayerNorm keeps: its input and statistics, for its own backward, and its output, for the product's."""
+    """What LayerNorm saves: its input and statistics for its own backward, and its output for that of the product."""
 
     x_TD: Tensor
     stats: Any
@@ -89,7 +89,7 @@ class Normed(NamedTuple):
 
 
 class Attended(NamedTuple):
-    """What an attention sublayer keeps. `projected` is qkv_BSG, or (q_BSD, kv_BLG) of cross-attention."""
+    """What an attention sublayer saves. `projected` is qkv_BSG, or (q_BSD, kv_BLG) of cross-attention."""
 
     normed: Normed
     projected: tuple[Tensor, ...]
@@ -103,7 +103,7 @@ class Fed(NamedTuple):
 
 
 def norm(read: Read, name: str, x_TD: Tensor) -> tuple[Tensor, Normed]:
-    """LayerNorm, as the products want it."""
+    """LayerNorm, with the output in the dtype of the products."""
     gamma_D, beta_D = read.weights[f"{name}.weight"], read.weights[f"{name}.bias"]
     n_TD, stats = read.kernels.layernorm.forward(x_TD, gamma_D, beta_D)
     n_TD = n_TD.to(read.weights.operand(f"{name}.weight").dtype)
@@ -124,7 +124,7 @@ def project(read: Read, name: str, x_TI: Tensor) -> Tensor:
 
 
 def project_backward(read: Read, write: Write, name: str, dy_TO: Tensor, x_TI: Tensor) -> Tensor:
-    """Returns dx_TI: a projection passes gradient on to its input."""
+    """Returns dx_TI."""
     out = (write.grads[f"{name}.weight"], write.grads[f"{name}.bias"])
     linear.parameter_gradients(dy_TO, x_TI, out, write.accumulate)
     return linear.input_gradient(dy_TO, read.weights.operand(f"{name}.weight"))

@@ -26,7 +26,7 @@ MATCHED_BLOCKS = 2  # deep stacks without residuals barely learn, so a matched d
 
 @dataclass(frozen=True)
 class DenseConfig:
-    """Shape: `feedforward` is F."""
+    """The shape of a dense model; `feedforward` is F."""
 
     inputs: int = 96
     outputs: int = 20
@@ -57,7 +57,7 @@ class DenseConfig:
 
     @classmethod
     def matching(cls, budget: int, inputs: int = 96, outputs: int = 20) -> DenseConfig:
-        """The config whose parameter count is nearest to `budget`: two wide blocks, F about 4H, F takes the rest."""
+        """The config whose parameter count is closest to `budget`: two wide blocks, F about 4H; F absorbs the rest."""
 
         def count(hidden: int, feedforward: int) -> int:
             return cls(inputs, outputs, hidden, feedforward, MATCHED_BLOCKS).param_count()
@@ -79,7 +79,7 @@ class DenseConfig:
         return cls(inputs, outputs, hidden, feedforward, MATCHED_BLOCKS)
 
     def spec(self) -> list[Entry]:
-        """Layers in order."""
+        """The parameters, layer by layer."""
         return experts.entries("", self.chain.widths)
 
     def param_count(self) -> int:
@@ -87,23 +87,23 @@ class DenseConfig:
         return spec_count(self.spec())
 
     def active_count(self) -> int:
-        """How many parameters a row meets: all."""
+        """The number of parameters active per row: all of them."""
         return self.param_count()
 
     def flops_per_row(self) -> int:
-        """Of the products of a training step, forward and backward: 6 a weight."""
+        """FLOPs of the products of a training step per row, forward and backward: 6 per weight."""
         return 6 * self.chain.products
 
     def saved_per_row(self) -> int:
-        """How many numbers a tape keeps for each input row."""
+        """The number of values that a tape keeps per input row."""
         return experts.saved_per_row(self.chain)
 
     def working_per_row(self, device: str) -> int:
-        """How many numbers more a step holds for each row, at the worst moment of its backward."""
+        """The number of additional values per row at the peak of the backward."""
         return self.inputs + self.outputs + experts.WORKING[device] * max(self.chain.widths[1:-1])
 
     def shared_by_threads(self) -> int:
-        """How many numbers each further thread of a CPU holds: an expert's gradients, whose rows threads share."""
+        """The number of values that each further CPU thread holds: the gradients of an expert with shared rows."""
         return self.chain.length
 
 

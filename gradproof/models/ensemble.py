@@ -1,4 +1,4 @@
-"""An ensemble: members of one shape with parameters of their own, whose predictions are taken together.
+"""An ensemble: members of the same shape with their own parameters, whose predictions are averaged.
 
     z_m = member_m(x);   y = vote(z_1 … z_M), or of a number, pool_gaussians(z_1 … z_M)
 
@@ -27,8 +27,8 @@ from gradproof.params import Entry, Weights
 
 @dataclass(frozen=True)
 class EnsembleConfig:
-    """So many `members` of one shape; the first `classes` of their outputs are logits, the others numbers. Without
-    classes, the two outputs are mean and log spread."""
+    """An ensemble of `members` with the same shape; the first `classes` of their outputs are logits, the others
+    numbers. Without classes, the two outputs are mean and log spread."""
 
     member: MoEConfig | DenseConfig
     members: int = 8
@@ -36,7 +36,7 @@ class EnsembleConfig:
 
     def __post_init__(self):
         if self.members < 1:
-            raise ValueError(f"members = {self.members}: an ensemble has at least one")
+            raise ValueError(f"members = {self.members} must be at least 1")
         if not 0 <= self.classes <= self.outputs or (not self.classes and self.outputs != 2):
             raise ValueError(
                 f"classes = {self.classes} must be from 1 to the member's {self.outputs} outputs, or 0 where these are "
@@ -52,28 +52,28 @@ class EnsembleConfig:
         return self.member.outputs
 
     def spec(self) -> list[Entry]:
-        """One member after the other."""
+        """The parameters, member by member."""
         own = self.member.spec()
         return [entry._replace(name=prefix(m) + entry.name) for m in range(self.members) for entry in own]
 
     def param_count(self) -> int:
-        """Of all members."""
+        """The number of parameters of all members."""
         return self.members * self.member.param_count()
 
     def active_count(self) -> int:
-        """How many parameters a row meets in all members."""
+        """The number of parameters active per row, over all members."""
         return self.members * self.member.active_count()
 
     def flops_per_row(self) -> int:
-        """Of a training step in which every member sees the row."""
+        """FLOPs of a training step in which every member sees the row."""
         return self.members * self.member.flops_per_row()
 
     def saved_per_row(self) -> int:
-        """How many numbers a tape keeps for each input row."""
+        """The number of values that a tape keeps per input row."""
         return self.members * (self.member.saved_per_row() + 2 * self.outputs)
 
     def working_per_row(self, device: str) -> int:
-        """How many numbers more a backward holds for each row: the members take turns."""
+        """The number of additional values per row in the backward, which runs one member at a time."""
         return self.member.working_per_row(device)
 
     def shared_by_threads(self) -> int:
@@ -81,12 +81,12 @@ class EnsembleConfig:
 
 
 def prefix(m: int) -> str:
-    """Of the names of member m's parameters."""
+    """The prefix of the names of member m's parameters."""
     return f"members.{m}."
 
 
 class MemberWeights(NamedTuple):
-    """The weights of one member among those of all."""
+    """The weights of one member, as a view of those of all."""
 
     weights: Weights
     prefix: str
@@ -108,7 +108,7 @@ class Saved(NamedTuple):
 
 
 class Ensemble(Model):
-    """Members with an explicit backward each, and the backward of what takes them together."""
+    """Members with an explicit backward each, and the backward of their pooling."""
 
     Config = EnsembleConfig
     config: EnsembleConfig

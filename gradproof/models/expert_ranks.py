@@ -1,4 +1,4 @@
-"""ExpertRanks: the experts of a mixture spread over the ranks of a mesh axis. Every rank routes its own rows.
+"""ExpertRanks: the experts of a mixture distributed over the ranks of a mesh axis. Every rank routes its own rows.
 
 A rank holds E/X experts, X the ranks along `experts`. Rows are sorted by expert, so those for one rank are contiguous:
 
@@ -36,7 +36,7 @@ class ExpertRanks:
         self.alone = False
 
     def spec(self, spec: list[Entry]) -> list[Entry]:
-        """The entries that this rank holds: everything but the other ranks' experts."""
+        """The parameters that this rank holds: all but the experts of other ranks."""
         return held_entries(spec, self.first, self.held)
 
     def parts(self, kernels: Kernels) -> MixtureOps:
@@ -45,19 +45,19 @@ class ExpertRanks:
 
 
 def held_entries(spec: list[Entry], first: int, held: int) -> list[Entry]:
-    """Everything but experts outside first : first + held."""
+    """All entries except experts outside first : first + held."""
     own = tuple(f"experts.{e}." for e in range(first, first + held))
     return [entry for entry in spec if not entry.name.startswith("experts.") or entry.name.startswith(own)]
 
 
 def entries_of_rank(spec: list[Entry], experts: int, shape: MeshShape, at: int) -> list[Entry]:
-    """What the rank at `at` of the axis `experts` holds."""
+    """The entries that rank `at` of the axis `experts` holds."""
     held = experts // shape.experts
     return held_entries(spec, at * held, held)
 
 
 class Saved(NamedTuple):
-    """What the forward keeps: how rows travelled, this rank's rows by expert, and what its experts saved."""
+    """What the forward saves: the exchange of rows, this rank's rows by expert, and what its experts saved."""
 
     gives: list[int]
     takes: list[int]
@@ -69,7 +69,7 @@ class Saved(NamedTuple):
 
 
 class ExchangedExperts:
-    """Runs in the place of the op `experts`; `theta_EP` has the rows of the experts held here."""
+    """Replaces the op `experts`; `theta_EP` has the rows of the experts held here."""
 
     def __init__(self, ranks: ExpertRanks, kernels: Kernels):
         self.ranks, self.mesh, self.kernels = ranks, ranks.mesh, kernels

@@ -1,4 +1,4 @@
-"""ExpertsInTurn: the op `experts` on one expert after the other, the last one first in the backward.
+"""ExpertsInTurn: runs the op `experts` one expert at a time; the backward starts with the last.
 
 When an expert's gradients are final that is announced, so that they can be sent to other ranks while the next expert is
 computed. On a CPU, where a call for one expert is as fast as one for all; on a GPU experts share each product.
@@ -28,7 +28,7 @@ FEWEST = 128
 
 
 def experts_kernel(kernels: Kernels, x_MI: Tensor, experts: int, chain: Chain, narrow_EP: Tensor | None) -> Any:
-    """What runs the op on so many rows of so many experts: the chosen kernel where it is admitted for them."""
+    """The kernel for this many rows and experts: the chosen one if it is admitted for them."""
     name, module = kernels.chosen.get("experts", "reference"), kernels.experts
     rows, dtype = len(x_MI), x_MI.dtype if narrow_EP is None else narrow_EP.dtype
     if not isinstance(module, ModuleType) and rows:  # one that is being checked: its calls are judged as they are
@@ -41,7 +41,7 @@ def experts_kernel(kernels: Kernels, x_MI: Tensor, experts: int, chain: Chain, n
 
 
 class ExpertTurn(NamedTuple):
-    """What one expert's forward keeps."""
+    """What the forward of one expert saves."""
 
     module: Any
     plan: DispatchPlan
@@ -49,7 +49,7 @@ class ExpertTurn(NamedTuple):
 
 
 class ExpertsInTurn:
-    """Runs in the place of the op; `first` is the number of the first expert in `theta_EP`."""
+    """Replaces the op `experts`; `first` is the number of the first expert in `theta_EP`."""
 
     def __init__(self, kernels: Kernels, first: int = 0):
         self.kernels, self.first = kernels, first

@@ -12,7 +12,7 @@ FAMILIES: dict[str, type[Model]] = {"moe": MoE, "dense": Dense, "ensemble": Ense
 
 
 def family(name: str) -> type[Model]:
-    """The model's class; a sentence for a name that is none."""
+    """The class of a model; ValueError for an unknown name."""
     if name not in FAMILIES:
         raise ValueError(f"there is no model {name!r}; the models are {', '.join(FAMILIES)}")
     return FAMILIES[name]

@@ -1,4 +1,4 @@
-"""What every model shares: the parameters, the tape, and the checks that turn misuse into one sentence.
+"""The base of all models: parameters, tape, and checks that turn misuse into a clear message.
 
     forward(x_TI) -> (output, tape);   backward(d_logits_TO, tape, d_aux=0.0, accumulate=False) -> dx_TI
 
@@ -30,7 +30,7 @@ SIZES = {"nano": 195_540, "tiny": 84_984_276, "medium": 337_740_244, "full": 807
 
 
 class MoEOutput(NamedTuple):
-    """What every model returns; a dense model has one gate, which is 1."""
+    """The output of every model; a dense model has a single gate, which is 1."""
 
     logits_TO: Tensor
     gates_TE: Tensor
@@ -39,7 +39,7 @@ class MoEOutput(NamedTuple):
 
 @dataclass
 class Tape:
-    """What one forward keeps for its backward."""
+    """What a forward saves for its backward."""
 
     owner: Model
     generation: int
@@ -50,7 +50,7 @@ class Tape:
 
 
 class Model(ABC):
-    """The state at the edge: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
+    """The stateful wrapper: a config, a ParamSpace and buffers. Subclasses give two pure functions."""
 
     Config: type[Any]  # of `config`
     loss_options: Mapping[str, Mapping[str, Any]] = {}  # of a loss that is asked for by its name
@@ -109,43 +109,43 @@ class Model(ABC):
 
     @abstractmethod
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
-        """What a step on so many rows, with products in `dtype`, asks of its kernels."""
+        """What a step with this many rows and products in `dtype` requires of its kernels."""
 
     @property
     def lesson(self) -> tuple[Tensor | None, Mixture]:
-        """The router's correction and the shape of a mixture, for a step in one call; only mixtures are asked."""
-        raise ValueError("this model is no mixture")
+        """The router's correction and the shape of the mixture, for a step in one call; mixtures only."""
+        raise ValueError("this model is not a mixture")
 
     @property
     def experts(self) -> int:
-        """How many gates a row has: one, where there is nothing to route."""
+        """The number of gates per row; one if the model has no router."""
         return 1
 
     @property
     def has_energy(self) -> bool:
-        """Whether `energy` gives one number a row."""
+        """Whether `energy` returns one value per row."""
         return False
 
     def draw_input(self, rows: int, generator: torch.Generator) -> Tensor:
-        """Random rows of the usual size, on the model's device."""
+        """Random rows of typical scale, on the model's device."""
         drawn = torch.randn(rows, self.config.inputs, generator=generator, device=generator.device)
         return drawn.to(self.params.flat_P)
 
     def settled(self, weights: Weights, x_TI: Tensor, /) -> Tensor:
-        """The rows, those whose routing is a near-tie replaced by others."""
+        """The rows, with those whose routing is a near-tie replaced by others."""
         return x_TI
 
     def favouring(self, weights: Weights, x_TI: Tensor, rows: int) -> Tensor:
-        """So many of the rows, those first that one expert is the first choice of."""
+        """Selects rows, preferring those whose first choice is the same expert."""
         return x_TI[:rows]
 
     def rows(self, x_TI: Tensor, /) -> int:
-        """How many rows of logits this input gives."""
+        """The number of rows of logits for this input."""
         return x_TI.shape[0]
 
     def rebalance(self, load_E: Tensor) -> None:
-        """Moves the buffers by the load of the whole batch; a model without buffers has nothing to move."""
-        raise ValueError("this model has no correction to move; set MoEConfig.correction above 0")
+        """Updates the selection bias from the load of the whole batch; a no-op for models without one."""
+        raise ValueError("this model has no selection bias; set MoEConfig.correction above 0")
 
     @property
     def balanced(self) -> bool:
@@ -158,15 +158,15 @@ class Model(ABC):
         return self.params.flat_P.numel()
 
     def load(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
-        """load_E: how many of these rows choose each expert."""
+        """load_E: the number of these rows that choose each expert."""
         return torch.full((1,), x_TI.shape[0], device=x_TI.device)
 
     def chosen(self, weights: Weights, x_TI: Tensor) -> Tensor:
-        """chosen_TE: which experts each row goes to; a model without a router has one, and it takes every row."""
+        """chosen_TE: the experts of each row; a model without a router has one, which takes every row."""
         return torch.ones(x_TI.shape[0], 1, dtype=torch.bool, device=x_TI.device)
 
     def margin(self, weights: Weights, x_TI: Tensor) -> Tensor:
-        """margin_T: by how much the last chosen score is above the first one rejected; infinite without a router."""
+        """margin_T: the last chosen score minus the first rejected one; infinite without a router."""
         return x_TI.new_full((x_TI.shape[0],), torch.inf)
 
     def pull_router(self, weights: Weights, dz_TE: Tensor, x_TI: Tensor) -> Tensor:
@@ -175,13 +175,13 @@ class Model(ABC):
 
     @torch.no_grad()
     def forward(self, x_TI: Tensor, whole: Whole | None = None) -> tuple[MoEOutput, Tape]:
-        """The output, and the tape that backward needs. ValueError on a wrong width, dtype or device."""
+        """Returns the output and the tape that `backward` needs. ValueError on a wrong width, dtype or device."""
         self.check_input(x_TI)
         output, saved = self.apply(self.params, x_TI, whole)
         return output, Tape(self, self.params.generation, x_TI, version(x_TI), saved)
 
     def check_input(self, x_TI: Tensor, /) -> None:
-        """One sentence for an input that does not fit."""
+        """Raises ValueError if the input does not fit."""
         if x_TI.dim() != 2 or x_TI.shape[1] != self.config.inputs or x_TI.shape[0] == 0:
             raise ValueError(f"the input must be [rows ≥ 1, {self.config.inputs} inputs], not {list(x_TI.shape)}")
         self._check_like_params("the input", x_TI)
@@ -193,7 +193,7 @@ class Model(ABC):
     def backward(
         self, d_logits_TO: Tensor, tape: Tape, d_aux: Tensor | float = 0.0, accumulate: bool = False
     ) -> Tensor | None:
-        """Writes the gradients to `params.grad_P` (adds to it with `accumulate`) and returns dx_TI."""
+        """Writes the gradients to `params.grad_P` (or adds to it with `accumulate`) and returns dx_TI."""
         self._check_tape(tape)
         want = [self.rows(tape.x_TI), self.config.outputs]
         if list(d_logits_TO.shape) != want:
@@ -201,7 +201,7 @@ class Model(ABC):
         self._check_like_params("the cotangent", d_logits_TO)
         d_aux = torch.as_tensor(d_aux, dtype=d_logits_TO.dtype, device=d_logits_TO.device)
         if d_aux.dim():
-            raise ValueError(f"d_aux is the cotangent of one number, not of {list(d_aux.shape)}")
+            raise ValueError(f"d_aux must be a scalar, not {list(d_aux.shape)}")
         dy, grad_P = (d_logits_TO, d_aux), self.params.grad_P
         dx_TI = self.pull_back(self.params, grad_P, dy, tape.x_TI, tape.saved, accumulate=accumulate)
         tape.used, tape.saved = True, None
@@ -211,7 +211,7 @@ class Model(ABC):
         if tape.owner is not self:
             raise ValueError("this tape belongs to another model; run backward on the model whose forward made it")
         if tape.used:
-            raise ValueError("this tape has been used; a tape serves one backward: run forward again")
+            raise ValueError("this tape has already been used, and a tape serves one backward; run forward again")
         if tape.generation != self.params.generation:
             raise ValueError("the parameters changed after this tape was made; run forward again before backward")
         if tape.x_version != version(tape.x_TI):

@@ -32,7 +32,8 @@ from gradproof.params import Entry, Weights
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Shape and routing. `correction` > 0 balances the load by a selection bias that moves by that much a step.
+    """Shape and routing of a mixture of experts. `correction` > 0 balances the load with a selection bias that moves by
+    this amount per step.
 
     The sheaf router reads the inputs in `patches`, the widths of neighbouring blocks of them, from the first input to
     the last; none is one block. `gluing` weighs its energy in the auxiliary loss."""
@@ -56,13 +57,17 @@ class MoEConfig:
         if min(self.inputs, self.outputs, self.experts, self.hidden) < 1 or self.depth < 0:
             raise ValueError("inputs, outputs, experts and hidden must be at least 1, depth at least 0")
         if self.k > self.experts:
-            raise ValueError(f"k = {self.k} experts a row cannot be chosen from {self.experts}; k must be at most E")
+            raise ValueError(
+                f"k = {self.k} experts per row cannot be chosen from {self.experts}; k must be at most experts"
+            )
         if not 0 <= self.correction < float("inf"):
-            raise ValueError(f"correction = {self.correction}: a step of the selection bias is at least 0, and finite")
+            raise ValueError(
+                f"correction = {self.correction} must be finite and at least 0: it is the step of the selection bias"
+            )
         if not 0 <= self.gluing < float("inf"):
-            raise ValueError(f"gluing = {self.gluing}: a weight of the loss is at least 0, and finite")
+            raise ValueError(f"gluing = {self.gluing} must be finite and at least 0: it is a weight of the loss")
         if self.router not in ("softmax", "sheaf"):
-            raise ValueError(f"router = {self.router!r}: it is one of softmax, sheaf")
+            raise ValueError(f"router = {self.router!r} must be softmax or sheaf")
         if self.patches and (min(self.patches) < 1 or sum(self.patches) != self.inputs):
             raise ValueError(f"patches = {self.patches}: widths of at least 1 that add up to the {self.inputs} inputs")
         _ = self.routing
@@ -84,7 +89,7 @@ class MoEConfig:
 
     @cached_property
     def mixture(self) -> Mixture:
-        """What the op of the same name is told."""
+        """The options of the op `mixture`."""
         return Mixture(self.experts, self.chain, self.routing)
 
     @classmethod
@@ -122,7 +127,7 @@ class MoEConfig:
         return best
 
     def spec(self) -> list[Entry]:
-        """Router first, then the experts, each in the order of its layers."""
+        """The parameters: the router, then the experts, each layer by layer."""
         spec = self._router_spec()
         for e in range(self.experts):
             spec += experts.entries(f"experts.{e}.", self.chain.widths)
@@ -139,29 +144,29 @@ class MoEConfig:
         return self.experts * expert + spec_count(self._router_spec())
 
     def active_count(self) -> int:
-        """How many parameters a row meets: the router's and those of K experts."""
+        """The number of parameters active per row: those of the router and of K experts."""
         return self.param_count() - (self.experts - self.k) * spec_count(experts.entries("", self.chain.widths))
 
     def flops_per_row(self) -> int:
-        """Of the products of a training step, forward and backward: 6 for each weight that a row meets."""
+        """FLOPs of the products of a training step per row, forward and backward: 6 per active weight."""
         router = self.cover.products if self.cover else self.inputs * self.experts
         return 6 * (self.k * self.chain.products + router)
 
     def saved_per_row(self) -> int:
-        """How many numbers a tape keeps for each input row (indices not counted)."""
+        """The number of values that a tape keeps per input row (without indices)."""
         routed = self.inputs + experts.saved_per_row(self.chain) + self.outputs
         glued = self.cover.saved_per_row() if self.cover else 0
         return self.k * routed + 3 * self.experts + glued
 
     def working_per_row(self, device: str) -> int:
-        """How many numbers more a step holds for each row, at the worst moment of its backward."""
+        """The number of additional values per row at the peak of the backward."""
         if device == "cpu":  # a norm's mean and deviation, three indices of 8 bytes; nobody asks for dx
             return self.inputs + 3 * self.outputs + self.k * (self.outputs + 2 * self.chain.layers + 6)
         routed = self.k * (self.inputs + 2 * self.outputs + experts.WORKING[device] * self.hidden)
         return self.inputs + self.outputs + routed
 
     def shared_by_threads(self) -> int:
-        """How many numbers each further thread of a CPU holds: an expert's gradients, whose rows threads share."""
+        """The number of values that each further CPU thread holds: the gradients of an expert with shared rows."""
         return self.chain.length
 
 
@@ -184,7 +189,7 @@ Measure = Callable[[MoEConfig], int]
 
 
 class GluedSaved(NamedTuple):
-    """What a forward with the sheaf router keeps."""
+    """What a forward with the sheaf router saves."""
 
     energy_T: Tensor
     router: sheaf.Saved | None
@@ -218,7 +223,7 @@ class MoE(Model):
 
     @property
     def held(self) -> int:
-        """How many experts this model holds."""
+        """The number of experts that this model holds."""
         return self.config.experts if self.ranks is None else self.ranks.held
 
     def _parts(self, kernels: Kernels) -> MixtureOps:

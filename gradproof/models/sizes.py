@@ -1,4 +1,4 @@
-"""What each size costs, predicted without allocating it. A transformer's rows are tokens."""
+"""Predicts the cost of each size without allocating it. The rows of a transformer are tokens."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gradproof.params import padded
 
 
 class Cost(NamedTuple):
-    """Bytes, in fp32: the flat buffers with their padding, AdamW's two moments, the tape of one forward, and what the
-    backward works in."""
+    """Memory in bytes, in fp32: the flat buffers with padding, AdamW's two moments, the tape of one forward, and the
+    working memory of the backward."""
 
     name: str
     parameters: int
@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
 
 def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
-    """The cost of one training step of `config` on `rows` rows, with the kernels of the device."""
+    """The memory of one training step of `config` on `rows` rows, with the kernels of the device."""
     flat = 4 * sum(padded(math.prod(entry.shape)) for entry in config.spec())
     tape, working = (4 * rows * per_row for per_row in (config.saved_per_row(), config.working_per_row(device)))
     if device == "cpu":
@@ -41,7 +41,7 @@ def cost(name: str, config: Any, rows: int, device: str = "cpu") -> Cost:
 
 
 def named() -> dict[str, tuple[type[Model], Any]]:
-    """Every named size: its model and config."""
+    """Every named size, with its model and config."""
     moes = {name: (MoE, MoEConfig.sized(name)) for name in SIZES}
     transformers = {f"transformer-{name}": (Transformer, TransformerConfig.sized(name)) for name in SIZES}
     return {**moes, "dense-0.7b": (Dense, DenseConfig.sized("0.7b")), **transformers}

@@ -1,4 +1,4 @@
-"""A model on one example, as a Subject, and the judging of a model in all its options.
+"""A model on one example as a Subject, and the judging of a model in all its options.
 
 For the witnesses the forward is a function of the parameters; what is judged is the real forward and backward on the
 flat buffers.
@@ -81,7 +81,7 @@ def judge_model(
 
 
 def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
-    """Judges the options of one config at a small width, in well under a second: what a run does before it trains."""
+    """Judges the options of a config at a small width, in well under a second, before a run trains."""
     most = SMALL_TRANSFORMER if name == "transformer" else SMALL
     small: dict[str, Any] = {size: min(getattr(config, size), most[size]) for size in most if hasattr(config, size)}
     if getattr(config, "patches", ()):
@@ -93,7 +93,7 @@ def judge_config(name: str, config: Any, *, seed: int = 0) -> SubjectVerdict:
 
 
 def small_patches(count: int, inputs: int) -> tuple[int, ...]:
-    """So many inputs in as many patches, three at most."""
+    """Splits so many inputs into at most three patches."""
     count = min(count, inputs, 3)
     return (inputs - count + 1, *[1] * (count - 1))
 

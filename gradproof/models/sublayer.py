@@ -1,4 +1,4 @@
-"""Which sublayer of a model is running, for whoever watches the ops inside it.
+"""Records which sublayer of a model is running, for modes that watch the ops inside it.
 
 A sublayer is a function with an argument `prefix`, what the names of its parameters begin with. Marked as one, it says
 so while it runs; nested calls and threads each see their own.
@@ -19,12 +19,12 @@ _PREFIX: ContextVar[str] = ContextVar("prefix", default="")
 
 
 def running() -> str:
-    """The prefix of the innermost sublayer that is running; empty outside of any."""
+    """The prefix of the innermost running sublayer; empty outside sublayers."""
     return _PREFIX.get()
 
 
 def sublayer(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Marks a sublayer's forward or backward."""
+    """Decorates the forward or backward of a sublayer."""
     place = list(signature(function).parameters).index("prefix")
 
     @wraps(function)

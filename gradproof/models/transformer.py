@@ -47,8 +47,8 @@ ASPECT = 64  # width for each layer there, at least three layers
 
 @dataclass(frozen=True)
 class TransformerConfig:
-    """Shape and mode. `feedforward` 0 stands for 4·width. With `encoder_layers` 0, mode causal has no cross-attention
-    either; otherwise encoder and cross-attention are there, unused."""
+    """Shape and mode; `feedforward` 0 means 4·width. In mode causal, the encoder and cross-attention exist but are
+    unused, unless `encoder_layers` is 0."""
 
     vocabulary: int = 257
     width: int = 256
@@ -63,11 +63,11 @@ class TransformerConfig:
         if min(self.vocabulary, self.width, self.heads, self.context) < 1:
             raise ValueError("vocabulary, width, heads and context must be at least 1")
         if self.mode not in ("causal", "seq2seq", "classify"):
-            raise ValueError(f"mode = {self.mode!r}: it is causal, seq2seq or classify")
+            raise ValueError(f"mode = {self.mode!r} must be causal, seq2seq or classify")
         if min(self.encoder_layers, self.decoder_layers, self.feedforward) < 0:
             raise ValueError("encoder_layers, decoder_layers and feedforward must be at least 0")
         if self.width % self.heads:
-            raise ValueError(f"width = {self.width} cannot be split into {self.heads} heads of one width")
+            raise ValueError(f"width = {self.width} is not divisible by {self.heads} heads")
 
     @property
     def inner(self) -> int:
@@ -94,7 +94,7 @@ class TransformerConfig:
 
     @classmethod
     def sized(cls, name: str, **overrides: Any) -> TransformerConfig:
-        """nano, tiny, medium, full: as many parameters as the MoE of that name; overrides as for `matching`."""
+        """nano, tiny, medium or full, with as many parameters as the MoE of that name; overrides as for `matching`."""
         if name not in SIZES:
             raise ValueError(f"there is no transformer size {name!r}; the sizes are {', '.join(SIZES)}")
         return cls.matching(SIZES[name], **overrides)
@@ -103,8 +103,8 @@ class TransformerConfig:
     def matching(
         cls, budget: int, vocabulary: int = 257, context: int = 256, mode: TransformerMode = "causal"
     ) -> TransformerConfig:
-        """The config whose parameter count is nearest to `budget`: about 64 of width for each layer, at least three
-        layers, F about 4·width, F takes the rest."""
+        """The config whose parameter count is closest to `budget`: about 64 of width per layer, at least three layers,
+        F about 4·width; F absorbs the rest."""
 
         def shaped(layers: int, width: int, inner: int = 0) -> TransformerConfig:
             encoder, decoder = (0 if mode == "causal" else layers), (0 if mode == "classify" else layers)
@@ -127,7 +127,7 @@ class TransformerConfig:
         return nearest
 
     def spec(self) -> list[Entry]:
-        """Embedding and positions, then what the mode has of encoder and decoder, then the output."""
+        """The parameters: embedding and positions, then encoder and decoder as the mode needs them, then the output."""
         D = self.width
         spec = token_entries(self.vocabulary, self.context, D)
         if self.encodes or self.encoder_layers:
@@ -142,7 +142,7 @@ class TransformerConfig:
 
     @cached_property
     def unused(self) -> tuple[str, ...]:
-        """The parameters that no output depends on: in mode causal, encoder and cross-attention."""
+        """The parameters that do not affect the output: encoder and cross-attention in mode causal."""
         if self.mode != "causal":
             return ()
         return tuple(entry.name for entry in self.spec() if is_unused(entry.name))
@@ -153,27 +153,27 @@ class TransformerConfig:
 
     @property
     def layers(self) -> tuple[int, int]:
-        """How many layers a token goes through, and how many cross-attentions; one token of source and target each in
-        mode seq2seq."""
+        """The number of layers and of cross-attentions that a token passes; in mode seq2seq, one token each of source
+        and target."""
         decoder = self.decoder_layers * self.decodes
         return self.encoder_layers * self.encodes + decoder, decoder * (self.mode == "seq2seq")
 
     def saved_per_row(self) -> int:
-        """How many numbers a tape keeps for each token, by the fused attention. A norm keeps its input and output; one
-        head's scores one sum a query."""
+        """The number of values that a tape keeps per token, with fused attention. A norm keeps its input and output;
+        one head's scores one sum a query."""
         D, normed, (layers, crossed) = self.width, 2 * self.width + 2, self.layers
         attended, fed = normed + 4 * D + self.heads, normed + self.inner
         return layers * (attended + fed) + crossed * attended + (self.encodes + self.decodes) * normed
 
     def working_per_row(self, device: str) -> int:
-        """How many numbers more a step holds for each token, at the worst moment of its backward: logits and their
-        gradient, and what one sublayer works in. The kernel of a GPU keeps the activations too."""
+        """The number of additional values per token at the peak of the backward: logits and their gradient, and the
+        working memory of one sublayer. The kernel of a GPU keeps the activations too."""
         logits = 2 * self.outputs * self.decodes
         again = self.layers[0] * self.inner * (device == "cuda")
         return logits + max(self.inner + 3 * self.width, 11 * self.width) + again
 
     def shared_by_threads(self) -> int:
-        """No gradient has a copy for each thread."""
+        """Zero: no gradient has a copy per thread."""
         return 0
 
 
@@ -183,12 +183,12 @@ def _step(width: int) -> int:
 
 
 def is_unused(name: str) -> bool:
-    """Whether mode causal leaves a parameter out."""
+    """Whether mode causal does not use a parameter."""
     return name.startswith("encoder.") or ".cross." in name
 
 
 class Layer(NamedTuple):
-    """What one layer keeps; an encoder layer has no `crossed`."""
+    """What one layer saves; an encoder layer has no `crossed`."""
 
     attended: Attended
     crossed: Attended | None
@@ -196,7 +196,7 @@ class Layer(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """What encoder or decoder keep: the tokens, where their rows stand, the layers, the final norm."""
+    """What the encoder or decoder saves: the tokens, the layout of their rows, the layers, the final norm."""
 
     token_BS: Tensor
     layout: Layout
@@ -219,7 +219,7 @@ class Transformer(Model):
 
     @classmethod
     def sized(cls, name: str, **options: Any) -> Transformer:
-        """`Transformer.sized("nano", seed=0, device="cpu")`: a causal one over bytes."""
+        """`Transformer.sized("nano", seed=0, device="cpu")`: a causal transformer over bytes."""
         return cls(TransformerConfig.sized(name), **options)
 
     def shape(self, rows: int, dtype: torch.dtype) -> Shape:
@@ -269,12 +269,12 @@ class Transformer(Model):
         if x_BS.device != flat_P.device:
             raise ValueError(f"the tokens are on {x_BS.device}, the parameters on {flat_P.device}; move one of them")
         _require(
-            (x_BS >= PADDING) & (x_BS < c.vocabulary), f"a token is neither in 0..{c.vocabulary - 1} nor −1, padding"
+            (x_BS >= PADDING) & (x_BS < c.vocabulary), f"a token must be in 0..{c.vocabulary - 1}, or −1 for padding"
         )
         if c.decodes:
             target_BS = x_BS if c.mode == "causal" else x_BS[:, 1]
             gap_BS = (target_BS[:, 1:] >= 0) & (target_BS[:, :-1] < 0)
-            _require(~gap_BS, "a decoder's padding (−1) must stand at the end of its sequence")
+            _require(~gap_BS, "a decoder's padding (−1) must be at the end of its sequence")
 
     def apply(
         self, weights: Weights, x_TI: Tensor, whole: Whole | None = None, kernels: Kernels = REFERENCE
@@ -296,7 +296,7 @@ class Transformer(Model):
         return output, Saved(encoder, decoder, pooled_BD)
 
     def logits(self, weights: Weights, x_TI: Tensor, kernels: Kernels = REFERENCE) -> Tensor:
-        """logits_TO alone, nothing kept for a backward: by one kernel for all of it, where there is one."""
+        """logits_TO only, saving nothing for a backward; in a single kernel if there is one."""
         if kernels.reading is None or weights is not self.params:
             return self.apply(weights, x_TI, None, kernels)[0].logits_TO
         return kernels.reading.forward(x_TI, self.params.flat_P, self._reader)[0]
@@ -345,7 +345,7 @@ class Transformer(Model):
         want_dx: bool = True,
         kernels: Kernels = REFERENCE,
     ) -> None:
-        """Tokens have no gradient: nothing is returned."""
+        """Returns no input gradient, because tokens have none."""
         read, grads = Read(weights, kernels, self.config.heads), self.params.views_of(grad_P)
         write = Write(grads, accumulate)
         if not accumulate:

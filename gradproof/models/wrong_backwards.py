@@ -1,4 +1,4 @@
-"""The wrong backwards of models that `gradproof verify --mutants` plants: which gradient goes where.
+"""The wrong backwards of models that `gradproof verify --mutants` plants: gradients that reach the wrong place.
 
 Each takes the right function first and then its arguments.
 """

@@ -1,4 +1,4 @@
-"""Our kernels as ordinary torch.nn modules: the speed alone, in anybody's training loop.
+"""Gradproof's kernels as ordinary torch.nn modules, for your own training loop.
 
     moe = gradproof.nn.MoE(96, 20);   y = moe(x);   y, aux = moe(x, return_aux=True)
 

@@ -1,4 +1,4 @@
-"""What torch's autograd and compiler are told: what is kept, that nothing is differentiated twice, where graphs end."""
+"""The interface to torch's autograd and compiler: saved tensors, refused second derivatives, graph breaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Refused(torch.autograd.Function):
 
 
 def once(grads: list[Tensor | None]) -> list[Tensor | None]:
-    """The same; where a graph of them is wanted (create_graph=True), one that says what cannot be done."""
+    """The same gradients; with create_graph=True, gradients that raise if they are differentiated again."""
     if not torch.is_grad_enabled():
         return grads
     refused = iter(_Refused.apply(*(grad.detach().requires_grad_() for grad in grads if grad is not None)))
@@ -49,7 +49,7 @@ def emptied(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def filled(value: Any, tensors: Iterator[Tensor]) -> Any:
-    """The structure with its tensors back in their places."""
+    """The structure with its tensors put back."""
     if value is _HOLE:
         return next(tensors)
     return _mapped(lambda part: filled(part, tensors), value) if isinstance(value, (tuple, list)) else value
@@ -64,12 +64,12 @@ _opaque: dict[Any, Any] = {}
 
 
 def outside_graphs(function: Callable[..., T]) -> Callable[..., T]:
-    """Under torch.compile the graph ends before such a call and begins again after it. Importing dynamo takes seconds,
-    so that is left to those who compile."""
+    """Breaks the graph of torch.compile around such a call. Importing dynamo takes seconds, so that is left to those
+    who compile."""
     if "torch._dynamo" not in sys.modules:
         return function
     if function not in _opaque:
         _opaque[function] = torch.compiler.disable(
-            function, reason="gradproof.nn runs its own kernels, outside of the graph"
+            function, reason="gradproof.nn runs its own kernels, outside the graph"
         )
     return _opaque[function]

@@ -1,4 +1,4 @@
-"""One call of a model, forward and backward, as one node of torch's graph."""
+"""One call of a model, forward and backward, as a single node of torch's graph."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gradproof.train.checked_path import CheckedPath
 
 
 class BlockWeights:
-    """The parameters as a model's forward reads them: at least fp32, and a narrow copy of theta for products."""
+    """The parameters that a model's forward reads: at least fp32, and a low-precision copy of theta for products."""
 
     def __init__(self, theta_EP: Tensor, narrow_EP: Tensor | None, named: dict[str, Tensor]):
         self.theta_EP, self.narrow_EP, self.named = theta_EP, narrow_EP, named
@@ -36,7 +36,7 @@ class BlockWeights:
 
 
 class BlockCall(NamedTuple):
-    """What a forward does, beside its tensors: these are the router's two, if there is one, and theta."""
+    """The options of a forward, besides its tensors: those of the router, if there is one, and theta."""
 
     model: Model
     path: CheckedPath[Kernels]
@@ -49,7 +49,7 @@ class BlockCall(NamedTuple):
         return BlockWeights(tensors[-1], narrow_EP, named)
 
     def gradients(self, grad_P: Tensor, count: int) -> list[Tensor]:
-        """Of each tensor, taken from a buffer in the layout of the model."""
+        """The gradient of each tensor, taken from a buffer in the layout of the model."""
         space = self.model.params
         if count == 1:
             return [space.shards_of(grad_P, "", 1)]
@@ -99,7 +99,7 @@ class _Block(torch.autograd.Function):
 
 
 def block(kind: type[Model], config: Any, x: Tensor, c_E: Tensor | None, *parameters: Tensor) -> tuple[Tensor, Tensor]:
-    """y and aux of any x[..., I]."""
+    """y and aux for any x[..., I]."""
     theta_EP, model = parameters[-1], kernels.bare(kind, config)
     narrow = narrow_dtype(x, theta_EP)
     x_TI = rows_of(x, config.inputs)

@@ -1,4 +1,4 @@
-"""The parameters of E experts in one: what kernels read without a copy, and a state dict that has every name."""
+"""The parameters of E experts as one parameter, which kernels read without a copy, and a state dict with every name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradproof.params import ParamSpace
 
 
 class Chains(nn.Module):
-    """The chains of E experts in one parameter, theta_EP; of one without a number where `copies` is None. Padding
+    """The chains of E experts in one parameter, theta_EP; of a single unnumbered one if `copies` is None. Padding
     between its entries is zero and has a zero gradient."""
 
     def __init__(self, chain: Chain, copies: int | None, device: Any = None, dtype: torch.dtype | None = None):
@@ -27,7 +27,7 @@ class Chains(nn.Module):
         return {f"{e}{name}": view for e, theta_P in rows for name, view in self.chain.views(theta_P).items()}
 
     def initialise(self, seed: int, prefix: str = "") -> None:
-        """The bits that our models start from with this seed. One expert at a time, for some are large."""
+        """Sets the same initial values as our models with this seed. One expert at a time, for some are large."""
         for e, theta_P in enumerate(self.theta.detach()):
             spec = experts.entries(f"{prefix}{'' if self.copies is None else f'{e}.'}", self.chain.widths)
             theta_P.copy_(ParamSpace(spec).initialise(seed).flat_P)
@@ -67,7 +67,7 @@ class Chains(nn.Module):
 
 
 def live(parameter: Tensor, grads: bool) -> Tensor:
-    """A parameter's values, or its gradient, without a graph; ValueError where it has none yet."""
+    """The values of a parameter, or of its gradient, without a graph; ValueError if there is no gradient yet."""
     if not grads:
         return parameter.detach()
     if parameter.grad is None:
@@ -76,5 +76,5 @@ def live(parameter: Tensor, grads: bool) -> Tensor:
 
 
 def drawn_seed() -> int:
-    """From torch's own generator."""
+    """A seed from torch's own generator."""
     return int(torch.randint(2**62, (), device="cpu"))

@@ -1,4 +1,4 @@
-"""To plain torch layers and back, whatever the module."""
+"""Conversion to plain torch layers and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradproof.nn.torch_moe import TorchMoE
 
 
 def to_torch(model: moe.MoE | dense.Dense | MoE | Dense | LinearNormGELU) -> nn.Module:
-    """One of our models, or one of these modules, in plain torch layers."""
+    """Converts one of our models, or one of these modules, to plain torch layers."""
     if isinstance(model, moe.MoE):
         return MoE.from_model(model).to_torch()
     if isinstance(model, dense.Dense):
@@ -23,7 +23,7 @@ def to_torch(model: moe.MoE | dense.Dense | MoE | Dense | LinearNormGELU) -> nn.
 
 
 def from_torch(module: nn.Module) -> MoE | Dense | LinearNormGELU:
-    """The module of ours that does what these plain layers do."""
+    """Converts plain torch layers to the corresponding module."""
     if isinstance(module, TorchMoE):
         return MoE.from_torch(module)
     if not isinstance(module, nn.Sequential) or not len(module):

@@ -16,7 +16,7 @@ from gradproof.nn.models import model_of, module_of, shown, undrawn
 
 
 class Dense(Chains):
-    """The plain stack: `forward(x[..., inputs]) -> y[..., outputs]`. It ends with a linear layer, so under autocast
+    """The dense baseline: `forward(x[..., inputs]) -> y[..., outputs]`. It ends with a linear layer, so under autocast
     y is in that dtype. One parameter, `theta`; names, seed and weight decay are as in `MoE`."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Dense(Chains):
         self.reset_parameters(seed)
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draws the parameters anew."""
+        """Draws new parameters."""
         if not self.theta.is_meta:
             self.initialise(drawn_seed() if seed is None else seed)
 
@@ -45,12 +45,12 @@ class Dense(Chains):
         return outside_graphs(block)(dense.Dense, self.config, x, None, self.theta)[0]
 
     def views(self, grads: bool = False) -> dict[str, Tensor]:
-        """The live parameters by the names of the state dict, or their gradients; writing to one is seen at once."""
+        """The live parameters, or their gradients, by their names in the state dict; writes take effect at once."""
         return self.named(live(self.theta, grads))
 
     @classmethod
     def from_model(cls, model: dense.Dense) -> Dense:
-        """A module with the parameters of one of our models, bit for bit."""
+        """A module with the same parameters as one of our models, bit for bit."""
         return module_of(cls, model)
 
     def to_model(self) -> dense.Dense:
@@ -58,12 +58,12 @@ class Dense(Chains):
         return model_of(dense.Dense, self, self.theta)
 
     def to_torch(self) -> nn.Sequential:
-        """The same as nn.Linear, nn.LayerNorm and nn.GELU in a row, with the same numbers."""
+        """The same layers as nn.Linear, nn.LayerNorm and nn.GELU, with the same parameters."""
         return as_layers(self.chain, self.views())
 
     @classmethod
     def from_torch(cls, module: nn.Sequential) -> Dense:
-        """The way back, from any such row of layers."""
+        """The inverse of `to_torch`, for any such sequence of layers."""
         widths = [layer.in_features for layer in module if isinstance(layer, nn.Linear)]
         last = module[-1] if len(module) else None
         if not isinstance(last, nn.Linear) or len(widths) < 2 or len(widths) % 2:

@@ -1,4 +1,4 @@
-"""What a module is called with: rows of the right width, in a dtype that goes with the parameters."""
+"""Checks the input of a module: its width, and a dtype that matches the parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradproof.precision.probe import check_bf16_on_cpu
 
 
 def narrow_dtype(x: Tensor, parameter: Tensor) -> torch.dtype | None:
-    """The dtype of products where that is bf16 or fp16: autocast's, or the parameters' own. ValueError, in a sentence,
+    """The dtype of products if that is bf16 or fp16: autocast's, or that of the parameters. ValueError, in a sentence,
     for an input that does not go with the parameters."""
     if x.device != parameter.device:
         raise ValueError(f"the input is on {x.device}, the parameters are on {parameter.device}; move one of them")
@@ -28,13 +28,13 @@ def narrow_dtype(x: Tensor, parameter: Tensor) -> torch.dtype | None:
 
 
 def rows_of(x: Tensor, width: int) -> Tensor:
-    """x_TI of any x[..., I]."""
+    """x_TI for any x[..., I]."""
     check_rows(x, width)
     return x.reshape(-1, width)
 
 
 def check_rows(x: Tensor, width: int) -> None:
-    """A sentence for an input of another width, or without rows."""
+    """Raises ValueError for an input with the wrong width, or without rows."""
     if x.dim() == 0 or x.shape[-1] != width:
         raise ValueError(f"the input's last axis must have {width} entries, but the input is {list(x.shape)}")
     if not x.numel():
@@ -42,5 +42,5 @@ def check_rows(x: Tensor, width: int) -> None:
 
 
 def no_autocast(device: str) -> AbstractContextManager[Any]:
-    """Where autocast is on: off, for the explicit passes say themselves what is narrow."""
+    """Disables autocast, because the explicit passes choose their own dtypes."""
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()

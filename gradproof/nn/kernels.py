@@ -1,4 +1,4 @@
-"""Which kernels a module runs by: those that are admitted for its device, dtype and number of rows."""
+"""Chooses the kernels of a module: those admitted for its device, dtype and number of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_ROWS = 1031  # prime, so that no tile divides it
 
 
 def of_model(kind: type[Model], config: Any, device: str, dtype: torch.dtype, rows: int) -> CheckedPath[Kernels]:
-    """Those of the registry; the reference where a dispatch mode watches each op."""
+    """The kernels of the registry, or the reference if a dispatch mode watches each op."""
     if _get_current_dispatch_mode_stack():
         return UNCHECKED
     asked = os.environ.get("GRADPROOF_KERNELS")
@@ -47,14 +47,14 @@ def _chosen(
 
 @dataclass(frozen=True)
 class LayerKernels:
-    """What runs the fused layer."""
+    """The kernels of the fused layer."""
 
     norm_gelu: ModuleType
     chosen: Mapping[str, str]
 
 
 def of_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -> CheckedPath[LayerKernels]:
-    """The fused kernel where it has passed the op's contract at this width, otherwise the reference."""
+    """The fused kernel if it has passed the op's contract at this width, otherwise the reference."""
     if _get_current_dispatch_mode_stack() or os.environ.get("GRADPROOF_KERNELS") == "reference":
         return CheckedPath(LayerKernels(norm_gelu, {}))
     return _layer(device, dtype, width, rows.bit_length(), torch.get_num_threads())
@@ -91,7 +91,7 @@ def admitted_norm_gelu(device: str, dtype: torch.dtype, width: int, rows: int) -
 
 @cache
 def bare(kind: type[Model], config: Any) -> Any:
-    """The model's functions and layout; the parameters come with each call."""
+    """The model's functions and layout; the parameters are passed to each call."""
     model = kind.__new__(kind)
     model.config, model.buffers = config, {}
     model.params = ParamSpace(config.spec(), device="meta")

@@ -1,4 +1,4 @@
-"""A chain as a row of plain torch layers, and the way back."""
+"""Converts a chain to a sequence of plain torch layers, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradproof.ops.experts import Chain
 
 
 def as_layers(chain: Chain, views: dict[str, Tensor]) -> nn.Sequential:
-    """A chain as a row of layers."""
+    """A chain as a list of torch layers."""
     layers: list[nn.Module] = []
     for i in range(chain.layers + 1):
         layers.append(filled_layer(nn.Linear, views[f"linear.{i}.weight"], views[f"linear.{i}.bias"]))
@@ -33,7 +33,7 @@ def filled_layer(kind: type[Any], weight: Tensor, bias: Tensor) -> Any:
 
 @torch.no_grad()
 def read_layers(module: nn.Sequential, views: dict[str, Tensor], chain: Chain) -> None:
-    """Copies a row of layers into a chain; ValueError, in a sentence, where one is not what stands there."""
+    """Copies torch layers into a chain; ValueError if a layer does not match."""
     layers = list(module)
     for i in range(chain.layers + 1):
         read_linear(layers.pop(0) if layers else None, views[f"linear.{i}.weight"], views[f"linear.{i}.bias"])
@@ -43,13 +43,13 @@ def read_layers(module: nn.Sequential, views: dict[str, Tensor], chain: Chain) -
             if chain.active[i]:
                 check_gelu(layers.pop(0) if layers else None)
     if layers:
-        raise ValueError(f"after the last Linear stands {layers[0]}; our chains end there")
+        raise ValueError(f"after the last Linear there is {layers[0]}; our chains end there")
 
 
 def read_linear(layer: nn.Module | None, weight: Tensor, bias: Tensor) -> None:
     if not isinstance(layer, nn.Linear) or layer.weight.shape != weight.shape or layer.bias is None:
         outputs, inputs = weight.shape
-        raise ValueError(f"where Linear({inputs}, {outputs}) with a bias should stand is {layer}")
+        raise ValueError(f"expected Linear({inputs}, {outputs}) with a bias, found {layer}")
     weight.copy_(layer.weight)
     bias.copy_(layer.bias)
 
@@ -57,11 +57,11 @@ def read_linear(layer: nn.Module | None, weight: Tensor, bias: Tensor) -> None:
 def read_norm(layer: Any, gamma: Tensor, beta: Tensor) -> None:
     right = isinstance(layer, nn.LayerNorm) and layer.normalized_shape == tuple(gamma.shape)
     if not right or layer.eps != layernorm.EPS or layer.weight is None or layer.bias is None:
-        raise ValueError(f"where LayerNorm({len(gamma)}, eps={layernorm.EPS}) should stand is {layer}")
+        raise ValueError(f"expected LayerNorm({len(gamma)}, eps={layernorm.EPS}), found {layer}")
     gamma.copy_(layer.weight)
     beta.copy_(layer.bias)
 
 
 def check_gelu(layer: nn.Module | None) -> None:
     if not isinstance(layer, nn.GELU) or layer.approximate != "tanh":
-        raise ValueError(f"where GELU('tanh') should stand is {layer}")
+        raise ValueError(f"expected GELU('tanh'), found {layer}")

@@ -1,4 +1,4 @@
-"""A module from one of our models, and one of our models from a module."""
+"""Converts our models to modules, and modules to our models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def module_of(cls: type[Any], model: Model) -> Any:
-    """A module with the parameters of a model, bit for bit."""
+    """A module with the same parameters as a model, bit for bit."""
     made = undrawn(cls, arguments(model.config), model.params.flat_P)
     for name, view in made.views().items():
         view.copy_(model.params[name])
@@ -25,7 +25,7 @@ def module_of(cls: type[Any], model: Model) -> Any:
 
 
 def model_of(kind: type[Any], module: MoE | Dense, theta_EP: Tensor) -> Any:
-    """A model with the parameters of a module; fp32 where those are narrower."""
+    """A model with the parameters of a module, in fp32 if those are narrower."""
     dtype = torch.float32 if theta_EP.dtype in NARROW else theta_EP.dtype
     model = kind(module.config, device=theta_EP.device, dtype=dtype)
     for name, view in module.views().items():
@@ -34,16 +34,14 @@ def model_of(kind: type[Any], module: MoE | Dense, theta_EP: Tensor) -> Any:
 
 
 def arguments(config: Any) -> dict[str, Any]:
-    """The arguments of a module with this config; those of the sheaf router have no module here."""
+    """The arguments of a module with this config; the sheaf router has no module."""
     if getattr(config, "router", "softmax") != "softmax":
-        raise ValueError(
-            f"router = {config.router!r}: gradproof.nn.MoE has the softmax router alone; use gradproof.MoE"
-        )
+        raise ValueError(f"router = {config.router!r}: gradproof.nn.MoE only has the softmax router; use gradproof.MoE")
     return {name: value for name, value in asdict(config).items() if name not in ("router", "patches", "gluing")}
 
 
 def undrawn(cls: type[Any], sizes: dict[str, Any], like: Tensor) -> Any:
-    """A module whose parameters are zeros, not drawn: torch's generator stays as it is."""
+    """A module with zero parameters; torch's generator does not advance."""
     made = cls(**sizes, device="meta", dtype=like.dtype).to_empty(device=like.device)
     for parameter in made.parameters():
         parameter.detach().zero_()
@@ -51,5 +49,5 @@ def undrawn(cls: type[Any], sizes: dict[str, Any], like: Tensor) -> Any:
 
 
 def shown(config: Any) -> str:
-    """For `repr`."""
+    """The arguments for `repr`."""
     return ", ".join(f"{name}={value!r}" for name, value in arguments(config).items())

@@ -20,7 +20,7 @@ from gradproof.params import ParamSpace
 
 
 class Router(nn.Module):
-    """The router's parameters; `correction` is the bias of balancing, which only selects."""
+    """The parameters of the router; `correction` is the selection bias for balancing."""
 
     correction: Tensor | None
 
@@ -68,7 +68,7 @@ class MoE(nn.Module):
         self.reset_parameters(seed)
 
     def reset_parameters(self, seed: int | None = None) -> None:
-        """Draws the parameters anew."""
+        """Draws new parameters."""
         if self.experts.theta.is_meta:
             return
         seed = drawn_seed() if seed is None else seed
@@ -87,16 +87,16 @@ class MoE(nn.Module):
         return (y, aux) if return_aux else y
 
     def views(self, grads: bool = False) -> dict[str, Tensor]:
-        """The live parameters by the names of the state dict, or their gradients; writing to one is seen at once."""
+        """The live parameters, or their gradients, by their names in the state dict; writes take effect at once."""
         router = {"router.weight": live(self.router.weight, grads), "router.bias": live(self.router.bias, grads)}
         theta_EP = live(self.experts.theta, grads)
         return router | {f"experts.{name}": view for name, view in self.experts.named(theta_EP).items()}
 
     @torch.no_grad()
     def rebalance(self, x: Tensor) -> None:
-        """Moves the correction by `MoEConfig.correction` towards equal load; once a step, with the step's input."""
+        """Moves the selection bias by `correction` towards equal load; call it once per step, with the step's input."""
         if self.router.correction is None:
-            raise ValueError("this module has no correction to move; make it with correction above 0")
+            raise ValueError("this module has no selection bias; create it with correction above 0")
         c_E, config = self.router.correction, self.config
         with no_autocast(x.device.type):
             x_TI, router = wide(rows_of(x, config.inputs)), self.router
@@ -107,7 +107,7 @@ class MoE(nn.Module):
 
     @classmethod
     def from_model(cls, model: moe.MoE) -> MoE:
-        """A module with the parameters of one of our models, bit for bit."""
+        """A module with the same parameters as one of our models, bit for bit."""
         made = module_of(cls, model)
         if made.router.correction is not None:
             made.router.correction.copy_(model.buffers["router.correction"])
@@ -121,7 +121,7 @@ class MoE(nn.Module):
         return model
 
     def to_torch(self) -> TorchMoE:
-        """The same in plain torch layers, with the same numbers: slower, but torch's own from end to end."""
+        """The same module in plain torch layers with the same parameters: slower, but entirely torch's own."""
         with torch.no_grad():
             router = filled_layer(nn.Linear, self.router.weight, self.router.bias)
             chains = [as_layers(self.config.chain, self.config.chain.views(p)) for p in self.experts.theta.detach()]
@@ -129,7 +129,7 @@ class MoE(nn.Module):
 
     @classmethod
     def from_torch(cls, module: TorchMoE) -> MoE:
-        """The way back."""
+        """The inverse of `to_torch`."""
         like = module.router.weight
         made = undrawn(cls, arguments(module.config), like)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The fused layer as a module: bias, LayerNorm and GELU in one pass, alone or behind a linear layer."""
+"""The fused layer as a module: bias, LayerNorm and GELU in one pass, alone or after a linear layer."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class NormGELU(nn.Module):
     def __init__(self, width: int, activate: bool = True, *, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
         if width < 1:
-            raise ValueError(f"width = {width}: a row has at least one number")
+            raise ValueError(f"width = {width} must be at least 1")
         self.width, self.activate = width, activate
         self.bias = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
         self.gamma = nn.Parameter(torch.ones(width, device=device, dtype=dtype))
         self.beta = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
 
     def reset_parameters(self) -> None:
-        """The norm as the identity, no bias."""
+        """Sets the norm to the identity, without a bias."""
         with torch.no_grad():
             self.bias.zero_()
             self.gamma.fill_(1.0)
@@ -59,14 +59,14 @@ class LinearNormGELU(NormGELU):
         dtype: torch.dtype | None = None,
     ):
         if inputs < 1:
-            raise ValueError(f"inputs = {inputs}: a row has at least one number")
+            raise ValueError(f"inputs = {inputs} must be at least 1")
         super().__init__(width, activate, device=device, dtype=dtype)
         self.inputs = inputs
         self.weight = nn.Parameter(torch.empty(width, inputs, device=device, dtype=dtype))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """U(±1/√inputs) for weight and bias, as nn.Linear does."""
+        """U(±1/√inputs) for weight and bias, as in nn.Linear."""
         super().reset_parameters()
         if hasattr(self, "weight"):
             for parameter in (self.weight, self.bias):
@@ -77,7 +77,7 @@ class LinearNormGELU(NormGELU):
         return super().forward(nn.functional.linear(x, self.weight))
 
     def to_torch(self) -> nn.Sequential:
-        """nn.Linear, nn.LayerNorm and nn.GELU with the same numbers."""
+        """nn.Linear, nn.LayerNorm and nn.GELU with the same parameters."""
         with torch.no_grad():
             linear: nn.Module = filled_layer(nn.Linear, self.weight, self.bias)
             norm = filled_layer(nn.LayerNorm, self.gamma, self.beta)
@@ -85,10 +85,10 @@ class LinearNormGELU(NormGELU):
 
     @classmethod
     def from_torch(cls, module: nn.Sequential) -> LinearNormGELU:
-        """The way back, from any Linear, LayerNorm and, or not, GELU("tanh") in a row."""
+        """The inverse of `to_torch`: takes Linear, LayerNorm and optionally GELU("tanh")."""
         linear = module[0] if len(module) in (2, 3) else None
         if not isinstance(linear, nn.Linear):
-            raise ValueError("LinearNormGELU.from_torch takes Linear, LayerNorm and, or not, GELU, in a Sequential")
+            raise ValueError("LinearNormGELU.from_torch takes a Sequential of Linear, LayerNorm and optionally GELU")
         active, like = len(module) == 3, linear.weight
         made = cls(linear.in_features, linear.out_features, active, device=like.device, dtype=like.dtype)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The same mixture in plain torch layers."""
+"""The same mixture of experts in plain torch layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gradproof.ops import wide
 
 
 class TorchMoE(nn.Module):
-    """The Mixture-of-Experts in plain torch layers: nn.Linear, nn.LayerNorm, nn.GELU and autograd. The router is fp32
+    """The mixture of experts in plain torch layers: nn.Linear, nn.LayerNorm, nn.GELU and autograd. The router is fp32
     under autocast too."""
 
     correction: Tensor | None

@@ -362,7 +362,7 @@ def _one(tensors: list[Tensor]) -> Any:
 
 
 def _numbers(leaf: Any) -> Any:
-    """What is not written to, padding, is no difference."""
+    """What is not written to, padding, is not a difference."""
     return leaf.nan_to_num(0.0) if _is_floating(leaf) else leaf
 
 

@@ -1,4 +1,4 @@
-"""A module's gradients in the dtype in which it trains, held against those that are proven in float64.
+"""Compares a module's gradients in the training dtype with those proven in float64.
 
 What rounding does to this module at this input is measured: in a few replicas every result is off by up to a unit in
 the last place of its own dtype, at random, and the band of a tensor is how far its gradient then goes from the one

@@ -1,4 +1,4 @@
-"""The factor of a gradient that rounding hides in one run: averaged over runs at other points.
+"""Estimates the factor of a gradient that rounding hides in a single run, by averaging over runs at other points.
 
 The gradient of an attention's key bias nearly cancels, so that in bf16 rounding moves it by several percent. A wrong
 factor is the same everywhere, while rounding errors differ from point to point. So the module runs at points near the

@@ -1,5 +1,5 @@
-"""What rounding may do to an op, computed beside it: the op's own reference, run in the kernel's dtype, under a mode
-that carries an error with every number.
+"""Rounding bounds of an op: its reference runs in the kernel's dtype under a mode that carries an error with every
+number.
 
     y = f(x):  σ_y² = Σ_i (∂f/∂x_i · σ_i)² + (c·u·|terms|)²
 

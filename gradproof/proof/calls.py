@@ -1,4 +1,4 @@
-"""The ways in which a module is called in training, beside the plain one: each must give the same gradients.
+"""The ways in which a module is called in training; each must give the same gradients.
 
 Parameters only, inputs only; one output only; a cotangent that is not contiguous; two forwards in flight, with their
 backwards in either order; a second step, after a first one elsewhere; a retained graph used twice; gradients added to

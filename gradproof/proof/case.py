@@ -1,5 +1,6 @@
-"""A Case: how users hand in their own code. `path/to/file.py:function` or `package.module:function`; the function takes
-nothing and returns (module, inputs), (module, inputs, reference), a KernelCase or a RankCase."""
+"""Loads a Case, the form in which users provide their own code. `path/to/file.py:function` or
+`package.module:function`; the function takes nothing and returns (module, inputs), (module, inputs, reference), a
+KernelCase or a RankCase."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ class Case(NamedTuple):
 
 
 class KernelCase(NamedTuple):
-    """A kernel beside its plain reference, as `check_kernel` takes them."""
+    """A kernel with its plain reference, as `check_kernel` takes them."""
 
     fast: Callable[..., Any]
     reference: Callable[..., Any]
@@ -42,8 +43,8 @@ class KernelCase(NamedTuple):
 
 
 def load_case(text: str, seed: int = 0) -> Case | KernelCase | RankCase:
-    """Imports the function, calls it, and checks what it returns. Generators are seeded first, so that a case that
-    seeds nothing gives the same module and inputs each time."""
+    """Imports the function, calls it, and checks its result. Generators are seeded first, so that a case that seeds
+    nothing gives the same module and inputs each time."""
     where, colon, attribute = text.rpartition(":")
     if not colon or not where or not attribute:
         raise CaseError(f"{text!r} is not a case; give path/to/file.py:function or package.module:function")

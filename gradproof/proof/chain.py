@@ -1,4 +1,4 @@
-"""The experts' chains, judged part by part: each product and each norm on what the kernel itself gave to it.
+"""Judges the experts' chains layer by layer: each product and norm is compared on the inputs that the kernel gave it.
 
     h_i = x_i W_iᵀ,  x_{i+1} = norm_gelu(h_i),  y = x_L W_Lᵀ + b
     dx_i = dh_i W_i,  dh_{i−1} = norm_gelu's backward of (dx_i, h_{i−1}),  dW_i = dh_iᵀ x_i

@@ -1,4 +1,4 @@
-"""Gradients that follow a convention, and inputs that torch gives none.
+"""Gradients that follow a convention, and inputs for which torch has none.
 
 `cholesky` reads one triangle of a matrix that it takes to be symmetric, and its gradient is that of a function of
 symmetric matrices. `ctc_loss` takes normalised log-probabilities and gives the gradient with respect to the logits

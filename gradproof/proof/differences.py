@@ -1,4 +1,4 @@
-"""The witness that needs nothing but the forward: differences, with their own error estimate.
+"""The witness that only needs the forward: finite differences with an error estimate.
 
 The claimed gradient g is judged along a random direction v by the residual
 
@@ -189,9 +189,7 @@ class Judge:
         return bool(self.switches and self.names)
 
     def _switch(self, name: str) -> Judgement:
-        return Judgement(
-            name, "unused", 0.0, 0.0, None, "it only switches decisions, and no gradient is claimed for it"
-        )
+        return Judgement(name, "unused", 0.0, 0.0, None, "it only switches decisions and has no gradient")
 
     def judge_by_screen(self) -> dict[str, Judgement]:
         """Each tensor by the screen's resolution; the culprits of a screen that failed by bisection."""
@@ -219,7 +217,8 @@ class Judge:
         for part in (names[: len(names) // 2], names[len(names) // 2 :]):
             if not self._affordable(4):
                 judged |= {
-                    name: self._cannot(name, "the bisection ended before it; run without --quick") for name in part
+                    name: self._cannot(name, "the bisection stopped before this tensor; run without --quick")
+                    for name in part
                 }
                 continue
             direction = self.prober.direction(part, 2 * worst.tau, worst.number)
@@ -280,7 +279,7 @@ class Judge:
         """Refutes what is still there at a much smaller step. Where the differences have not converged (a step beyond
         the period of the loss, say), what large steps show is not."""
         if not self._affordable(2):
-            return self._cannot(name, "an error was seen, but not often enough to be sure")
+            return self._cannot(name, "an error was seen, but too rarely to be certain")
         noisy = 40 * self.prober.floor / abs(seen.residual)
         small = self.prober.pair([name], min(seen.tau / 2, max(self.taus[-1], noisy)), seen.number)
         if not (small.clean and abs(small.residual) > abs(seen.residual) / 2):
@@ -293,7 +292,7 @@ class Judge:
     def conclude(self, name: str, directions: Sequence[Direction]) -> Judgement:
         """Proven when directions within their bounds, with those of the screen, resolve enough."""
         if not directions:
-            return self._cannot(name, "a decision (kink, top-k, comparison) changed at every step that was tried")
+            return self._cannot(name, "a decision (kink, top-k, comparison) changed at every step size that was tried")
         weight = self.prober.weight([name])
         seen = [*directions, *([] if self.exceeding else self.screen)]
         return self._passed(name, self._worst(directions, [name], weight), [self._bound(d) for d in seen])
@@ -342,7 +341,7 @@ class Judge:
         """Where the screen failed though no tensor can be accused, nothing is proven."""
         if not self.exceeding or any(j.status == "refuted" for j in judged.values()):
             return {}
-        note = "the joint screen shows an error that cannot be pinned on any single tensor"
+        note = "the joint screen shows an error that cannot be attributed to a single tensor"
         clear = {name: j for name, j in judged.items() if j.status == "proven"}
         return {name: dataclasses.replace(j, status="inconclusive", note=note) for name, j in clear.items()}
 
@@ -390,7 +389,7 @@ class Judge:
         return (abs(near.residual) / scale, (self._bound(near) + floor) / scale) if scale else (0.0, math.inf)
 
     def _unresolved(self, name: str, error: float, bound: float, resolution: float | None) -> Judgement:
-        note = "the gradient is too small against the forward's noise here to be judged; try another input"
+        note = "the gradient is too small compared with the noise of the forward; try another input"
         return Judgement(name, "inconclusive", error, bound, resolution, note)
 
     def _cannot(self, name: str, note: str) -> Judgement:

@@ -1,4 +1,4 @@
-"""From a contract to the calls that it is tried on."""
+"""Generates the examples of a contract."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What rounding may do to a fused kernel, computed beside its plain reference, forward and autograd's backward.
+"""Rounding bounds of a fused kernel, computed along with its reference and the backward of autograd.
 
 A fused kernel computes in float32 whatever its tensors' format, so the reference runs in float32 on the rounded
 arguments (`proof/bounds.py`). Where the format is narrow, two more roundings are a kernel's right: of the operands of

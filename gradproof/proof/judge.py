@@ -1,4 +1,4 @@
-"""All claims of a contract on its examples, and the verdict tensor by tensor."""
+"""Checks all claims of a contract on its examples, and gives a verdict for each tensor."""
 
 from __future__ import annotations
 
@@ -69,14 +69,17 @@ def judge_contract(
 def _judgement(name: str, records: Sequence[Evidence]) -> Judgement:
     """Refuted by any witness; proven by autograd everywhere and, where differences were taken, by them once."""
     if not records:
-        return Judgement(name, "inconclusive", math.nan, math.nan, None, "no claim is about it")
+        return Judgement(name, "inconclusive", math.nan, math.nan, None, "no claim covers it")
     differences = {e.status for e in records if e.claim == "matches_differences"}
     status: Status = "proven"
     if any(e.status == "refuted" for e in records):
         status = "refuted"
     elif differences and "proven" not in differences:
         status = "unused" if "unused" in differences else "inconclusive"
-    notes = {"inconclusive": "differences could not resolve it on any example", "unused": "no output depends on it"}
+    notes = {
+        "inconclusive": "finite differences could not resolve it on any example",
+        "unused": "no output depends on it",
+    }
     worst = max(records, key=_ratio)
     note = f"{worst.claim} on {worst.example}" if status == "refuted" else notes.get(status, "")
     resolutions = [e.resolution for e in records if e.claim == "matches_autograd" and e.resolution is not None]

@@ -60,7 +60,7 @@ def judge_kernel(
     name: str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
-    """`check_kernel` on a case; the tensors are moved to `device` where one is given."""
+    """`check_kernel` on a case; the tensors are moved to `device` if one is given."""
     form, given = read_form(case.inputs, case.shapes)
     for role, function in (("the kernel", case.fast), ("the reference", case.reference)):
         if not callable(function):
@@ -104,7 +104,7 @@ class _KernelJudge:
             self.progress(number, len(near) + len(others))
             self._try(call, formats, others=False, must=number == 0, thorough=number < 2)
         if len(self.failures) > before:
-            self.notes.append("other sizes were not tried, because the kernel fails at the given ones")
+            self.notes.append("other sizes were not tried, because the kernel fails at the given sizes")
             return
         for number, call in enumerate(others):
             self.progress(len(near) + number, len(near) + len(others))
@@ -139,10 +139,10 @@ class _KernelJudge:
         except Exception as error:
             if must:
                 raise CannotRun(f"the reference raised {_said(error)} on the given inputs") from error
-            self._note(f"not tried, the reference raises {type(error).__name__}", call.label)
+            self._note(f"not tried, because the reference raises {type(error).__name__}", call.label)
             return
         if trial.truth.overflows and not must:
-            self._note("not tried, the reference overflows", call.label)
+            self._note("not tried, because the reference overflows", call.label)
             return
         for tensor, why in trial.truth.unknown.items():
             self.notes.append(f"the bound of {tensor} is measured, not computed: {why}")
@@ -242,7 +242,7 @@ class _KernelJudge:
         entries = [c for checks in self.checks.values() for c in checks if c.trial and c.claim != "strides"]
         if not entries:
             return only.strip()
-        return f"{only}Nearest to its bound: {self._told(max(entries, key=_badness))}"
+        return f"{only}Closest to its bound: {self._told(max(entries, key=_badness))}"
 
     def _told(self, check: KernelCheck) -> str:
         if check.trial is None or check.place is None or check.tensor is None:

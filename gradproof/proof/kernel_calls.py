@@ -1,4 +1,4 @@
-"""The calls that a user's kernel is tried on: the given one, and others drawn like it.
+"""The calls on which a user's kernel is tested: the given one, and similar ones.
 
 Sizes of a letter n are 0, 1, 3, the neighbours of n, and the nearest power of two with its neighbours, one letter at a
 time. Values are N(0,1) in the scale of the given tensor. Integers stay in the range seen there; what can index an axis

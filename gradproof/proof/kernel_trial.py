@@ -1,4 +1,4 @@
-"""A user's kernel on one call: every claim, and of each tensor the entry nearest to its bound or furthest past it.
+"""One call of a user's kernel: every claim, with the worst entry of each tensor.
 
 A kernel is run on copies. Fresh memory is full of NaN where sizes are tried, so that what is not written shows. Inputs
 that lie apart, or the other way round in memory, must be read as they are or refused in a sentence.
@@ -122,7 +122,7 @@ class CallTrial:
         said = " ".join(str(error).split())[:200].rstrip(".")
         if isinstance(error, REFUSALS) and said:
             return KernelRefusal(what, said)
-        told = said or "it says nothing"
+        told = said or "it gives no message"
         return KernelCheck(claim, None, math.inf, 0.0, f"With {what} it raises {type(error).__name__}: {told}.")
 
     def _changes(self, changed: dict[str, int]) -> Iterator[KernelCheck]:
@@ -207,7 +207,7 @@ class CallTrial:
             whole = sigma.double().hypot(NEAREST * self.truth.rounding(name, own.dtype))
             unit = torch.finfo(own.dtype).eps / 2
             measured = leaning(own, exact.double(), whole, unit)
-            said = f"{name} leans to one side: over rows, columns or the whole its error does not average out."
+            said = f"{name} is biased: its error does not average out over rows, columns or the whole tensor."
             yield KernelCheck("matches_reference, on average", name, measured, 1.0, said if measured > 1 else "")
 
     def _twice(self, fast: Named) -> Iterator[KernelCheck]:
@@ -216,7 +216,7 @@ class CallTrial:
             poisoned, _ = self._run()
         for claim, other, what in (
             ("deterministic", again, "differ between two runs"),
-            ("writes_all", poisoned, "hang on what fresh memory held before"),
+            ("writes_all", poisoned, "depend on the previous contents of memory"),
         ):
             differing = [(name, _differing(t, other.get(name))) for name, t in fast.items() if t is not None]
             for name, count in differing:
@@ -241,7 +241,7 @@ class CallTrial:
         if any(c is not None and not c.numel() for c in self.cotangents):
             return
         stretched = [None if c is None else _stretched(c) for c in self.cotangents]
-        what = "an expanded cotangent, such as sum() gives"
+        what = "an expanded cotangent, such as that of sum()"
         try:
             expanded, _ = self._run(of_cotangents=_stretched)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""What a kernel should have given, and how far off each entry may be.
+"""The expected result of a kernel, and the bound of each entry.
 
 The witness is the plain reference in float64 on the same rounded arguments, its gradients by autograd. The allowance of
 an entry is

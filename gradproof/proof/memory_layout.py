@@ -1,4 +1,4 @@
-"""How a tensor lies in memory: inputs keep it wherever they are copied, because kernels read memory.
+"""The memory layout of tensors, which copies preserve because kernels read memory.
 
 A transposed view, or a slice of something larger, holds the same numbers as its contiguous copy in other places.
 """

@@ -37,7 +37,7 @@ from gradproof.proof.verdict import CheckVerdict, Coverage, Report, SubjectVerdi
 IN_FLOAT64 = "judged in float64"  # what a verdict notes where nothing else need be said
 CHECKS = ("dtype", "point", *WAYS, "eval", "one_row")
 OTHERWISE = 0.3  # of the output's size: a float64 run that is further off computes something else
-NOT_ASKED = "no gradient is given for it, and none was asked for"
+NOT_ASKED = "it has no gradient and required none"
 OUTPUT_UNIT = 2.0**-50  # to a few of which two float64 forwards agree
 VANISHING = 1e-8  # of its size at the given point
 NO_INPUTS = object()
@@ -111,7 +111,7 @@ def torch_device(device: str | torch.device | None) -> torch.device | None:
     try:
         parsed_device = torch.device(device) if device else None
     except RuntimeError as error:
-        raise CannotRun(f"{device!r} is no device: {one_line(error)}") from None
+        raise CannotRun(f"{device!r} is not a device: {one_line(error)}") from None
     if parsed_device and parsed_device.type == "cuda" and not torch.cuda.is_available():
         raise CannotRun("torch sees no CUDA device here; judge on the CPU")
     return parsed_device
@@ -123,7 +123,7 @@ def torch_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
         return dtype
     known = DTYPES.get(dtype) or getattr(torch, dtype, None)
     if not isinstance(known, torch.dtype) or not known.is_floating_point:
-        raise CannotRun(f"{dtype!r} is no floating dtype; give one of {', '.join(DTYPES)}")
+        raise CannotRun(f"{dtype!r} is not a floating dtype; use one of {', '.join(DTYPES)}")
     return known
 
 
@@ -403,9 +403,7 @@ class ModuleProof:
         there = runner.dtype is None or (self.own is torch.float64 and self.options.autocast is None)
         if not self.runs and not there and not (self.options.dtype or self.options.autocast):
             there = True
-            self.notes.append(
-                f"in {str(self.own).removeprefix('torch.')} it does not run, so that it cannot train there"
-            )
+            self.notes.append(f"in {str(self.own).removeprefix('torch.')} it does not run, so it cannot train in it")
         trained = None if there or "dtype" in self.options.skip else self._in_own_dtype(self.own, unit)
         if trained is not None:
             runner, grads, bands = trained
@@ -588,7 +586,7 @@ def first_run(module: nn.Module, inputs: Any, state: ModuleState, options: Optio
         if dtype is torch.float64 and not promote and rounds_to_float32:
             continue
         if dtype is torch.float64 and own is not None and own.differs(outputs):
-            failure = ValueError("it computes something else there than in its own dtype")
+            failure = ValueError("it computes something else in float64 than in its own dtype")
             continue
         notes = [_precision_note(dtype, promote, recorder.coarsest, failure), *held_notes(options.held)]
         return FirstRun(runner, outputs, recorder, notes, spent, own is not None)
@@ -662,8 +660,8 @@ def _elsewhere(runner: Runner, grads: Gradients) -> dict[str, str]:
     reasons = {name: "its values change during the backward: an optimizer steps there" for name in runner.stepped}
     for name, group in runner.groups.items():
         if grads[name] is None and any(p._post_accumulate_grad_hooks for p in group):
-            reasons.setdefault(name, "a hook takes its gradient away")
-    return {name: f"{reason}; say where it goes with gradient_of" for name, reason in reasons.items()}
+            reasons.setdefault(name, "a hook removes its gradient")
+    return {name: f"{reason}; use gradient_of to say where the gradient is" for name, reason in reasons.items()}
 
 
 def _vanished(j: Judgement) -> bool:

@@ -1,4 +1,4 @@
-"""Bias, LayerNorm and GELU of some rows, and σ of every result: what its arithmetic in fp32 may be off by."""
+"""Rounding bounds of bias, LayerNorm and GELU in fp32, row by row."""
 
 from __future__ import annotations
 

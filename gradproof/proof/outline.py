@@ -1,4 +1,4 @@
-"""A layer of a chain in narrow numbers, judged in outline: by the norms of the rows and columns of what is off.
+"""Judges a layer in bf16 or fp16 by the norms of the rows and columns of its error.
 
     ‖fast − right‖ ≤ u·‖right‖ + 8σ,  σ of a row of a product ab: √K·u₃₂·‖a_i‖·max‖b_k‖
 

@@ -50,7 +50,7 @@ class RankCase(NamedTuple):
             if not callable(function) and (name == "wrap" or function is not None):
                 return f"{name} must be a function of the module, not a {type(function).__name__}"
         if self.reduction not in REDUCTIONS:
-            return f"reduction is {self.reduction!r}; give mean or sum"
+            return f"reduction is {self.reduction!r}; use mean or sum"
         if self.shares is not None and (not isinstance(self.shares, int) or self.shares < 1):
-            return f"shares is {self.shares!r}; give how many parts the rows are cut into"
+            return f"shares is {self.shares!r}; it must be the number of parts that the rows are cut into"
         return None

@@ -1,4 +1,4 @@
-"""What the ranks of a trial are told, and the figures that they answer with: plain records, sent between processes."""
+"""The requests to the ranks of a trial, and the figures that they return: plain records sent between processes."""
 
 from __future__ import annotations
 

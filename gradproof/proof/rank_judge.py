@@ -261,7 +261,7 @@ class RankProof:
             if off <= 2 * AGREE * unit:
                 continue
             when = "after wrap" if turn.number == 0 else f"after step {turn.number}"
-            told = f"is off by {off:.2g} of its size" if math.isfinite(off) else "is another one"
+            told = f"is off by {off:.2g} of its size" if math.isfinite(off) else "is different"
             self._refute(name, off, 2 * AGREE * unit, f"{when} its value on rank {rank} {told} from that on rank 0")
 
     def _drifted(self, turn: RankTurn, compared: Sequence[RankComparison], unit: float) -> bool:

@@ -1,4 +1,4 @@
-"""Which tensor of a wrapped module is which of the module that was wrapped, and which part of it a rank holds."""
+"""Maps the tensors of a wrapped module to those of the original, and to the parts that a rank holds."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The module on one rank with all rows: the gradients that distributed ones are held against, and what rounding may do
-to them.
+"""The reference of a distributed step: the gradients of the module on one rank with all rows, and their rounding.
 
 How far rounding goes is measured in a few replicas, in which every result and every cotangent is off by up to a unit.
 The cotangents matter: a bias's gradient is their sum, which may nearly cancel.

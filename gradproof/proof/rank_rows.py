@@ -1,4 +1,4 @@
-"""Rows over ranks: which part of the inputs a rank gets, and which part of the whole batch's outputs is its own."""
+"""Assigns rows to ranks: the inputs that a rank gets, and the outputs that belong to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages of a trial on all ranks, and the sentence for what kept a rank from ending one."""
+"""Stages of a trial on all ranks, and the message if a rank does not complete one."""
 
 from __future__ import annotations
 

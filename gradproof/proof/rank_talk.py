@@ -1,4 +1,4 @@
-"""RankTalk: what the ranks of a trial say to each other, in a process group that the user's code does not use."""
+"""RankTalk: messages between the ranks of a trial, in a process group that the user's code does not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each rank does in a trial of a RankCase: wrap the module, take steps, and hold the result against one rank.
+"""The work of each rank in a trial: wrap the module, take steps, compare with one rank.
 
 The stages are functions that a Pool runs on all ranks, each after the last has ended everywhere: what one rank still
 waits for in a collective of the user's cannot meet a collective of ours, and a rank that does not come to the end of a
@@ -73,7 +73,7 @@ class RankTrial:
         self.rank, self.ranks = self.talk.rank, self.talk.ranks
         case = load_case(setting.text, setting.seed + self.rank)
         if not isinstance(case, RankCase):
-            raise CannotRun(f"{setting.text} returns no RankCase, which is what --ranks judges")
+            raise CannotRun(f"{setting.text} must return a RankCase for --ranks")
         self.case = case
         if setting.dtype is torch.float64:
             torch.set_default_dtype(torch.float64)  # of what wrap makes; `_stage` puts it back
@@ -109,7 +109,7 @@ class RankTrial:
         buffers, _ = origins.held(self.wrapped, self.alone.buffers, buffer_slots)
         own = tuple({name: tuple(t.shape) for name, t in some.items()} for some in (held, buffers))
         said = self.talk.gathered(own)
-        self.unjudged = {name: "it is none of the module's own parameters" for name in strange}
+        self.unjudged = {name: "it is not a parameter of the module" for name in strange}
         self.lost: dict[str, str] = {}
         self.parts: dict[str, NamePart] = {}
         for name, tensor in known.items():
@@ -145,7 +145,7 @@ class RankTrial:
             if not all(confirmed):
                 raise CannotRun(
                     f"rank {confirmed.index(False)} holds a part of {name}, but not {part.start} to "
-                    f"{part.start + part.length} along axis {part.axis}, so that it is not known which; use a DTensor"
+                    f"{part.start + part.length} along axis {part.axis}, so it is not known which; use a DTensor"
                 )
 
     def opened(self) -> Opened:

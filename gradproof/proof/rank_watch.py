@@ -1,4 +1,4 @@
-"""StageWatch: where a rank is when a stage takes long, written to a file for the process that waits for it."""
+"""StageWatch: writes to a file where a rank is if a stage takes long, for the process that waits for it."""
 
 from __future__ import annotations
 

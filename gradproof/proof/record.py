@@ -166,7 +166,7 @@ def load_record(path: Path) -> dict[str, Any]:
         if kept["version"] != VERSION or not isinstance(kept["gradients"], dict):
             raise KeyError("version")
     except (OSError, ValueError, KeyError, TypeError):
-        raise CannotRun(f"{path} is no record that `gradproof verify --record` of this version wrote") from None
+        raise CannotRun(f"{path} was not written by this version of `gradproof verify --record`") from None
     return kept
 
 

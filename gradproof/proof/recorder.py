@@ -1,4 +1,4 @@
-"""A dispatch mode that watches a forward: which discrete decisions it took, and how coarse its numbers became.
+"""A dispatch mode that records the discrete decisions of a forward, and how coarse its numbers become.
 
 Differences across a kink or a top-k boundary say nothing about the derivative, so two probes are compared only when
 their `signature` is the same: a hash over the sequence of aten ops, every integer or boolean result computed from

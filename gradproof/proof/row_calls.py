@@ -1,5 +1,4 @@
-"""Calls of an op on some of its rows: what a row gives follows from that row alone, so its results are those of the
-whole call.
+"""Calls of an op on some of its rows: each row's result depends on that row only.
 
 A row is one of the first axis of the outputs: a row of numbers, a sequence, a token of a plan, an expert's row.
 """

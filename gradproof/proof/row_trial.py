@@ -1,4 +1,4 @@
-"""RowTrial: one call of a kernel, forward or backward, judged on some of its rows.
+"""RowTrial: judges one call of a kernel, forward or backward, on some of its rows.
 
 The op itself runs on the whole call, in the dtype of the call. Some rows are then judged number by number, against
 float64 and with computed bounds: a few by chance, the first, the last, and those in which kernel and op differ most. So
@@ -7,7 +7,7 @@ rows is first held against what the sample allows, and where that fails, added u
 
 The rows are somebody's, not random ones. Terms of one sign make partial sums as large as the result, and rows that
 occur several times make the same errors: both are allowed for. Not judged are rows for which first-order bounds do not
-hold: where the op itself is no number or outside of them, where rounding is amplified ten thousand times, and where a
+hold: where the op itself is not finite or exceeds them, where rounding is amplified ten thousand times, and where a
 choice hangs on the last bits of two scores, so that one is as right as the other.
 """
 
@@ -182,7 +182,7 @@ class RowTrial:
         return ~(other_R | undecided_R)
 
     def _some(self, fast: Results) -> Tensor:
-        """Rows by chance, the first, the last, and those that are farthest from the op's; none that is no number."""
+        """Rows by chance, the first, the last, and those that are farthest from the op's; none that is not a number."""
         far_T, is_number_T = self._distances(fast)
         places = places_in_a_row(self.op, self.given)
         farthest = torch.where(is_number_T, far_T, -1.0).topk(min(max(1, FARTHEST // places), self.rows)).indices

@@ -101,7 +101,7 @@ class Runner:
                     if leaf.requires_grad:
                         self.asked.add(name)
             elif opaque(leaf):
-                self.unjudged[name] = f"it holds tensors inside a {type(leaf).__name__}, which is not looked into"
+                self.unjudged[name] = f"it holds tensors inside a {type(leaf).__name__}, which is not searched"
         own = {name: value for name, value in self.values.items() if not name.startswith(INPUT)}
         self.values = {**own, **{name: _real(numbers(self.leaves[i])) for name, i in self.inputs.items()}}
 
@@ -184,7 +184,7 @@ class Runner:
                 f"its layout, {str(found[i].layout).removeprefix('torch.')}, is not projected"
             )
         hidden = {type(leaf).__name__ for _, leaf in leaves_of(output) if opaque(leaf)}
-        self.notes += [f"an output of type {name} was not looked into" for name in sorted(hidden)]
+        self.notes += [f"an output of type {name} was not searched" for name in sorted(hidden)]
 
     def _autocasting(self) -> AbstractContextManager[Any]:
         if self.autocast is None:

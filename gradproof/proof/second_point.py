@@ -1,4 +1,4 @@
-"""A second, generic point near the given one: where no gradient vanishes by accident.
+"""A second, generic point near the given one, where no gradient vanishes by accident.
 
 A branch that is multiplied by zero, as in LoRA before its first step, has no gradient whatever the code does. So
 numbers that are not zero are moved by up to a tenth of themselves, zeros of parameters by the scale of their layer;

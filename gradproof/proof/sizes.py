@@ -1,4 +1,4 @@
-"""What a product of two matrices may be off by, from the sizes of their rows and columns.
+"""Error bounds of a matrix product, from the norms of its rows and columns.
 
 Its entry is a sum of I terms, each with errors of its own. Independent ones add up like
 

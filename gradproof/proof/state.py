@@ -1,4 +1,4 @@
-"""The state of a user's module: swapped in place for the time of a judgement, and put back exactly.
+"""The state of a user's module: replaced during a judgement, and restored exactly.
 
 What is judged is the user's own object, hooks and all, so nothing is copied or called functionally: each tensor gets
 other data under it (`tensor.data`, as `Module.double()` does), and gets its own back at the end.
@@ -27,7 +27,7 @@ class ModuleState:
 
     def __init__(self, module: nn.Module):
         if isinstance(module, torch.jit.ScriptModule):
-            raise ValueError("a TorchScript module cannot be watched; verify the Python module that it was made from")
+            raise ValueError("a TorchScript module cannot be verified; verify the Python module that it was made from")
         self._scopes = [(scope, scope.copy()) for scope in _scopes(module)]
         self.tensors = _found(self._scopes, Tensor)
         self.parameters = {id(p) for p in module.parameters()}
@@ -38,7 +38,7 @@ class ModuleState:
             if is_lazy(tensor):
                 raise ValueError("the module has lazy parameters without values; run it once first")
             if tensor.is_inference():
-                raise ValueError("the module was made in inference mode, where nothing has a gradient; make it outside")
+                raise ValueError("the module was made in inference mode, which has no gradients; create it outside")
         self._original = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in self.tensors]
         self._torch_generators = [(g, g.get_state()) for g in _found(self._scopes, torch.Generator)]
         self._numpy_generators = [(g, g.bit_generator.state) for g in _found(self._scopes, np.random.Generator)]

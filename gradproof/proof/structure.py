@@ -1,4 +1,4 @@
-"""Structures of tensors: what a module is called with, taken apart and put together again.
+"""Nested structures of tensors, such as the arguments of a module: flattened and rebuilt.
 
 Mappings, lists, tuples, dataclasses and registered pytrees are gone through; anything else is a leaf, and stays what it
 is. Sparse and nested tensors hold their numbers in one dense tensor, which is what can be moved and judged.

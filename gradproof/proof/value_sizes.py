@@ -1,4 +1,4 @@
-"""The scale on which each tensor moves: its root mean square, or that of each column where columns differ in scale.
+"""The scale of each tensor: its root mean square, or that of each column if columns differ in scale.
 
 Features of 1.7e7, 1 and 1e-6 side by side have no common step: one that the first column hardly notices throws the last
 one far out of its range. So where the slices along some axis differ by orders of magnitude, each moves by its own size.

@@ -1,4 +1,4 @@
-"""The answer of `verify`: statuses, one sentence, and a record that goes to JSON and to the page."""
+"""The result of `verify`: statuses, a summary, and the record for JSON and the report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gradproof.version import __version__
 
 @dataclass
 class CheckVerdict:
-    """One check beside the proof at the given point: `proven`, `refuted`, or `noted` where it could not be made."""
+    """One check besides the proof at the given point: `proven`, `refuted`, or `noted` if it was not possible."""
 
     name: str
     status: str
@@ -26,7 +26,7 @@ class CheckVerdict:
 
 @dataclass
 class Coverage:
-    """How many of the tensors that can train were judged; why others were not, by name."""
+    """The number of tensors that can train and were judged, and why others were not, by name."""
 
     judged: int
     total: int
@@ -35,8 +35,8 @@ class Coverage:
 
 @dataclass
 class SubjectVerdict:
-    """One judged thing, tensor by tensor. `evidence` keeps the worst check of each claim. Of a kernel, `inputs` are its
-    outputs and gradients, `calls` the number of calls that it was tried on, and `detail` names the worst entry."""
+    """One judged subject, tensor by tensor. `evidence` keeps the worst check of each claim. Of a kernel, `inputs` are
+    its outputs and gradients, `calls` the number of calls that it was tried on, and `detail` names the worst entry."""
 
     name: str
     status: Status
@@ -55,7 +55,7 @@ class SubjectVerdict:
     ranks: int | None = None  # on which a distributed step was judged
 
     def failures(self) -> list[str]:
-        """What was refuted, by name; a claim that is about no single tensor gives its own name."""
+        """The names of what was refuted: tensors, or a claim that concerns no single tensor."""
         named = [f"parameter {j.name}" for j in self.parameters if j.status == "refuted"]
         kind = "" if self.kind == "kernel" else "input "
         named += [f"{kind}{j.name}" for j in self.inputs if j.status == "refuted"]
@@ -65,7 +65,7 @@ class SubjectVerdict:
 
 @dataclass
 class MutantVerdict:
-    """A wrong backward and what gave it away."""
+    """A wrong backward and what revealed it."""
 
     name: str
     subject: str
@@ -76,7 +76,7 @@ class MutantVerdict:
 
 @dataclass
 class Report:
-    """True only when proven."""
+    """The report of `verify`. It is true only if everything is proven."""
 
     subjects: list[SubjectVerdict]
     mutants: list[MutantVerdict] | None = None
@@ -89,7 +89,8 @@ class Report:
 
     @property
     def status(self) -> Status:
-        """Any refuted, refuted; else any inconclusive, inconclusive; else proven. A mutant that survives refutes."""
+        """refuted if anything is refuted, otherwise inconclusive if anything is, otherwise proven. A mutant that
+        survives refutes."""
         statuses = {subject.status for subject in self.subjects}
         if self.against is not None and self.against.moved:
             return "refuted"
@@ -99,11 +100,11 @@ class Report:
 
     @property
     def summary(self) -> str:
-        """The answer in one or two sentences."""
+        """The result in one or two sentences."""
         return " ".join(_sentences(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data; what is not finite becomes null."""
+        """Plain data, with null for numbers that are not finite."""
         record: dict[str, Any] = {
             "status": self.status,
             "summary": self.summary,
@@ -169,7 +170,7 @@ def why(subject: SubjectVerdict) -> str:
     if not unclear and untried:
         return untried[0]
     if not unclear:
-        return "no gradient could be judged, because the output depends on nothing that is differentiated"
+        return "no gradient could be judged, because the output does not depend on anything that is differentiated"
     rest = f" and {len(unclear) - 1} more" if len(unclear) > 1 else ""
     return f"{unclear[0].name}{rest}: {unclear[0].note}"
 
@@ -182,7 +183,7 @@ def _listed(names: Sequence[str], lead: str = "", most: int = 6) -> str:
 
 
 def finite(value: Any) -> Any:
-    """Plain data with null for what is not finite."""
+    """Plain data, with null for numbers that are not finite."""
     if isinstance(value, dict):
         return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -191,7 +192,7 @@ def finite(value: Any) -> Any:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """What the figures depend on."""
+    """The environment that the figures depend on."""
     import torch
 
     return {

@@ -1,1 +1,1 @@
-"""Several processes at one piece of work: the mesh they form, what they say to each other, and how they fail."""
+"""Several processes working together: the mesh that they form, their messages, and their failures."""

@@ -1,4 +1,4 @@
-"""Mesh: this process among its ranks, and what they say to each other.
+"""Mesh: this process among its ranks, and the messages between them.
 
 The groups are those of a torch DeviceMesh; gloo carries what is on a CPU, NCCL what is on a GPU. Along an axis of one
 rank nothing is sent. An operation that fails because another rank is gone raises RankLost.
@@ -269,7 +269,7 @@ class Mesh:
 
     def close(self) -> None:
         """Leaves the others in peace; all ranks have come this far. The process group stays."""
-        self.pulse.end("it is done")
+        self.pulse.end("it has finished")
         self.pulse.close()
 
 

@@ -1,4 +1,4 @@
-"""MeshShape: how many ranks there are along each axis. `data=2,experts=2` is four ranks.
+"""MeshShape: the number of ranks along each axis. `data=2,experts=2` is four ranks.
 
 Rank d·X + x stands at (d, x). Every rank has rows of its own. Along `data` all parameters are replicated; along
 `experts` each rank holds its share of the experts, and the rest is replicated.

@@ -1,4 +1,4 @@
-"""Pool: ranks on this machine that are started once and then run one function after another."""
+"""Pool: local ranks that are started once and then run one function after another."""
 
 from __future__ import annotations
 

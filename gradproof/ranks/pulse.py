@@ -1,4 +1,4 @@
-"""Pulse: how ranks notice that one of them is dead or hung, and say which.
+"""Pulse: detects that a rank is dead or hung, and names it.
 
 A thread of each rank writes a record to the store twice a second: that the process lives, how far its main thread has
 come, and whether that waits for the others. A rank whose record no longer changes is dead or stopped. One that lives,

@@ -1,4 +1,4 @@
-"""Batcher: concurrent requests, one forward.
+"""Batcher: one forward for concurrent requests.
 
 A forward costs almost as much for one row as for a hundred, so the rows of all requests that wait are joined.
 """

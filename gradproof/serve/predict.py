@@ -1,4 +1,4 @@
-"""Predict: a file through a model, and predictions as records and as tables."""
+"""Predict: runs a file through a model, and formats predictions as records and tables."""
 
 from __future__ import annotations
 
@@ -136,13 +136,13 @@ def predict_file(
 def _check_out(out: Path, path: Path) -> None:
     """Before anything is read: a long prediction must not fail at its end."""
     if out.suffix not in (".csv", ".parquet"):
-        raise ValueError(f"{out} must end in .csv or .parquet: the suffix says what to write")
+        raise ValueError(f"{out} must end in .csv or .parquet, which selects the format")
     if not out.parent.is_dir():
-        raise ValueError(f"the folder {out.parent} of {out.name} does not exist; make it first")
+        raise ValueError(f"the folder {out.parent} of {out.name} does not exist; create it first")
     if out.is_dir():
         raise ValueError(f"{out} is a folder; name a file")
     if out.resolve() == path.resolve():
-        raise ValueError(f"{out} is the data itself; name another file")
+        raise ValueError(f"{out} is the input; name another file")
 
 
 def _kept(written: Sequence[str], table: Table, keep: Sequence[str] | None, as_text: bool) -> list[str]:

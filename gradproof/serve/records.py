@@ -1,5 +1,5 @@
-"""Records: decoded JSON objects to rows. Text is read as in a file; any other value that a column does not take is
-refused by name, never guessed."""
+"""Records: converts decoded JSON objects to rows. Text is read as in a file; any other value that a column does not
+take is refused by name, never guessed."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class RecordReader:
 
     def _check_columns(self, i: int, record: Mapping[str, Any]) -> None:
         if absent := [name for name in (*self.categories, *self.numbers) if name not in record]:
-            raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; say null where a value is missing")
+            raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; use null for a missing value")
         if strange := [name for name in record if name not in self.known]:
             raise BadRecord(f"record {i + 1} has {_listed(strange)}, which the model does not know; leave it out")
 
@@ -163,7 +163,7 @@ def _cell(i: int, column: str, value: Any, reading: ColumnReading, misfits: list
 
 
 def _number(text: str, reading: ColumnReading) -> float | None:
-    """None where the text is no number; an infinite one is missing, as in a file."""
+    """None where the text is not a number; an infinite one is missing, as in a file."""
     if isinstance(reading.format, NumberFormat):
         number = reading.format.value(text)
     else:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 BODY_LIMIT = 1 << 20  # bytes of one request
 RECORDS_LIMIT = 10_000  # records of one request
 EXPLAINED_LIMIT = 100  # of one request with explanations: each takes as long as some hundred decisions
-EXPLAINED_WAITING = 1000  # records of all requests that wait for explanations
+EXPLAINED_WAITING = 1000  # records of all requests that are waiting for explanations
 PIECE = 256  # records of an answer that are written at once
 SMALL = 4_000_000  # parameters; a smaller model loses more to waking threads than it gains from them
 PATHS = ("/predict", "/healthz", "/schema", "/metrics")
@@ -99,11 +99,11 @@ class Reasons:
     def check(self, records: int) -> None:
         """Before anything is decided."""
         if self.explainer is None:
-            raise BadRecord("this service explains no decisions; leave explain out")
+            raise BadRecord("this service cannot explain decisions; omit explain")
         if records > EXPLAINED_LIMIT:
             raise BadRecord(f"a batch with explanations has at most {EXPLAINED_LIMIT} records, not {records:,}")
         if self.waiting and self.waiting + records > EXPLAINED_WAITING:
-            raise Busy(f"{self.waiting:,} records wait for explanations")
+            raise Busy(f"{self.waiting:,} records are waiting for explanations")
 
     async def __call__(self, rows: Rows, predictions: Predictions) -> list[dict[str, Any] | None]:
         assert self.explainer is not None
@@ -146,7 +146,7 @@ class Predict:
         records, many, cost_C, explain = self._records(self._parsed(body))
         rows, unread = self.reader.read(records)
         if explain and self.schema.quantity:
-            raise BadRecord("explain is for decisions; this run predicts a number")
+            raise BadRecord("explain needs a classifier; this run predicts a number")
         if explain:
             self.reasons.check(rows.count)
         if self.rows and self.rows + rows.count > WAITING:
@@ -156,7 +156,7 @@ class Predict:
             predictions = decide(await self.batcher(rows), cost_C)
             if (predictions.decision_T < 0).any():
                 i = int(predictions.decision_T.argmin()) + 1
-                raise BadRecord(f"record {i}: the model's answer to it is not finite")
+                raise BadRecord(f"record {i}: the model's output for it is not finite")
             for column in chain.from_iterable(unread.values()):
                 self.meters.unread.labels(column).inc()
             self.meters.decided(predictions)
@@ -191,7 +191,7 @@ class Predict:
         except RecursionError:
             raise Refused(400, "the body is nested too deeply") from None
         except ValueError:
-            raise Refused(400, "the body is not JSON: an integer has more digits than are read") from None
+            raise Refused(400, "the body is not JSON: an integer has too many digits") from None
 
     def _records(self, content: Any) -> tuple[list, bool, np.ndarray | None, bool]:
         """The records, whether the answer is a list, cost_C where costs were sent, and whether the answer says why. A
@@ -202,17 +202,17 @@ class Predict:
         if "records" not in content or ("records" in self.reader.known and not isinstance(records, list)):
             return [content], False, None, False
         if not isinstance(records, list) or content.keys() - {"records", "costs", "explain"}:
-            raise BadRecord('a batch is {"records": [...]}, a list and nothing beside it but "costs" and "explain"')
+            raise BadRecord('a batch is {"records": [...]} with no other keys than "costs" and "explain"')
         explain = content.get("explain", False)
         if not isinstance(explain, bool):
-            raise BadRecord("explain is true or false")
+            raise BadRecord("explain must be true or false")
         if not 1 <= len(records) <= RECORDS_LIMIT:
-            raise BadRecord(f"a batch has 1 to {RECORDS_LIMIT:,} records, not {len(records):,}")
+            raise BadRecord(f"a batch must have 1 to {RECORDS_LIMIT:,} records, not {len(records):,}")
         return records, True, self._costs(content["costs"]) if "costs" in content else None, explain
 
     def _costs(self, costs: Any) -> np.ndarray:
         if not isinstance(costs, dict):
-            raise BadRecord('costs are {"CLASS": NUMBER, ...}, what a wrong decision costs for rows of each class')
+            raise BadRecord('costs must be {"CLASS": NUMBER, ...}: the cost of a wrong decision for rows of each class')
         try:
             return cost_array(costs.items(), self.schema.classes)
         except ValueError as error:
@@ -220,7 +220,7 @@ class Predict:
 
 
 def _refuse_constant(name: str) -> None:
-    raise Refused(400, f"the body is not JSON: {name} is no number there; say null where a value is missing")
+    raise Refused(400, f"the body is not JSON: {name} is not a JSON number; use null for a missing value")
 
 
 class Meters(RequestMeters):
@@ -255,7 +255,7 @@ class Meters(RequestMeters):
     def decided(self, predictions: Predictions) -> None:
         """Counts the decisions of an answer: after the forward, since each request may have costs of its own."""
         for decision, count in collections.Counter(predictions.decision_T.tolist()).items():
-            if decision < len(self.decisions):  # a number is no decision
+            if decision < len(self.decisions):  # a number is not a decision
                 self.decisions[decision].inc(count)
 
 
@@ -319,7 +319,7 @@ def _add_errors(service: FastAPI) -> None:
         return Response(content, error.status_code, error.headers, "application/json")
 
     async def failed(request: Any, error: Exception) -> Response:
-        content = as_json({"error": "the service failed on this request; its log says why"})
+        content = as_json({"error": "the service failed on this request; the reason is in its log"})
         return Response(content, 500, media_type="application/json")
 
     service.add_exception_handler(404, refused)

@@ -1,1 +1,1 @@
-"""The step, the loop, and a run that survives a crash."""
+"""The training step, the loop, and runs that survive a crash."""

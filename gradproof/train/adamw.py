@@ -24,7 +24,7 @@ from gradproof.params import ALIGNMENT, ParamSpace, padded
 
 
 class Piece(NamedTuple):
-    """A part of the flat buffer, and where its moments are kept."""
+    """A part of the flat buffer, with its moments."""
 
     at: slice
     kept: slice
@@ -45,7 +45,7 @@ def copy_pieces(own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> None
 
 
 class AdamW:
-    """Weight decay on `matrices` alone, or on `all` parameters. `bind` gives it the parameters to move."""
+    """AdamW with weight decay on `matrices` only, or on `all` parameters. `bind` gives it the parameters to move."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class AdamW:
         return dict(betas=self.betas, eps=self.eps, weight_decay=self.weight_decay)
 
     def set_rate(self, lr: float) -> None:
-        """The learning rate from the next step on."""
+        """Sets the learning rate, from the next step on."""
         self.lr = lr
         self.rate.fill_(lr)
 
@@ -211,9 +211,9 @@ class AdamW:
         return [(name, (first, last)) for name, (first, last) in spans if first < last]
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over what `state` gave, of whatever part."""
+        """Restores what `state` returned, of any part."""
         copy_pieces(self.state(), state)
 
     def memory_bytes(self) -> int:
-        """Bytes of the two moments; 0 before `bind`."""
+        """The size of the two moments in bytes; 0 before `bind`."""
         return 0 if self.params is None else 2 * self.m_P.numel() * self.m_P.element_size()

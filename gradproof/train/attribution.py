@@ -1,4 +1,4 @@
-"""Attribution: how much each column of the table moved a logit, by integrated gradients of our own backward.
+"""Attribution: the contribution of each column to a logit, by integrated gradients with the model's own backward.
 
     x(t) = b + t·Δ, Δ = x − b, b the baseline, f the logit of one class
     column c gets  Σ_{i∈c} Δ_i ∫ ∂f/∂x_i(x(t)) dt,  and what all columns get adds up to f(x) − f(b)

@@ -1,4 +1,4 @@
-"""A running average of the weights, which is validated, saved and used; the weights themselves go on by the step.
+"""A running average of the weights, which is validated, saved and used; training continues with the weights themselves.
 
     mean ← mean + w·(p − mean),  w = max(1 − decay, 9/(s + 9)) after step s = 1, 2, …
 

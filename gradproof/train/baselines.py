@@ -1,4 +1,4 @@
-"""What a user would compare with: the majority class, and scikit-learn's logistic regression and boosted trees."""
+"""Baselines to compare with: the majority class, and scikit-learn's logistic regression and boosted trees."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def boosted_trees(rows: Rows, truth: Rows, schema: Schema) -> dict[str, Any]:
         return _without(name, reason)
     if trees_a_round(schema) * columns > MOST_TREE_COLUMNS:
         size = f"{len(schema.classes):,} classes and {columns:,} columns"
-        return _without(name, f"not fitted: {size} would take long; `gradproof ablate` compares with them")
+        return _without(name, f"not fitted: {size} would take too long; `gradproof ablate` fits them")
     begun = time.perf_counter()
     with _threads():
         fitted = fit_trees(rows, schema)
@@ -128,7 +128,7 @@ def _cannot_fit(outcome_R: np.ndarray) -> str:
         import sklearn.linear_model  # noqa: F401
     except ImportError:
         return "needs scikit-learn: pip install 'gradproof[ablate]'"
-    return "one class alone cannot be fitted" if len(np.unique(outcome_R)) < 2 else ""
+    return "there is only one class" if len(np.unique(outcome_R)) < 2 else ""
 
 
 def _without(name: str, reason: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Cautions: what makes a score worth less than it looks, each with what to try."""
+"""Warnings about scores that mean less than they seem to, each with what to try."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def few_rows(rows: int) -> list[str]:
     if rows >= FEW:
         return []
     return [
-        f"the score is of {rows} held-out rows, one of which is {1 / rows:.1%}; use more data, or hold out more of "
-        "it with test = 0.3 in a config file"
+        f"only {rows} rows were held out, so one row changes the score by {1 / rows:.1%}; use more data, or hold out "
+        "more of it with test = 0.3 in a config file"
     ]
 
 
@@ -26,14 +26,14 @@ def cautions(scores: Sequence[Mapping[str, Any]], rows: int) -> list[str]:
         return sentences
     if own["accuracy"] <= majority["accuracy"]:
         sentences.append(
-            f"the accuracy, {own['accuracy']:.2%}, is no better than always deciding for the commonest class, "
+            f"the accuracy, {own['accuracy']:.2%}, is no better than that of always choosing the most frequent class, "
             f'{majority["accuracy"]:.2%}; try more --steps, or class_weights = "balanced" in a config file, and check '
-            "that the columns can tell the target"
+            "that the columns contain information about the target"
         )
     if own["log_loss"] > majority["log_loss"]:
         sentences.append(
-            f"the log loss, {own['log_loss']:.4f}, is worse than that of the class shares alone, "
-            f"{majority['log_loss']:.4f}: the probabilities are too sure; try fewer --steps, a lower --lr or a smaller "
+            f"the log loss, {own['log_loss']:.4f}, is worse than that of predicting the class frequencies, "
+            f"{majority['log_loss']:.4f}: the model is overconfident; try fewer --steps, a lower --lr or a smaller "
             "--size"
         )
     return sentences

@@ -1,4 +1,4 @@
-"""CheckedPath: the kernels of one path, each checked on the first call that is made of it.
+"""CheckedPath: the kernels of one path, each checked on its first call.
 
 A training run rehearses its step beforehand (`train/rehearsal.py`); modules of `nn`, predictions and the gate are
 called with rows that nobody knows beforehand, so the first call itself is the rehearsal. Every kernel of it is compared

@@ -1,4 +1,4 @@
-"""Checkpoints: `checkpoints/step-N/` with the weights, what else the next step depends on, and a checksummed state.
+"""Checkpoints: `checkpoints/step-N/` with the weights, the rest of the training state, and checksums.
 
 Written as `.partial-step-N`, synced, renamed: what has its name is whole, and a crash costs at most the newest one. No
 file but state.json knows a time or a host, and nothing is pickled.

@@ -111,15 +111,15 @@ class TrainConfig:
         for name in ("lr", "weight_decay", "metrics_weight", "clip"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < float("inf"):
-                raise ValueError(f"{name} = {value} must be a number of at least 0")
+                raise ValueError(f"{name} = {value} must be a finite number, at least 0")
         if self.router != "softmax" and self.model != "moe":
             raise ValueError(f"router = {self.router!r}: a {self.model} model has no router; model = 'moe' has one")
         if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout = {self.dropout} is a share of the inputs, from 0 to below 1")
+            raise ValueError(f"dropout = {self.dropout} must be a share of the inputs, at least 0 and below 1")
         if not 0 <= self.average < 1:
-            raise ValueError(f"average = {self.average} is the decay of an average, from 0 to below 1")
+            raise ValueError(f"average = {self.average} must be the decay of an average, at least 0 and below 1")
         if self.model == "transformer" and self.average:
-            raise ValueError("average: a transformer is trained without one; moe and dense models can have it")
+            raise ValueError("average: not available for a transformer; moe and dense models have it")
         if self.mesh is not None:
             MeshShape.parse(self.mesh)
         if not 5 <= self.timeout < float("inf"):
@@ -127,16 +127,16 @@ class TrainConfig:
         if self.minutes is not None and not 0 < self.minutes < float("inf"):
             raise ValueError(f"minutes = {self.minutes} must be a number above 0")
         if self.model == "transformer" and self.members > 1:
-            raise ValueError("members: a transformer is trained alone; moe and dense models can be ensembles")
+            raise ValueError("members: a transformer cannot be an ensemble; moe and dense models can")
         if self.model == "transformer" and self.minutes is not None:
-            raise ValueError("minutes: a text is trained by steps; give --steps")
+            raise ValueError("minutes: not available for a text; use --steps")
         if self.task == "regression" and (self.model == "transformer" or self.data.partition(":")[0] == "synthetic"):
             what = "a transformer learns text" if self.model == "transformer" else "the synthetic set has classes"
-            raise ValueError(f"task = 'regression': {what}; a table with a number as --target is needed")
+            raise ValueError(f"task = 'regression': {what}; it needs a table with a numeric --target")
         if self.task == "regression" and self.class_weights != "none":
-            raise ValueError("class_weights: a number has no classes; leave it out with task = 'regression'")
+            raise ValueError("class_weights: regression has no classes; omit it with task = 'regression'")
         if self.clip == 0:
-            raise ValueError("clip = 0 would stop all learning; null does not clip")
+            raise ValueError("clip = 0 would stop all learning; use null for no clipping")
         if not (self.validation > 0 and self.test > 0 and self.validation + self.test < 0.9):
             raise ValueError(
                 f"validation = {self.validation} and test = {self.test} are shares of the rows above 0, "
@@ -167,16 +167,16 @@ class TrainConfig:
 def read_config(file: Path) -> dict[str, Any]:
     """The options in a TOML or JSON file."""
     if not file.is_file():
-        raise ValueError(f"{file}: there is no such config file; it is TOML or JSON")
+        raise ValueError(f"{file}: there is no such config file")
     try:
         text = file.read_text(encoding="utf-8")
         options = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)
     except (ValueError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{file} is no valid {'JSON' if file.suffix.lower() == '.json' else 'TOML'}: {error}"
+            f"{file} is not valid {'JSON' if file.suffix.lower() == '.json' else 'TOML'}: {error}"
         ) from None
     if not isinstance(options, dict):
-        raise ValueError(f"{file} must hold options by name, not {type(options).__name__}")
+        raise ValueError(f"{file} must be a table of options, not {type(options).__name__}")
     return options
 
 
@@ -201,10 +201,10 @@ def fill(kind: type[Config], *layers: Mapping[str, Any]) -> Config:
     merged: dict[str, Any] = {}
     for layer in layers:
         if not isinstance(layer, Mapping):
-            raise ValueError(f"a config holds options by name, it is no {type(layer).__name__}")
+            raise ValueError(f"a config must be a table of options, not {type(layer).__name__}")
         for name, value in layer.items():
             if name not in known:
-                raise ValueError(f"there is no option {name!r}; the options are {', '.join(sorted(known))}")
+                raise ValueError(f"unknown option {name!r}; the options are {', '.join(sorted(known))}")
             merged[name] = _checked(name, value, types_of[name])
     return kind(**merged)
 
@@ -213,7 +213,7 @@ def _checked(name: str, value: Any, wanted: Any) -> Any:
     choices = get_args(wanted) if get_origin(wanted) in (Union, types.UnionType, Literal) else (wanted,)
     if get_origin(wanted) is Literal:
         if value not in choices:
-            raise ValueError(f"{name} = {value!r}: it is one of {', '.join(map(str, choices))}")
+            raise ValueError(f"{name} = {value!r} must be one of {', '.join(map(str, choices))}")
         return value
     for choice in choices:
         plain = get_origin(choice) or choice

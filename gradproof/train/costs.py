@@ -1,4 +1,4 @@
-"""Costs: what a wrong decision on a row of each class costs, and the decisions that cost least.
+"""Costs of wrong decisions by class, and the decisions with the lowest expected cost.
 
 With probabilities p, the expected cost of decision d is Σ_c p_c·cost_c·[d ≠ c], which is smallest where p_d·cost_d is
 largest. Of two classes the first is then decided from the threshold p = cost_2 / (cost_1 + cost_2) on.

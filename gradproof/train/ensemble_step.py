@@ -1,4 +1,4 @@
-"""EnsembleStep: every member of an ensemble moved by rows of its own.
+"""EnsembleStep: a training step of every member of an ensemble, each on its own rows.
 
 Members share nothing but the shape, so their steps run side by side, each on one thread: as fast as the machine has
 cores, and with the same bits on any number of them.

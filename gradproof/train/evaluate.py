@@ -1,4 +1,4 @@
-"""A model on held-out rows: its predictions, and their loss and accuracy."""
+"""Evaluates a model on held-out rows: predictions, loss and accuracy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _own(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> Predictions:
 
 
 def evaluate(predictor: Predictor, rows: Rows, index_T: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """(log loss, accuracy, recall_C) of the outcomes; the loss is infinite where any output is no number."""
+    """(log loss, accuracy, recall_C) of the outcomes; the loss is infinite where any output is not a number."""
     predicted, outcome_T = predictions(predictor, rows, index_T), rows.outcome_R[index_T]
     loss = log_loss(predicted.probability_TC, outcome_T) if (predicted.decision_T >= 0).all() else float("inf")
     recall_C = recalls(predicted.decision_T, outcome_T, predicted.probability_TC.shape[1])

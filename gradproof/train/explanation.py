@@ -1,4 +1,4 @@
-"""Explanation: the columns that moved a decision most, out of a run's model and the mean of its training rows."""
+"""Explanation: the columns that moved a decision most, compared with the mean training row."""
 
 from __future__ import annotations
 

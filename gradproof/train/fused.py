@@ -1,4 +1,4 @@
-"""Fused: a step taken by one kernel, `ops/lesson.py` as a whole: a mixture, plain cross-entropy, AdamW."""
+"""Fused: a step in a single kernel, `ops/lesson.py` as a whole: a mixture, plain cross-entropy, AdamW."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GradientSum: the flat gradient added up over the ranks in buckets, each as soon as the backward is done with it.
+"""GradientSum: sums the flat gradient over the ranks in buckets, each as soon as the backward has finished with it.
 
 Buckets are parts of the flat buffer, the last one first, because a backward goes from the last layer to the first. All
 ranks send them in this order. Every bucket is cut into one piece for each rank of the axis `data`: where the optimizer

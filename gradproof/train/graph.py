@@ -1,4 +1,4 @@
-"""Graph: a step replayed as a CUDA graph, captured once for a shape."""
+"""Graph: replays a step as a CUDA graph, captured once per shape."""
 
 from __future__ import annotations
 

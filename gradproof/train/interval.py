@@ -1,4 +1,4 @@
-"""The interval around a predicted number: so many spreads to either side that it covers 90% of what comes.
+"""The prediction interval of a number: the multiple of the predicted spread that covers 90%.
 
     q = the 90% quantile of |t − m|/σ over the validation rows;   low, high = m ∓ q·σ
 

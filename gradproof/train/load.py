@@ -1,4 +1,4 @@
-"""A trained model out of its run."""
+"""Loads a trained model from its run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def load_model(path: Path, device: str = "cpu", say: Callable[[str], None] = _sa
     """The model of the run's best checkpoint."""
     run = Run(path)
     if run.config.model == "transformer":
-        raise ValueError(f"{path} is a language model: it continues text and decides no rows; its report has samples")
+        raise ValueError(
+            f"{path} is a language model: it continues text, but does not predict rows; its report has samples"
+        )
     best = best_checkpoint(run, say)
     schema, _ = read_schema(path)
     model = build_model(run.config, schema, device)
@@ -59,7 +61,9 @@ def best_checkpoint(run: Run, say: Callable[[str], None] = _say) -> checkpoint.C
     """The run's best one; a sentence where there is none."""
     best = checkpoint.best(run.checkpoints, say)
     if best is None:
-        raise ValueError(f"{run.path} has no whole checkpoint yet; gradproof train --resume --out {run.path} makes one")
+        raise ValueError(
+            f"{run.path} has no complete checkpoint yet; gradproof train --resume --out {run.path} makes one"
+        )
     return best
 
 
@@ -102,5 +106,7 @@ def restore(model: Model, saved: checkpoint.Checkpoint) -> None:
     for name, view in (*model.params.items(), *model.buffers.items()):
         stored = tensors.get(name)
         if stored is None or stored.shape != view.shape:
-            raise ValueError(f"{saved.folder} is of another model: its {name} does not fit this run's data and config")
+            raise ValueError(
+                f"{saved.folder} belongs to another model: its {name} does not fit this run's data and config"
+            )
         view.copy_(stored)

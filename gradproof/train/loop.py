@@ -1,4 +1,4 @@
-"""The loop: batches through the step, validation, checkpoints, early stopping; one path for every model.
+"""The training loop: batches, validation, checkpoints and early stopping, with one code path for every model.
 
 Every random choice is a function of the seed and the step, so a run that resumes from a checkpoint ends with the same
 bits as one that was never stopped.
@@ -240,7 +240,7 @@ class Trainer:
         """Goes back to the newest whole checkpoint, or to step 0."""
         newest = checkpoint.newest(self.run.checkpoints, self.watch.say)
         if newest is None and checkpoint.steps(self.run.checkpoints):
-            self.watch.say("no checkpoint is whole: starting again at step 0")
+            self.watch.say("no checkpoint is intact: starting again at step 0")
         if self.writes:
             checkpoint.set_aside(self.run.checkpoints, after=newest.step if newest else -1)
         if newest is not None:
@@ -329,13 +329,13 @@ class Trainer:
         pending.clear()
 
     def _fail(self, s: int, result: StepResult) -> None:
-        """Names the rows: those whose outputs are not finite, or else the whole batch."""
+        """Names the rows: those with outputs that are not finite, or else the whole batch."""
         index = self._rows_of(s)
         own, logits_TO = index[self._own(len(index))], self._logits(s)
         bad = own[(~logits_TO.isfinite()).view(len(own), -1).any(1).cpu().numpy()] if len(own) else own
         if self.mesh is not None:
             bad = np.array([row for text in self.mesh.texts(json.dumps(bad.tolist())) for row in json.loads(text)], int)
-        named, what = (bad, "whose outputs are not finite") if len(bad) else (index, "in the batch")
+        named, what = (bad, "with outputs that are not finite") if len(bad) else (index, "in the batch")
         shown = ", ".join(map(str, named[:8])) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
         kind = "gradient" if bool(result.loss.isfinite()) else "loss"
         record = {"step": s, "loss": str(float(result.loss)), "rows": index.tolist(), "not_finite": bad.tolist()}
@@ -345,7 +345,7 @@ class Trainer:
                 write_atomically(file, json.dumps(record) + "\n")
         raise Diverged(
             f"the {kind} of step {s} is not finite; rows {what}: {shown} (all in {file}); {self._last_good()}; "
-            "a lower --lr, with another --out, is the usual cure"
+            "try a lower --lr, with another --out"
         )
 
     def _logits(self, s: int) -> Tensor:
@@ -404,7 +404,7 @@ class Trainer:
         if not math.isfinite(loss):
             raise Diverged(
                 f"the model's outputs for validation rows are not finite after step {at.step}, which is not saved; "
-                f"{self._last_good()}; a lower --lr, with another --out, is the usual cure"
+                f"{self._last_good()}; try a lower --lr, with another --out"
             )
         surer = at.lowest_loss is None or loss < at.lowest_loss
         better = surer if self._by_loss() else self._more_accurate(accuracy, loss)
@@ -519,7 +519,7 @@ class Trainer:
             self.predictor.temperature, self.predictor.reach = fitted
 
     def _could_not_save(self, path: Path, error: Exception) -> Stopped:
-        again = f"make room, then: {self.again()}"
+        again = f"free some space, then run: {self.again()}"
         return Stopped(f"{path} could not be written ({error}); {self._last_good()}; {again}")
 
     def _check_environment(self, then: dict[str, Any]) -> None:
@@ -534,7 +534,7 @@ class Trainer:
             then["mesh"], now["mesh"] = layouts
         changed = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
         if changed:
-            self.watch.say(f"the environment changed ({', '.join(changed)}): the result will not be bit-exact")
+            self.watch.say(f"the environment has changed ({', '.join(changed)}): the result will not be bit-exact")
 
 
 def check_options(config: TrainConfig) -> None:
@@ -558,7 +558,7 @@ def build_step(config: TrainConfig, model: Model, source: Source, mesh: Mesh | N
     """The loss follows from the schema: outcomes alone, outcomes and metrics, or a number."""
     options: dict[str, Any] = {}
     if config.class_weights == "balanced" and source.schema.quantity:
-        raise ValueError("class_weights: the target is a number and has no classes; leave it out")
+        raise ValueError("class_weights: the target is numeric and has no classes; omit it")
     if config.class_weights == "balanced":
         outcome_R = source.rows.outcome_R[source.index(TRAIN)]
         count_C = np.maximum(np.bincount(outcome_R, minlength=len(source.schema.classes)), 1)

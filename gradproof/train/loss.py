@@ -1,4 +1,4 @@
-"""A loss op with its options, ready for a step: which argument goes where, and what micro-batches divide by."""
+"""A loss op with its options, ready for a step: its arguments, and the denominator of micro-batches."""
 
 from __future__ import annotations
 

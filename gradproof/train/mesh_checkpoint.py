@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks write together: all of it, or none.
+"""A checkpoint that several ranks write together, completely or not at all.
 
 Rank 0 makes the folder; each rank writes what only it has, or the first of those that have it; when all parts are on
 disk, rank 0 gives the folder its name. All ranks see the same file system.

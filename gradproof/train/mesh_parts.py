@@ -1,4 +1,4 @@
-"""MeshParts: a step by parts, on the rows of this rank; what belongs to the whole batch is added up over all ranks.
+"""MeshParts: a step by parts on the rows of this rank; quantities of the global batch are summed over all ranks.
 
 Before the forward: the number of rows, what the loss divides by, and the experts' load, which the balance term needs.
 During the backward: the gradients, bucket by bucket. After it: loss, load, entropy, energy, and what ranks wish to say

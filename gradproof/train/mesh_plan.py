@@ -1,4 +1,4 @@
-"""What training on a mesh takes: memory of each rank, bytes that it sends in a step, and the time that costs.
+"""Predicts training on a mesh: memory of each rank, bytes sent per step, and time.
 
 Computed from the model's config and the mesh alone, without allocating anything. Rows are assumed to spread evenly over
 the experts. In fp32, on a CPU by the CPU's kernels.

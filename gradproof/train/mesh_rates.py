@@ -1,4 +1,4 @@
-"""How fast ranks on this machine are: what they send in a second, and how long a step's arithmetic takes them.
+"""Measures ranks on this machine: bandwidth, and the speed of a step's arithmetic.
 
 Some ranks are started, one thread each over gloo, as many as the mesh has or as the machine has cores. All work at the
 same time, as they do in training.

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON line a logged step, cut back to the checkpoint when a run resumes."""
+"""metrics.jsonl: one JSON line per logged step, truncated to the checkpoint when a run resumes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model of ours on a batch, for `diagnose`: the loss and the gradients as its training step takes them.
+"""One of our models on a batch, for `diagnose`: the loss and gradients of its training step.
 
 In bf16 and fp16 the products read a narrow copy of the weights, and what the model keeps wide stays fp32, as in
 `TrainStep`; the loss scale is the run's own where it trained in fp16.

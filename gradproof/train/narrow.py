@@ -1,4 +1,4 @@
-"""The weights as the products read them: a bf16 or fp16 copy beside the fp32 masters."""
+"""The weights that products read: a bf16 or fp16 copy of the fp32 master weights."""
 
 from __future__ import annotations
 

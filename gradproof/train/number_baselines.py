@@ -1,5 +1,5 @@
-"""What a user would compare a predicted number with: the mean, and scikit-learn's ridge regression and boosted trees
-where it is installed. D columns: codes and numbers as they are in the table."""
+"""Baselines for regression: the mean, and scikit-learn's ridge regression and boosted trees if it is installed. D
+columns: codes and numbers as they are in the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scores, warnings and summary of a run that predicts a number."""
+"""The scores, warnings and summary of a regression run."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ def number_cautions(scores: Sequence[dict[str, Any]], test: dict[str, Any]) -> l
     if own["rmse"] >= mean["rmse"]:
         warnings.append(
             f"the RMSE, {own['rmse']:.4g}, is no better than always predicting the mean, {mean['rmse']:.4g}; check "
-            "that the columns can tell the target"
+            "that the columns contain information about the target"
         )
     if abs(own["coverage"] - test["covered"]) > TOO_FAR:
         warnings.append(
             f"the intervals cover {own['coverage']:.1%} of the held-out rows, not {test['covered']:.0%}; with few "
-            "validation rows their width is known badly: hold out more by validation = 0.2 in a config file"
+            "validation rows their width is uncertain; hold out more with validation = 0.2 in a config file"
         )
     return warnings

@@ -1,4 +1,4 @@
-"""How good predicted numbers are on held-out rows: their errors, their likelihood, and what the intervals cover."""
+"""Scores of regression on held-out rows: errors, likelihood, and coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def errors(mean_T: np.ndarray, value_T: np.ndarray) -> dict[str, Any]:
 
 
 def negative_log_likelihood(number_TV: np.ndarray, value_T: np.ndarray) -> float:
-    """The mean, in nats, by the model's own spreads; infinite where any output is no number."""
+    """The mean, in nats, by the model's own spreads; infinite where any output is not a number."""
     z_T = (value_T - number_TV[:, 0]) / number_TV[:, 1]
     loss = float((np.log(number_TV[:, 1]) + z_T * z_T / 2 + HALF_LOG_2PI).mean())
     return loss if np.isfinite(loss) else float("inf")

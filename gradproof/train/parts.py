@@ -1,4 +1,4 @@
-"""Parts: a step taken op by op: the gradients of each micro-batch, added up, then the end of the step."""
+"""Parts: a step op by op: the gradients of each micro-batch, accumulated, then the end of the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a piece of work takes at its peak, in tensors: what `gradproof sizes` predicts, measured."""
+"""Measures the peak memory of a piece of work in tensors, which `gradproof sizes` predicts."""
 
 from __future__ import annotations
 

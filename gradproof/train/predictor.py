@@ -1,5 +1,5 @@
-"""Predictor: rows through a model, and what its outputs mean: a decision, probabilities, metrics in their own units; or
-a number, with an interval.
+"""Predictor: runs rows through a model and interprets its outputs: decision, probabilities and metrics, or a number
+with an interval.
 
 C classes, M metrics, V = 4: mean, spread, low and high.
 """
@@ -28,8 +28,8 @@ MANY = 256  # rows, from which on kernels are worth proving: that takes a second
 
 
 class Predictions(NamedTuple):
-    """One row each. A row whose outputs are not finite has decision −1 and NaN. Where the target is a number there are
-    no probabilities, and any other row has decision 0."""
+    """One row each. A row with outputs that are not finite has decision −1 and NaN. If the target is a number, there
+    are no probabilities, and any other row has decision 0."""
 
     decision_T: np.ndarray  # int64, the class
     probability_TC: np.ndarray  # float64
@@ -48,10 +48,10 @@ class Predictions(NamedTuple):
 
 
 class Predictor:
-    """A model with the schema it was trained on. `predictor(rows)` keeps no tape. A `fast` one decides many rows on a
-    CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided by the
-    `temperature`, which a run may have fitted (`train/temperature.py`); an interval reaches so many spreads (`reach`)
-    from the mean to either side (`train/interval.py`)."""
+    """A model with its schema. `predictor(rows)` keeps no tape. A `fast` one decides
+    many rows on a CPU by the kernels that are admitted, each checked at the first call of its path. Logits are divided
+    by the `temperature`, which a run may have fitted (`train/temperature.py`); an interval reaches so many spreads
+    (`reach`) from the mean to either side (`train/interval.py`)."""
 
     def __init__(
         self,

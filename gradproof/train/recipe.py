@@ -1,4 +1,4 @@
-"""The recipe: what `gradproof train --data FILE --target COL` chooses by the size of the table.
+"""The recipe: the options that `gradproof train --data FILE --target COL` derives from the size of the table.
 
 Eight small networks, each on rows of its own order, learn a table better than one large model, and a time budget says
 how long. Numbers are given by their rank and in pieces. Each network is a mixture of one expert: four experts a member,

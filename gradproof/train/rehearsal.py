@@ -1,4 +1,4 @@
-"""Rehearsal: the step of a run at its real size, before step 0, by the kernels that were chosen, each part checked.
+"""Rehearsal: the full-size step of a run, checked part by part before step 0 with the chosen kernels.
 
 Each call of a kernel is compared with its op on the very inputs that the kernel got, so that only this part's rounding
 remains; what it may be is computed beside it (`proof/bounds.py`). The experts' layers are judged one at a time, as the

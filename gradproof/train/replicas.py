@@ -1,4 +1,4 @@
-"""Replicas: ranks that should hold the same parameters compare them, and one that drifted is named.
+"""Replicas: compares the parameters of ranks that should be equal, and names a rank that has drifted.
 
 Of each parameter a rank computes a digest of its bits: their sum, and their sum weighted by place. A rank is named if
 its parameters were written outside the step, which torch counts, or if most of the others agree against it. Two ranks

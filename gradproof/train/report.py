@@ -1,4 +1,4 @@
-"""What a finished run leaves: report.json, the record, and report.html, the page made from it."""
+"""The results of a finished run: report.json, and report.html made from it."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
     if source.best_R is not None:
         best = float(source.best_R[index_T].mean())
         unknown = dict.fromkeys((*FIGURES, "seconds", "rows"))
-        rows.append({"name": "Bayes-optimal", **unknown, "accuracy": best, "note": "no model can expect more"})
+        rows.append({"name": "Bayes-optimal", **unknown, "accuracy": best, "note": "the best possible accuracy"})
     train_R = source.index(TRAIN)
     few = source.rows.take(spaced(train_R, baselines.most_tree_rows(source.schema)))
     rows.append(baselines.boosted_trees(few, truth, source.schema))
@@ -173,7 +173,7 @@ def _compared(trainer: Trainer, truth: Rows, index_T: np.ndarray) -> list[dict[s
 
 def _summary(name: str, scores: list[dict[str, Any]], rows: int) -> str:
     others = ", ".join(f"{s['name']} {s['accuracy']:.1%}" for s in scores[1:] if s["accuracy"] is not None)
-    return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows right ({others})."
+    return f"{name} decides {scores[0]['accuracy']:.1%} of {rows:,} held-out rows correctly ({others})."
 
 
 def evidence_of(file: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""A run is a directory. config.json is the first file in it; nobody else may train there at the same time.
+"""A run is a directory. Its first file is config.json, and only one process may train in it at a time.
 
 config.json  schema.json  rows/  evidence.jsonl  metrics.jsonl  checkpoints/step-N/  report.json  report.html
 """
@@ -35,11 +35,11 @@ class Run:
     def __init__(self, path: Path, *, fresh: bool = False, made: Path | None = None):
         file = path / "config.json"
         if not file.is_file():
-            raise ValueError(f"{path} holds no run: there is no {file.name} in it")
+            raise ValueError(f"{path} is not a run: it has no {file.name}")
         try:
             self.config: TrainConfig = resolve(BEFORE, json.loads(file.read_text(encoding="utf-8")))
         except ValueError as error:
-            raise ValueError(f"{file} is no run's config: {error}") from None
+            raise ValueError(f"{file} is not the config of a run: {error}") from None
         self.path, self.fresh, self.made = path, fresh, made
 
     def settle(self, *, write: bool = True, **options: Any) -> None:
@@ -64,21 +64,21 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
     """A new run of the options `given`, or with `resume` the one in `out`, whose config they must not contradict."""
     if out is None:
         if resume:
-            raise ValueError("--resume needs --out: which run is to go on?")
+            raise ValueError("--resume needs --out, the run to resume")
         return _create(_free_folder(resolve(given)), given)
     if (out / "config.json").is_file():
         run = Run(out)
         _check_same(run, given)
         if not resume:
-            raise ValueError(f"{out} already holds this run; --resume goes on with it, another --out starts anew")
+            raise ValueError(f"{out} already holds this run; resume it with --resume, or choose another --out")
         return run
     if resume and not given:
-        raise ValueError(f"{out} holds no run to resume: there is no config.json in it; give the options of the run")
+        raise ValueError(f"{out} is not a run that can be resumed: it has no config.json; start a run with its options")
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
-        raise ValueError(f"--out {out}: {existing} is a file; a run is a folder")
+        raise ValueError(f"--out {out}: {existing} is a file, but a run is a folder")
     if existing == out and {entry.name for entry in out.iterdir()} - OWN_FILES:
-        raise ValueError(f"{out} is not empty and holds no run; choose another --out")
+        raise ValueError(f"{out} is not empty and is not a run; choose another --out")
     return _create(out, given)
 
 
@@ -115,7 +115,7 @@ def _check_same(run: Run, given: Mapping[str, Any]) -> None:
     for name in set(given) - LAYOUT:
         if own[name] != other[name]:
             raise ValueError(
-                f"{run.path} belongs to another config: {name} is {own[name]!r} there and {other[name]!r} here; "
+                f"{run.path} has a different config: {name} is {own[name]!r} there and {other[name]!r} here; "
                 "choose another --out"
             )
 

@@ -1,4 +1,4 @@
-"""What a language model writes: one byte after another, drawn from its own predictions."""
+"""Samples text from a language model, byte by byte."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Schedule:
             raise ValueError(f"warmup {self.warmup} and decay {self.decay} are shares of the steps, at most 1 together")
 
     def factor(self, step: int) -> float:
-        """The factor of the update that follows `step` updates."""
+        """The factor for the update after `step` updates."""
         if self.shape == "constant":
             return 1.0
         warm = round(self.warmup * self.steps)

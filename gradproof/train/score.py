@@ -1,4 +1,4 @@
-"""How good the decisions on held-out rows are: accuracy, AUC, log loss, Brier score, calibration, each class alone."""
+"""Scores of decisions on held-out rows: accuracy, AUC, log loss, Brier score, calibration, and figures per class."""
 
 from __future__ import annotations
 

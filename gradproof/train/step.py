@@ -63,7 +63,7 @@ class TrainStep:
     ):
         masters = torch.float64 if compute_dtype == "fp64" else torch.float32
         if compute_dtype not in DTYPES:
-            raise ValueError(f"compute_dtype = {compute_dtype!r}: it is one of {', '.join(DTYPES)}")
+            raise ValueError(f"compute_dtype = {compute_dtype!r} must be one of {', '.join(DTYPES)}")
         if model.params.flat_P.dtype != masters:
             raise ValueError(f"compute_dtype {compute_dtype!r} needs a model in {masters}, made with dtype={masters}")
         if clip is not None and not clip > 0:
@@ -92,7 +92,7 @@ class TrainStep:
         return self.training.loss
 
     def __call__(self, x_TI: Tensor, target: Target) -> StepResult:
-        """One update by the whole batch."""
+        """One update on the whole batch."""
         rows = x_TI.shape[0]
         if self.micro_rows is None or rows <= self.micro_rows:
             return self.accumulate([(x_TI, target)])
@@ -105,7 +105,7 @@ class TrainStep:
 
     @torch.no_grad()
     def accumulate(self, batches: Sequence[MicroBatch]) -> StepResult:
-        """One update by these micro-batches, of any sizes: the same as by their rows in one batch."""
+        """One update on micro-batches of any sizes: the same as on all of their rows in one batch."""
         for x_TI, _ in batches:
             if x_TI.shape[0] or self.mesh is None:  # a rank may have no rows of a batch
                 self.model.check_input(x_TI)
@@ -117,7 +117,7 @@ class TrainStep:
         return result
 
     def plan(self, batches: Sequence[MicroBatch]) -> StepPlan:
-        """How a step on these is taken: as a graph or by one kernel where that can be, or else part by part."""
+        """How to take a step on these micro-batches: as a graph or in one kernel if possible, else part by part."""
         training, kernels = self.training, self.kernels
         if isinstance(training, MeshTraining):
             return MeshParts(training, kernels)
@@ -131,14 +131,14 @@ class TrainStep:
         return Parts(training, kernels)
 
     def choose(self, rows: int) -> Kernels:
-        """The kernels for so many rows: admitted when a class of shapes is first met."""
+        """The kernels for so many rows, admitted when a class of shapes first occurs."""
         if rows not in self._chosen:
             self._chosen[rows] = choose(self.model.shape(rows, self.dtype), self.workspace, self._asked)
         self.kernels = self._chosen[rows]
         return self.kernels
 
     def ask(self, kernels: Mapping[str, str]) -> None:
-        """Particular kernels by op, those of a run that goes on; one that is not admitted here is not used."""
+        """Requests particular kernels by op, those of a resumed run; a kernel that is not admitted here is not used."""
         self._asked = kernels
         self._chosen.clear()
         self.captures.clear()
@@ -152,6 +152,6 @@ class TrainStep:
         return self.training.written()
 
     def load_state(self, state: Mapping[str, Tensor], steps: int) -> None:
-        """Goes on after `steps` steps, where `state` was taken; the parameters are restored before."""
+        """Continues after `steps` steps from `state`; restore the parameters first."""
         self.training.load_state(state)
         self.steps = steps

@@ -1,4 +1,4 @@
-"""Temperature: one number that makes a model as sure as it is right.
+"""Temperature: calibrates the probabilities of a model with a single number.
 
     p = softmax(z/T),  T the one of least Σ −log p + (log T)²/2s² over the validation rows
 

@@ -1,4 +1,4 @@
-"""Looking on at a training run: a bar on a terminal, lines elsewhere, and the table at the end."""
+"""Shows a training run: a bar on a terminal, lines elsewhere, and the table at the end."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _scored_on(test: dict[str, Any]) -> str:
     if "worst_class" not in test:
         return f"scored on {test['rows']:,} rows"
     lowest = test["worst_class"]
-    recall = f"{lowest['recall']:.2%} of its {lowest['support']:,} rows found"
+    recall = f"recall {lowest['recall']:.2%} on its {lowest['support']:,} rows"
     return f"scored on {test['rows']:,} rows; worst class {lowest['name']!r}: {recall}"
 
 
@@ -130,7 +130,10 @@ def _show_costs(costs: dict[str, Any], path: Path, console: Any) -> None:
         table.add_row(f"{row['ratio']}:1", f"{row['threshold']:.3f}", *shares)
     console.print(table)
     command = f"gradproof predict {shlex.quote(str(path))} --data FILE --costs {shlex.quote(f'{name}=5')}"
-    console.print("5:1 means that a missed row costs five times as much as a false alarm:", style="dim")
+    console.print(
+        "5:1 means that a missed row costs five times as much as a false alarm. To predict with these costs:",
+        style="dim",
+    )
     console.print(f"  {command}", style="dim", markup=False, soft_wrap=True)
 
 
@@ -167,7 +170,7 @@ def show_scores(record: dict[str, Any], path: Path, console: Any) -> None:
     for note in record["notes"]:
         console.print(f"  {note}", style="dim", markup=False)
     for sample in record.get("samples", []):
-        console.print(f"after {sample['prompt']!r} it writes:" if sample["prompt"] else "from nothing it writes:")
+        console.print(f"sample after {sample['prompt']!r}:" if sample["prompt"] else "sample without a prompt:")
         console.print(sample["text"], style="dim", markup=False)
     run = record["run"]
     what = f"windows of {run['inputs']} bytes" if "samples" in record else f"{run['inputs']} inputs"

@@ -1,4 +1,4 @@
-"""A run that learns a text: the loop of `train/loop.py` on windows of bytes, each of which predicts the next byte."""
+"""Training on a text: the loop of `train/loop.py` on windows of bytes, in which each byte predicts the next."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def text_config(config: TrainConfig) -> TransformerConfig:
     if context < 2:
         raise ValueError(f"model_options: context = {context}: a window has at least 2 bytes")
     if config.class_weights != "none":
-        raise ValueError("class_weights is for tables; a text has none")
+        raise ValueError("class_weights: not available for a text, which has no classes")
     sized = TransformerConfig.sized(config.size, vocabulary=VOCABULARY, context=context, mode="causal")
     return replace(sized, **options)
 
@@ -109,7 +109,7 @@ def spaced_windows(byte_N: np.ndarray, context: int, most: int) -> tuple[np.ndar
 def score(
     model: Transformer, token_BS: np.ndarray, target_BS: np.ndarray, batch: int, kernels: Kernels = REFERENCE
 ) -> tuple[float, float]:
-    """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is no number."""
+    """Mean loss of a byte, in nats, and the share that was the likeliest; infinite where any loss is not a number."""
     return means(totals(model, token_BS, target_BS, batch, kernels))
 
 

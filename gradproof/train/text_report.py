@@ -1,4 +1,4 @@
-"""What a finished run on text leaves: its bits per byte beside what anyone would compare with, and what it writes."""
+"""The results of a run on text: bits per byte compared with simple baselines, and samples."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _score(name: str, loss: float, accuracy: float | None) -> dict[str, Any]:
         "accuracy": accuracy,
         "log_loss": loss,
         "bits_per_byte": bits,
-        "note": f"{bits:.3f} bits a byte",
+        "note": f"{bits:.3f} bits per byte",
     }
 
 

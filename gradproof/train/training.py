@@ -1,4 +1,4 @@
-"""Training: what a step moves, and how every step ends.
+"""Training: the state that a step changes, and the end of every step.
 
 A step ends in one way, whoever made its gradients: unscale, clip, update or skip, then the router's correction and the
 loss scale follow. All of it stays on the device.

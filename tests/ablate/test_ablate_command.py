@@ -187,10 +187,10 @@ def test_finished_runs_are_not_repeated(studied):
     folder, _ = studied
     before = {file: file.stat().st_mtime_ns for file in results(folder)}
     again = gradproof("ablate", "--out", folder / "study")
-    assert again.exit_code == 0 and "12 of 12 runs are done already" in again.stderr
+    assert again.exit_code == 0 and "12 of 12 runs are already done" in again.stderr
     assert {file: file.stat().st_mtime_ns for file in results(folder)} == before
     other = gradproof("ablate", folder / "study.toml", "--steps", 21, "--out", folder / "study")
-    assert other.exit_code == 2 and "belongs to another study: steps is 20 there and 21 here" in other.stderr
+    assert other.exit_code == 2 and "is a different study: steps is 20 there and 21 here" in other.stderr
 
 
 TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 4 else 'no'}\n" for i in range(80))
@@ -201,7 +201,7 @@ TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 
     [
         (["--budget", 50, "--data", "synthetic:rows=500"], "has as few as 50 parameters"),
         (["--budget", 10**13, "--data", "synthetic:rows=500"], "this machine has"),
-        (["--seeds", 1], "a test needs two seeds or more"),
+        (["--seeds", 1], "a test needs at least two seeds"),
         (["--families", "moe,tree"], "there is no family 'tree'"),
         (["--families", "dense-sheaf"], "has no router"),
         (["--data", "table.csv"], "--target is missing"),
@@ -259,7 +259,7 @@ def test_killed_and_started_again(tmp_path, how):
     time.sleep(3)
     assert {file: file.stat().st_mtime_ns for file in results(tmp_path)} == before and len(before) < 12
     ended = subprocess.run(command, capture_output=True, text=True, **place)
-    assert ended.returncode == 0 and f"{len(before)} of 12 runs are done already" in ended.stderr
+    assert ended.returncode == 0 and f"{len(before)} of 12 runs are already done" in ended.stderr
     after = {file: file.stat().st_mtime_ns for file in results(tmp_path)}
     assert len(after) == 12 and {file: after[file] for file in before} == before
     whole = subprocess.run([*command[:-1], "whole"], capture_output=True, **place)

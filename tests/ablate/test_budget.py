@@ -69,11 +69,11 @@ def test_below_the_range_it_is_said():
     """Six hundred parameters: one hidden unit more is several percent."""
     solved = solve(family("moe"), 600, "total", 96, 20)
     if abs(solved.off) > 0.01:
-        assert "nearest possible to 600" in solved.note() and "moe" in solved.note()
+        assert "closest possible to 600" in solved.note() and "moe" in solved.note()
     worst = max(
         (solve(family("moe"), budget, "total", 96, 20) for budget in range(600, 3000, 50)), key=lambda s: abs(s.off)
     )
-    assert abs(worst.off) > 0.01 and "nearest possible" in worst.note()
+    assert abs(worst.off) > 0.01 and "closest possible" in worst.note()
 
 
 @pytest.mark.parametrize(

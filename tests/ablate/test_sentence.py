@@ -62,4 +62,7 @@ def test_who_else_is_ahead():
 def test_one_seed():
     """No interval, no claim."""
     alone = Comparison("moe", "dense", Estimate(0.01, None, None, None), None, 0.1, None, None)
-    assert answer(alone, LABELS) == "MoE on this table: +1.0 points against Dense; one seed tells nothing about chance"
+    assert (
+        answer(alone, LABELS)
+        == "MoE on this table: +1.0 points against Dense; one seed cannot show whether this is chance"
+    )

@@ -12,19 +12,19 @@ from gradproof.train.recipe import TableSize, most_steps
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"seeds": 1}, "seeds = 1: a test needs two seeds or more"),
+        ({"seeds": 1}, "seeds = 1: a test needs at least two seeds"),
         ({"families": ["moe", "forest"]}, "there is no family 'forest'"),
         ({"families": []}, "families is empty"),
-        ({"families": ["moe", "moe"]}, "one of them is there twice"),
+        ({"families": ["moe", "moe"]}, "one of them is given twice"),
         ({"baselines": ["xgboost"]}, "there is no baseline 'xgboost'; the baselines are hist-gradient-boosting"),
         ({"budget": 0}, "budget = 0 must be at least 1"),
-        ({"match": "memory"}, "match = 'memory': it is one of total, active, flops"),
+        ({"match": "memory"}, "match = 'memory' must be one of total, active, flops"),
         ({"learning_rates": [0.1, "fast"]}, r"learning_rates\[1\] = 'fast' must be float"),
         ({"options": {"moe": 3}}, "options holds a table for each family"),
-        ({"options": {"mixture": {}}}, "options are given for 'mixture', which is none of"),
+        ({"options": {"mixture": {}}}, "options are given for 'mixture', which is not one of"),
         ({"test": 0.95}, "shares of the rows"),
         ({"steps": 0}, "steps = 0 must be at least 1"),
-        ({"stepz": 3}, "there is no option 'stepz'"),
+        ({"stepz": 3}, "unknown option 'stepz'"),
     ],
 )
 def test_refused(given, sentence):
@@ -82,7 +82,7 @@ def test_the_same_options_find_the_study_again(tmp_path, monkeypatch):
     assert again.path == first.path and not again.fresh and again.config.jobs == 2
     assert start(first.path, {}).config.steps == 5
     assert start(None, {"steps": 6}).path != first.path
-    with pytest.raises(ValueError, match="belongs to another study: steps is 5 there and 6 here"):
+    with pytest.raises(ValueError, match="is a different study: steps is 5 there and 6 here"):
         start(first.path, {"steps": 6})
 
 
@@ -94,11 +94,11 @@ def test_nothing_is_left_of_a_study_that_cannot_start(tmp_path):
 
 def test_folders_of_others(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty and holds no study"):
+    with pytest.raises(ValueError, match="is not empty and is not a study"):
         start(tmp_path, {})
-    with pytest.raises(ValueError, match="is a file; a study is a folder"):
+    with pytest.raises(ValueError, match="is a file, but a study is a folder"):
         start(tmp_path / "notes.txt", {})
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "study.json").write_text("{")
-    with pytest.raises(ValueError, match="is no study's config"):
+    with pytest.raises(ValueError, match="is not the config of a study"):
         start(tmp_path / "broken", {})

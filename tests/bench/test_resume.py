@@ -236,8 +236,8 @@ def test_a_record_from_elsewhere_is_refused(machine, tmp_path):
     record["environment"]["torch"] = "1.0"
     for text, sentence in (
         (json.dumps(record), "was measured with torch 1.0"),
-        ('{"suite": "ops"}', "is no record of the suite step"),
-        ("[", "is no JSON"),
+        ('{"suite": "ops"}', "is not a record of the suite step"),
+        ("[", "is not valid JSON"),
     ):
         file.write_text(text)
         result = bench(file, "--resume")

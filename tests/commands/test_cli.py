@@ -155,7 +155,7 @@ def test_bad_case_is_one_sentence_and_exit_2(cases, case, sentence):
         (("x.py:case", "--mutants"), "either a CASE or"),
         (("--json", "."), "is a directory"),
         (("--json", "cases_for_cli.py/r.json"), "cannot write"),
-        (("--json", "same", "--html", "same"), "both name"),
+        (("--json", "same", "--html", "same"), "name the same file"),
         (("--device", "cuda"), "no CUDA device"),
     ],
 )
@@ -277,7 +277,7 @@ def listing(folder):
         (("--data", "good.csv", "--target", "z"), "no column 'z'"),
         (("--data", "good.csv", "--target", "y", "--metrics", "numbr"), "did you mean 'number'"),
         (("--data", "good.csv", "--target", "y", "--categorical", "nam"), "no column 'nam'; did you mean 'name'"),
-        (("--data", "dated.csv", "--target", "day"), "holds dates; a target must be a class"),
+        (("--data", "dated.csv", "--target", "day"), "holds dates; choose another target"),
         (("--data", "one_class.csv", "--target", "y"), "a classifier needs two classes"),
         (("--data", "words.csv", "--target", "y", "--metrics", "cost"), "'dear'"),
         (("--data", "hollow.csv", "--target", "y"), "hollow.csv has no value in any row"),
@@ -285,9 +285,9 @@ def listing(folder):
         (("--data", "synthetic:rows=no"), "is not understood"),
         (("--resume",), "--resume needs --out"),
         (("missing.toml",), "no such config file"),
-        (("unknown.toml",), "there is no option 'learning_rate'"),
-        (("bad.toml",), "bad.toml is no valid TOML"),
-        (("bad.json",), "bad.json is no valid JSON"),
+        (("unknown.toml",), "unknown option 'learning_rate'"),
+        (("bad.toml",), "bad.toml is not valid TOML"),
+        (("bad.json",), "bad.json is not valid JSON"),
         (("half.toml",), "1.5"),
         (("expert.toml",), "there is no 'expert' to set"),
         (("--data", "synthetic:rows=300", "--size", "huge"), "no MoE size 'huge'"),
@@ -383,9 +383,9 @@ def test_resuming_a_finished_run_changes_nothing(finished, flags):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (("--data", "synthetic:rows=400", "--steps", "13"), "belongs to another config: steps is 12 there and 13 here"),
-        (("--resume", "--batch", "64"), "belongs to another config: batch is 32 there and 64 here"),
-        (("--data", "synthetic:rows=400"), "already holds this run; --resume goes on with it"),
+        (("--data", "synthetic:rows=400", "--steps", "13"), "has a different config: steps is 12 there and 13 here"),
+        (("--resume", "--batch", "64"), "has a different config: batch is 32 there and 64 here"),
+        (("--data", "synthetic:rows=400"), "already holds this run; resume it with --resume"),
     ],
 )
 def test_a_folder_that_is_taken(finished, flags, sentence):
@@ -427,7 +427,7 @@ def test_interrupted_and_resumed(tables, finished, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(TerminalWatch, "training", interrupts)
         result = call("train", "small.toml", "--out", "run")
-    assert result.exit_code == 130 and "interrupted; go on with: gradproof train --resume --out run" in result.stderr
+    assert result.exit_code == 130 and "interrupted; to resume: gradproof train --resume --out run" in result.stderr
     result = call("train", "--resume", "--out", "run")
     assert result.exit_code == 0, result.stderr
     for file in ("model.safetensors", "step.safetensors"):
@@ -507,8 +507,8 @@ def test_a_table_says_how_it_is_read_before_it_is_trained_on(tables):
     record = json.loads((tables / "r.json").read_text())
     assert [column["kind"] for column in record["columns"]] == ["number", "boolean", "target"]
     assert "$1,234.5" in (tables / "run/report.html").read_text()
-    assert "scored on 12 rows; worst class" in result.stdout and "warning: the score is of 12 held-out" in result.stdout
-    assert any("12 held-out rows" in warning for warning in record["warnings"])
+    assert "scored on 12 rows; worst class" in result.stdout and "warning: only 12 rows were held out" in result.stdout
+    assert any("only 12 rows were held out" in warning for warning in record["warnings"])
     (tables / "new.csv").write_text("price;sure;note\nfree;maybe;a\n$2,000.50;n;b\n")
     result = call("predict", "run", "--data", "new.csv", "--keep", "note", "--out", "out.csv", "--json", "p.json")
     assert result.exit_code == 0 and "column 'price': 1 value is not a number like '$1,234.5'" in result.stderr

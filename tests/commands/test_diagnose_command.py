@@ -115,8 +115,8 @@ def test_the_record_alone_on_standard_output(cases):
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("no_such_folder",), "no_such_folder holds no run"),
-        ((".",), "holds no run"),
+        (("no_such_folder",), "no_such_folder is not a run"),
+        ((".",), "is not a run"),
         (("missing.py:good",), "no file missing.py"),
         (("cases_to_diagnose.py:nothing",), "no function 'nothing'"),
         (("cases_to_diagnose.py:raises",), "raised KeyError"),
@@ -128,7 +128,7 @@ def test_the_record_alone_on_standard_output(cases):
             "autocast supports bf16 and fp16",
         ),
         (("cases_to_diagnose.py:good", "--json", "."), "is a directory"),
-        (("cases_to_diagnose.py:good", "--json", "x", "--html", "x"), "both name"),
+        (("cases_to_diagnose.py:good", "--json", "x", "--html", "x"), "name the same file"),
     ],
 )
 def test_bad_input_is_one_sentence_exit_2_and_nothing_written(cases, args, sentence):

@@ -78,10 +78,19 @@ def test_help_fits_80_columns_and_its_examples_can_be_copied(path):
     result = CliRunner(env={"COLUMNS": "80", "TERMINAL_WIDTH": "80"}).invoke(app, [*path, "--help"])
     lines = [line.strip() for line in result.stdout.splitlines()]
     assert result.exit_code == 0 and all(len(line) <= 80 for line in lines)
+    assert "…" not in result.stdout and "<bool>" not in result.stdout and "[default" not in result.stdout
     examples = re.findall(r"^ +((?:gradproof|my-agent \|) .*)$", LEAVES[path].help or "", re.MULTILINE)
     for example in examples:
         assert example.strip() in lines, f"{example!r} is broken at 80 columns"
     assert examples, "an example teaches more than a list of options"
+
+
+@pytest.mark.parametrize("group", [(), ("gate",), ("gate", "token")], ids=" ".join)
+def test_the_list_of_commands_holds_whole_sentences(group):
+    """Typer cuts a summary that is too long for its line, and ends it with three dots."""
+    result = CliRunner(env={"COLUMNS": "80"}).invoke(app, [*group, "--help"])
+    rows = result.stdout.partition("Commands:\n")[2].partition("\n\n")[0].splitlines()
+    assert rows and all(row.endswith(".") and not row.endswith("...") for row in rows), rows
 
 
 def test_version():

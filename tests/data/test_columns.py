@@ -52,9 +52,9 @@ def test_what_is_said_of_each_column(columns):
     assert columns["price"]["missing"] == pytest.approx(100 / 396) and columns["price"]["distinct"] == 296
     assert columns["y"]["missing"] == 4 / R and columns["y"]["distinct"] == 2
     assert (columns["zip"]["distinct"], columns["sure"]["distinct"], columns["day"]["distinct"]) == (5, 2, 63)
-    assert "like an id" in columns["id"]["note"] and columns["asked"]["note"] == "is ignored, as asked"
+    assert "like an id" in columns["id"]["note"] and columns["asked"]["note"] == "ignored, as requested"
     assert columns["day"]["note"] == "month first is assumed: no value above 12 decides"
-    assert columns["coded"]["note"] == "names, as asked" and columns["price"]["note"] == ""
+    assert columns["coded"]["note"] == "names, as requested" and columns["price"]["note"] == ""
 
 
 def test_lines(columns):

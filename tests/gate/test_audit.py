@@ -133,7 +133,7 @@ def test_shadow_mode(store, run):
     run('{"command": "rm -rf /"}', command="decide")
     _, (line, counts), _ = run("--decision", "block")
     assert line.endswith("(policy; allowed in shadow mode)")
-    assert counts.endswith("1 block (policy 1); 1 in shadow mode, where every call was allowed")
+    assert counts.endswith("1 block (policy 1); 1 in shadow mode, where every call is allowed")
     record = json.loads("\n".join(run("--json", "-")[1]))
     assert record["counts"]["shadow"] == 1 and record["decisions"][0]["shadow"] == "block"
 
@@ -141,9 +141,12 @@ def test_shadow_mode(store, run):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (("--decision", "deny"), "--decision is allow, ask, block, not 'deny'"),
+        (("--decision", "deny"), "--decision must be one of allow, ask, block, not 'deny'"),
         (("--effect", "remove"), "there is no effect 'remove'; the effects are read, write, delete"),
-        (("--since", "yesterday"), "--since is an ISO date, or hours or days as in 24h and 7d, not 'yesterday'"),
+        (
+            ("--since", "yesterday"),
+            "--since must be an ISO date or time, or hours or days as in 24h and 7d, not 'yesterday'",
+        ),
         (("--since", "7"), "not '7'"),
         (("--json", "/proc/x/audit.json"), "cannot write /proc/x/audit.json"),
     ],

@@ -55,12 +55,12 @@ def test_a_whole_chain(log):
         (lambda lines: [*lines[:4], *lines[5:]], "number 6 stands where 5 should"),
         (lambda lines: lines[1:], "number 2 stands where 1 should"),
         (lambda lines: [*lines[:3], lines[4], lines[3], *lines[5:]], "number 5 stands where 4 should"),
-        (lambda lines: lines[:-1], "lines 10 to 10 are missing at the end: the head tells of 10"),
+        (lambda lines: lines[:-1], "lines 10 to 10 are missing at the end: according to the head there are 10"),
         (lambda lines: lines[:3], "lines 4 to 10 are missing at the end"),
         (lambda lines: [], "lines 1 to 10 are missing at the end"),
         (lambda lines: [*lines, lines[9]], "number 10 stands where 11 should"),
         (lambda lines: [*lines, lines[9].replace(b'"seq": 10', b'"seq": 11')], "number 11 was changed"),
-        (lambda lines: [*lines[:5], b"x\n", *lines[5:]], "line 6: this is no line of the log"),
+        (lambda lines: [*lines[:5], b"x\n", *lines[5:]], "line 6: this is not a line of the log"),
         (lambda lines: [*lines[:9], lines[9].replace(b'"mac": "', b'"mac": "\xff')], "line 10"),
         (lambda lines: [*lines[:4], lines[4][:-20] + b"\n", *lines[5:]], "line 5"),
     ],
@@ -86,7 +86,7 @@ def test_without_the_head_a_removed_tail_is_unknown_and_said_so_for_good(log):
     assert "head" in log.check().problems[0]
     log.append("decision", id="later")
     assert [line["kind"] for line in log.lines(after=6)] == ["head_lost", "decision"]
-    assert any("may be gone" in problem for problem in log.check().problems)
+    assert any("may be missing" in problem for problem in log.check().problems)
 
 
 def test_a_head_of_another_store_or_an_edited_one(log, tmp_path):

@@ -135,7 +135,7 @@ def test_a_long_path_and_a_folder_of_somebody_else(tmp_path):
     assert (deep / "gate.sock").is_socket()
     listener.close()
     (tmp_path / "link").symlink_to(deep)
-    with pytest.raises(ValueError, match="belongs to somebody else"):
+    with pytest.raises(ValueError, match="belongs to another user"):
         peer.listen_at(tmp_path / "link" / "gate.sock")
     with pytest.raises(ValueError, match="no group 'nobodysgroup'"):
         peer.listen_at(tmp_path / "x" / "gate.sock", "nobodysgroup")

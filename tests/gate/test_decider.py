@@ -82,7 +82,7 @@ def test_the_model_may_tighten(warm):
     decider = Decider(warm, wait=True)
     decider.serving = decider.serving._replace(policy=decider.serving.policy._replace(allow_at=2.0, block_below=1.5))
     tightened = decider.decide(at("ls src"))
-    assert tightened.decision == "ask" and "the model holds it for harmful" in tightened.reason
+    assert tightened.decision == "ask" and "the model considers it harmful" in tightened.reason
     decider.close()
 
 

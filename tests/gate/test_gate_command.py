@@ -53,7 +53,7 @@ def test_a_second_word_that_contradicts_the_first_is_told(run, store):
         told[kind] = json.loads(out[0])["before"], err
     assert told["false_block"] == (None, []) and told["override_allow"] == ("false_block", [])
     before, (warned,) = told["false_allow"]
-    assert before == "override_allow" and "override_allow was said of" in warned and "false_allow now holds" in warned
+    assert before == "override_allow" and "override_allow was said of" in warned and "false_allow replaces it" in warned
     assert json.loads(run("decide", json.dumps(CALL))[1][0])["decision"] == "block"
 
 
@@ -123,7 +123,7 @@ def test_bad_calls(run, store, bad, says):
         (("feedback", "nobody", "bad"), "there is no signal 'bad'; the kinds are"),
         (("rollback", "7"), "no version 7; the versions kept are 1"),
         (("rollback",), "no version before 1"),
-        (("init", "--data", "x.jsonl"), "there is a gate in"),
+        (("init", "--data", "x.jsonl"), "there is already a gate in"),
         (("init", "--false-allow", "2"), "between 0 and 1"),
     ],
 )
@@ -145,13 +145,13 @@ def test_status_learn_and_rollback(run, store):
     run("feedback", json.loads(out[0])["id"], "override_allow")
     code, out, _ = run("learn")
     assert code == 0 and "version 2 serves" in out[0]
-    assert run("learn")[1] == ["no signal waits; nothing to learn"]
+    assert run("learn")[1] == ["no new feedback; nothing to learn"]
     code, out, _ = run("status", "--json", "-")
     record = json.loads("\n".join(out))
     assert record["serving"] == 2 and not record["converged"] and record["judged"]["allow"] == 1
     assert [version["version"] for version in record["versions"]] == [1, 2]
     assert record["drift"]["inputs"]["decisions"] == 0  # of the version that serves
-    assert run("rollback")[1] == ["version 1 serves; it was 2; trust begins anew"]
+    assert run("rollback")[1] == ["version 1 serves; it was 2; trust is reset"]
     assert store.versions.serving() == 1
     code, out, _ = run("status")
     assert code == 0 and "version 1 serves; not trusted yet: 0 of 500 judgements" in out[0]
@@ -181,7 +181,7 @@ def test_corrections_are_listed_and_retracted(run, store):
     assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "allow"
     code, (line,), _ = run("corrections", "list")
     assert code == 0 and line.startswith("c1  allow  publishes to origin/docs") and line.endswith("by ann")
-    assert run("corrections", "retract", "c1")[0] == 0 and run("corrections")[1] == ["no correction holds"]
+    assert run("corrections", "retract", "c1")[0] == 0 and run("corrections")[1] == ["there are no corrections"]
     assert json.loads(run("decide", json.dumps(push))[1][0])["decision"] == "ask"
     code, _, (said,) = run("corrections", "retract", "c1")
     assert code == 2 and "there is no correction 'c1'" in said

@@ -204,7 +204,7 @@ def test_a_file_that_changes_while_the_person_thinks_is_not_overwritten(home, mo
 
     monkeypatch.setattr("typer.confirm", agree)
     done = gate("install", "claude")
-    assert done.exit_code == 2 and "has changed meanwhile" in done.output
+    assert done.exit_code == 2 and "was changed in the meantime" in done.output
     assert file.read_text() == '{"new": 1}'
 
 

@@ -57,7 +57,7 @@ def test_the_same_again_weighs_more(store):
         ("nobody", "false_block", "there is no decision 'nobody'"),
         ("", "false_block", "there is no decision ''"),
         ("ü" * 100, "false_block", "there is no decision"),
-        (None, "block", "'block' is the gate's own decision, but .* was 'allow'; to change it say override_block"),
+        (None, "block", "'block' is the gate's own decision, but .* was 'allow'; to change it, use override_block"),
     ],
 )
 def test_a_wrong_remark_stores_nothing(store, id, kind, says):
@@ -134,7 +134,10 @@ def test_near_identical_mistakes_are_pinned_once(store):
 
 def test_a_wrong_act_or_scope_stores_nothing(store):
     id, before = decision(store), store.journal.counts()
-    for more, says in (dict(act=1), "has 1 acts, from 0 on; there is no act 1"), (dict(widened="all"), "--scope is"):
+    for more, says in (
+        (dict(act=1), "has 1 acts, counted from 0; there is no act 1"),
+        (dict(widened="all"), "--scope is"),
+    ):
         with pytest.raises(ValueError, match=says):
             store.journal.remark(id, "false_block", **more)
     assert store.journal.counts()["signals"] == before["signals"]

@@ -99,15 +99,15 @@ def test_an_allow_of_paths_does_not_climb(rules):
     ("text", "says"),
     [
         ("[[deny]", "cannot be read"),
-        ('[[forbid]]\ntool = "x"', "'forbid' is neither deny nor allow"),
+        ('[[forbid]]\ntool = "x"', "'forbid' must be deny or allow"),
         ('[[deny]]\nprogramme = "x"', "a rule has no field 'programme'"),
         ('[[deny]]\nexact = "a"\nglob = "b"', "gives both exact and glob"),
         ('[[deny]]\nreason = "x"', "would match every call"),
-        ('[[deny]]\nregex = "("', "the regex '\\(' is wrong"),
-        ('[[deny]]\nregex = "(?=x)"', "is wrong"),
-        ('[[deny]]\neffect = "destroy"', "there is no effect 'destroy'"),
-        ('[[deny]]\nscope = "everywhere"', "there is no scope 'everywhere'"),
-        ("[[deny]]\ntool = 3", "a table of texts"),
+        ('[[deny]]\nregex = "("', "the regex '\\(' is not valid: missing"),
+        ('[[deny]]\nregex = "(?=x)"', "is not valid: invalid perl operator"),
+        ('[[deny]]\neffect = "destroy"', "unknown effect 'destroy'"),
+        ('[[deny]]\nscope = "everywhere"', "unknown scope 'everywhere'"),
+        ("[[deny]]\ntool = 3", "a table of strings"),
     ],
 )
 def test_a_wrong_file_is_one_sentence(rules, text, says):

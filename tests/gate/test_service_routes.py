@@ -205,7 +205,7 @@ def test_rules_are_previewed_replaced_and_hold_at_once(client):
     blocked = client.decided("npm publish", session="rules")
     assert (blocked["decision"], blocked["by"]) == ("block", "rule") and "people release" in blocked["reason"]
     assert "meanwhile" in reason(client("PUT", "/v1/rules", {"text": "", "stamp": before["stamp"]}), 409)
-    assert "neither deny nor allow" in reason(client("PUT", "/v1/rules", {"text": "[[den]]\ntool='x'"}), 422)
+    assert "must be deny or allow" in reason(client("PUT", "/v1/rules", {"text": "[[den]]\ntool='x'"}), 422)
     assert client("GET", "/v1/rules").json()["text"] == text
     client("PUT", "/v1/rules", {"text": before["text"]})
     assert client.decided("npm publish", session="rules")["decision"] == "ask"

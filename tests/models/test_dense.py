@@ -154,7 +154,7 @@ def test_shares_the_refusals_of_every_model(normal):
     with pytest.raises(ValueError, match=r"cotangent must be \[4, 3\]"):
         model.backward(dy_TO[:, :2], tape)
     model.backward(dy_TO, tape)
-    with pytest.raises(ValueError, match="tape has been used"):
+    with pytest.raises(ValueError, match="tape has already been used"):
         model.backward(dy_TO, tape)
     _, tape = model.forward(x_TI)
     model.params["norm.0.bias"].add_(1)

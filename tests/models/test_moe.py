@@ -274,7 +274,7 @@ def test_matching_keeps_what_is_fixed():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (dict(router="hash"), "router = 'hash': it is one of softmax, sheaf"),
+        (dict(router="hash"), "router = 'hash' must be softmax or sheaf"),
         (dict(patches=(3, 3)), r"patches = \(3, 3\): widths of at least 1 that add up to the 96 inputs"),
         (dict(patches=(96, 0)), "widths of at least 1"),
         (dict(gluing=-1.0), "gluing = -1.0"),
@@ -309,7 +309,7 @@ def test_rebalance():
     model = small(correction=0.125)
     model.rebalance(torch.tensor([9, 1, 5, 5]))
     assert model.buffers["router.correction"].tolist() == [-0.125, 0.125, 0.0, 0.0]
-    with pytest.raises(ValueError, match="no correction"):
+    with pytest.raises(ValueError, match="no selection bias"):
         small().rebalance(torch.tensor([9, 1, 5, 5]))
 
 
@@ -437,7 +437,7 @@ def test_refuses_a_tape_twice(normal):
     x_TI, dy_TO = normal(15, (4, 5), (4, 3))
     _, tape = model.forward(x_TI)
     model.backward(dy_TO, tape)
-    with pytest.raises(ValueError, match="tape has been used"):
+    with pytest.raises(ValueError, match="tape has already been used"):
         model.backward(dy_TO, tape)
 
 

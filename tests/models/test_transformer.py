@@ -198,8 +198,8 @@ def test_gradients_add_up_over_parts(agree, mode):
         ("causal", torch.zeros(2, 3), "int64"),
         ("causal", torch.zeros(2, 2, 3, dtype=torch.int64), r"int64 \[B ≥ 1, S\]"),
         ("seq2seq", torch.zeros(2, 3, 3, dtype=torch.int64), "source and target"),
-        ("causal", torch.full((1, 3), 11), "neither in 0..10 nor −1"),
-        ("classify", torch.full((1, 3), -2), "neither in 0..10 nor −1"),
+        ("causal", torch.full((1, 3), 11), "must be in 0..10, or −1"),
+        ("classify", torch.full((1, 3), -2), "must be in 0..10, or −1"),
         ("causal", torch.tensor([[1, -1, 2]]), "at the end"),
         ("classify", torch.zeros(1, 10, dtype=torch.int64), "context of 9"),
         ("classify", torch.zeros(0, 3, dtype=torch.int64), "int64"),
@@ -217,7 +217,7 @@ def test_a_used_tape_is_refused():
     with pytest.raises(ValueError, match="like the logits"):
         model.backward(torch.zeros(2, 1, dtype=torch.float64), tape)
     model.backward(output.logits_TO, tape)
-    with pytest.raises(ValueError, match="has been used"):
+    with pytest.raises(ValueError, match="has already been used"):
         model.backward(output.logits_TO, tape)
 
 

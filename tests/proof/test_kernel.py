@@ -352,7 +352,9 @@ def test_sizes_that_the_reference_does_not_take_are_noted():
         return a * b
 
     report = check(paired, paired, ((_drawn(5, 8),), "x[T,I]"))
-    assert report and any(re.search("T=5 I=7;.*: not tried, the reference raises", n) for n in report.subjects[0].notes)
+    assert report and any(
+        re.search("T=5 I=7;.*: not tried, because the reference raises", n) for n in report.subjects[0].notes
+    )
 
 
 def test_empty_sizes_are_tried():

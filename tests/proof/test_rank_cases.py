@@ -171,7 +171,7 @@ def test_other_rows_and_seeds(two_ranks):
     "name, words",
     [
         ("too_few_rows", "1 rows cannot be cut into 2 shares"),
-        ("plain_case", "returns no RankCase"),
+        ("plain_case", "must return a RankCase"),
         ("raises_on_rank_1", "rank 1 raised ValueError in the case and its wrap: no room here"),
         ("communicates_itself", "rank 0: the module communicates by itself"),
         ("heads_apart", "rank 0 holds a part of up.weight, but not 4 to 8 along axis 0"),
@@ -258,7 +258,7 @@ def test_the_command(tmp_path):
         (["--ranks", "2"], "need a CASE"),
         ([f"{CASES}:ddp"], "--ranks 2"),
         ([f"{CASES}:ddp", "--ranks", "1"], "give at least two ranks"),
-        ([f"{CASES}:ddp", "--ranks", "2", "--record", "r.json"], "--ranks takes neither"),
+        ([f"{CASES}:ddp", "--ranks", "2", "--record", "r.json"], "--ranks runs on the CPU and cannot be combined"),
         ([f"{CASES}:ddp", "--ranks", "2", "--skip", "eval"], "with --ranks there is no check 'eval'"),
     ],
 )
@@ -271,7 +271,7 @@ def test_python_says_what_to_type():
     case = gradproof.RankCase(torch.nn.Linear(2, 2), (torch.zeros(2, 2),), lambda module: module)
     with pytest.raises(CannotRun, match=r"gradproof verify file\.py:case --ranks 2"):
         gradproof.verify(case)
-    assert case._replace(reduction="max").fault() == "reduction is 'max'; give mean or sum"
+    assert case._replace(reduction="max").fault() == "reduction is 'max'; use mean or sum"
     assert case._replace(wrap=None).fault() == "wrap must be a function of the module, not a NoneType"
 
 

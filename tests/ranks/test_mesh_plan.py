@@ -143,9 +143,9 @@ def test_rates_are_measured_here():
         (("--mesh", "data=8", "--batch", "7"), "leaves some of the 8 ranks"),
         (("--mesh", "data=2", "--size", "huge"), "there is no size 'huge'"),
         (("--mesh", "data=2", "--tflops", "0"), "--tflops 0.0 must be a number above 0"),
-        (("--mesh", "data=2", "--measure", "nano"), "--measure takes steps in one process"),
-        (("--batch", "7"), "--batch plans several ranks; say which with --mesh data=2"),
-        (("--shard-optimizer",), "--shard-optimizer plans several ranks"),
+        (("--mesh", "data=2", "--measure", "nano"), "--measure runs in one process"),
+        (("--batch", "7"), "--batch needs --mesh, for example --mesh data=2"),
+        (("--shard-optimizer",), "--shard-optimizer needs --mesh"),
     ),
 )
 def test_a_sentence_for_what_cannot_be_planned(args, said):

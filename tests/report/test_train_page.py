@@ -17,7 +17,7 @@ def record(lines=200, classes=OUTCOMES, experts=4, metrics=2, seed=0):
     model = "moe" if experts > 1 else "dense"
     return {
         "status": "finished",
-        "summary": f"{model} nano decides 82.1% of 4,000 held-out rows right; Bayes-optimal is 85.0%.",
+        "summary": f"{model} nano decides 82.1% of 4,000 held-out rows correctly; Bayes-optimal is 85.0%.",
         "run": {
             **{"model": model, "size": "nano", "parameters": 195540, "data": "synthetic:regimes=4,rows=40000,seed=0"},
             **{"train_rows": 32000, "validation_rows": 4000, "test_rows": 4000, "steps": 10 * lines},

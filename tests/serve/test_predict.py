@@ -242,9 +242,9 @@ def test_outputs_that_cannot_be_written_are_refused_first(predictor, tmp_path):
     (tmp_path / "folder.csv").mkdir()
     for out, sentence in (
         ("out.txt", "must end in .csv or .parquet"),
-        ("nowhere/out.csv", "does not exist; make it first"),
+        ("nowhere/out.csv", "does not exist; create it first"),
         ("folder.csv", "is a folder; name a file"),
-        ("data.csv", "is the data itself"),
+        ("data.csv", "is the input"),
     ):
         with pytest.raises(ValueError, match=sentence):
             predict_file(predictor, path, tmp_path / out)

@@ -106,7 +106,7 @@ def test_sentences(schema, record):
         return str(raised.value)
 
     lacking = {"flag": True, "weight": 1}
-    assert sentence(lacking) == "record 1 lacks 'colour', 'count'; say null where a value is missing"
+    assert sentence(lacking) == "record 1 lacks 'colour', 'count'; use null for a missing value"
     unknown = "record 1 has 'color', which the model does not know; leave it out"
     assert sentence(record | {"color": "red"}) == unknown
     assert sentence(record | {"count": [3]}) == "record 1: 'count' must be a number or null, not a list"

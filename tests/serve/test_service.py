@@ -141,15 +141,15 @@ def test_explanations_that_are_refused(predictor, explainer, record, monkeypatch
     made, many = app(predictor, explainer=explainer), [record] * (service.EXPLAINED_LIMIT + 1)
     refused = {
         "has at most 100 records, not 101": {"records": many, "explain": True},
-        "explain is true or false": {"records": [record], "explain": "yes"},
-        "nothing beside it but": {"records": [record], "explan": True},
+        "explain must be true or false": {"records": [record], "explain": "yes"},
+        "with no other keys than": {"records": [record], "explan": True},
     }
     for sentence, body in refused.items():
         assert sentence in reason(send(made, json.dumps(body)), 422)
     body = json.dumps({"records": [record], "explain": True})
-    assert "explains no decisions" in reason(send(app(predictor), body), 422)
+    assert "cannot explain decisions" in reason(send(app(predictor), body), 422)
     endpoint(made).reasons.waiting = service.EXPLAINED_WAITING
-    assert "wait for explanations" in reason(send(made, body), 429)
+    assert "are waiting for explanations" in reason(send(made, body), 429)
 
 
 def test_a_column_may_be_named_records(predictor, schema, record):
@@ -173,7 +173,7 @@ def test_a_column_may_be_named_records(predictor, schema, record):
         (b'{"weight": -Infinity}', "-Infinity"),
         (b"[" * 4000, "nested too deeply"),
         (b'{"a":' * 900, "not JSON|nested too deeply"),
-        (b'{"weight": ' + b"9" * 4400 + b"}", "more digits"),
+        (b'{"weight": ' + b"9" * 4400 + b"}", "too many digits"),
     ],
     ids=range(10),
 )
@@ -241,8 +241,8 @@ def test_costs_of_a_request_are_its_own(predictor, schema, record):
         ({"good": -1}, "costs: the cost of class 'good' must be a finite number above 0"),
         ({"good": "2"}, "must be a finite number above 0"),
         ({"good": 10**400}, "must be a finite number above 0"),
-        ([2, 1, 1], "costs are {"),
-        (None, "costs are {"),
+        ([2, 1, 1], "costs must be {"),
+        (None, "costs must be {"),
     ],
     ids=range(6),
 )
@@ -277,7 +277,7 @@ def test_the_largest_number_is_answered(made, record):
 
 def test_too_many_records(predictor):
     sentence = reason(send(app(predictor), json.dumps({"records": [0] * 10_001})), 422)
-    assert sentence == "a batch has 1 to 10,000 records, not 10,001"
+    assert sentence == "a batch must have 1 to 10,000 records, not 10,001"
 
 
 def test_limits_hold_to_the_byte(made, record):

@@ -17,12 +17,16 @@ def scores(accuracy=0.8, log_loss=0.4):
     ("own", "rows", "sentences"),
     [
         (scores(), 50, []),
-        (scores(), 49, ["49 held-out rows, one of which is 2.0%"]),
-        (scores(accuracy=0.6), 500, ["60.00%, is no better than always deciding for the commonest class, 60.00%"]),
+        (scores(), 49, ["only 49 rows were held out, so one row changes the score by 2.0%"]),
+        (
+            scores(accuracy=0.6),
+            500,
+            ["60.00%, is no better than that of always choosing the most frequent class, 60.00%"],
+        ),
         (scores(accuracy=0.61), 500, []),
         (scores(log_loss=0.67), 500, []),
-        (scores(log_loss=0.68), 500, ["0.6800, is worse than that of the class shares alone, 0.6700"]),
-        (scores(0.3, 2.0), 9, ["9 held-out rows", "no better than", "too sure"]),
+        (scores(log_loss=0.68), 500, ["0.6800, is worse than that of predicting the class frequencies, 0.6700"]),
+        (scores(0.3, 2.0), 9, ["only 9 rows were held out", "no better than", "overconfident"]),
         (scores(0.3, 2.0)[:1], 100, []),
     ],
 )

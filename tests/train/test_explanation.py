@@ -164,7 +164,7 @@ def test_another_baseline_explains_otherwise(planted):
 
 
 def test_no_decision_has_no_explanation(planted):
-    """A row whose outputs are not finite."""
+    """A row with outputs that are not finite."""
     predictor, _ = load_predictor(planted["dense"].run.path)
     some = planted["dense"].source.rows.take(np.arange(2))
     first, second = load_explainer(planted["dense"].run.path, predictor)(some, np.array([-1, 0]))

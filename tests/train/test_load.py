@@ -48,13 +48,13 @@ def test_a_damaged_best_is_said(run):
 def test_no_checkpoint_is_one_sentence(run):
     """It names the command that makes one."""
     shutil.rmtree(run.run.checkpoints)
-    with pytest.raises(ValueError, match=r"has no whole checkpoint yet; gradproof train --resume --out"):
+    with pytest.raises(ValueError, match=r"has no complete checkpoint yet; gradproof train --resume --out"):
         load_model(run.run.path)
 
 
 def test_a_folder_without_a_run(tmp_path):
     """A sentence in place of FileNotFoundError."""
-    with pytest.raises(ValueError, match="holds no run"):
+    with pytest.raises(ValueError, match="is not a run"):
         load_model(tmp_path)
 
 

@@ -550,7 +550,7 @@ def test_damage_outside_checkpoints_is_made_good_or_named(tmp_path, tiny, open_r
     prove(trainer.run, trainer.model)
     assert len(file.read_text().splitlines()) > 3
     other = build_model(TrainConfig(model_options=dict(hidden=1)), trainer.source.schema, "cpu")
-    with pytest.raises(ValueError, match="step-5 is of another model: its experts"):
+    with pytest.raises(ValueError, match="step-5 belongs to another model: its experts"):
         restore(other, checkpoint.newest(trainer.run.checkpoints, print))
 
 

@@ -115,7 +115,7 @@ def test_resumed_with_the_same_bits(tmp_path, options, open_run):
 
 
 def test_rows_that_are_no_number(trained):
-    """A model whose outputs are not finite says so, and guesses nothing."""
+    """A model with outputs that are not finite says so, and guesses nothing."""
     trainer, _, _ = trained
     predictor, _ = load_predictor(trainer.run.path)
     rows = trainer.source.rows.take(np.arange(2))
@@ -160,5 +160,5 @@ def test_asked_for_text_on_the_command_line(tmp_path):
     pl.DataFrame({"x": np.arange(60.0) % 7, "y": ["low", "high", "high"] * 20}).write_csv(path)
     given = ["train", "--data", str(path), "--target", "y", "--task", "regression", "--out", str(tmp_path / "run")]
     result = CliRunner().invoke(app, given)
-    assert result.exit_code == 2 and "--task regression predicts a number" in result.output
+    assert result.exit_code == 2 and "--task regression needs a numeric target" in result.output
     assert not (tmp_path / "run").exists()

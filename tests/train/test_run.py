@@ -41,9 +41,7 @@ def test_another_config_is_refused(tmp_path, resume):
     """Going on with other options would end with a model that no config describes."""
     start(tmp_path / "run", GIVEN, resume=False)
     before = (tmp_path / "run/config.json").read_bytes()
-    with pytest.raises(
-        ValueError, match="belongs to another config: batch is 32 there and 64 here; choose another --out"
-    ):
+    with pytest.raises(ValueError, match="has a different config: batch is 32 there and 64 here; choose another --out"):
         start(tmp_path / "run", {"batch": 64, "steps": 7}, resume)
     assert (tmp_path / "run/config.json").read_bytes() == before
 
@@ -51,7 +49,7 @@ def test_another_config_is_refused(tmp_path, resume):
 def test_a_run_is_not_started_twice(tmp_path):
     """Without --resume nobody means to go on with it."""
     start(tmp_path / "run", GIVEN, resume=False)
-    with pytest.raises(ValueError, match="already holds this run; --resume goes on with it"):
+    with pytest.raises(ValueError, match="already holds this run; resume it with --resume"):
         start(tmp_path / "run", GIVEN, resume=False)
 
 
@@ -63,7 +61,7 @@ def test_resume_without_out():
 
 def test_resume_of_nothing(tmp_path):
     """Without options there is nothing to start; with them a run killed before its first file starts over."""
-    with pytest.raises(ValueError, match=r"holds no run to resume: there is no config\.json"):
+    with pytest.raises(ValueError, match=r"is not a run that can be resumed: it has no config\.json"):
         start(tmp_path / "run", {}, resume=True)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "run").mkdir()
@@ -76,12 +74,12 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path, resume):
     """A run that could not start removes its folder; it must never have been somebody's own."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/letter.txt").write_text("dear")
-    with pytest.raises(ValueError, match="not empty and holds no run"):
+    with pytest.raises(ValueError, match="not empty and is not a run"):
         start(tmp_path / "mine", GIVEN, resume)
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="file is a file; a run is a folder"):
+    with pytest.raises(ValueError, match="file is a file, but a run is a folder"):
         start(tmp_path / "file", GIVEN, resume)
-    with pytest.raises(ValueError, match="file is a file; a run is a folder"):
+    with pytest.raises(ValueError, match="file is a file, but a run is a folder"):
         start(tmp_path / "file/run", GIVEN, resume)
     assert (tmp_path / "mine/letter.txt").read_text() == "dear" and (tmp_path / "file").read_text() == "x"
 
@@ -93,7 +91,7 @@ def test_a_damaged_config_is_one_sentence(tmp_path, text):
     """It names the file; the run stays."""
     run = start(tmp_path / "run", GIVEN, resume=False)
     (run.path / "config.json").write_text(text)
-    with pytest.raises(ValueError, match=r"config\.json is no run's config"):
+    with pytest.raises(ValueError, match=r"config\.json is not the config of a run"):
         start(run.path, {}, resume=True)
     assert (run.path / "config.json").read_text() == text
 

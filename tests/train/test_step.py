@@ -656,7 +656,7 @@ def test_same_bits_twice(normal):
 @pytest.mark.parametrize(
     ("given_", "message"),
     [
-        (dict(compute_dtype="fp8"), "compute_dtype = 'fp8': it is one of fp32, bf16, fp16, fp64"),
+        (dict(compute_dtype="fp8"), "compute_dtype = 'fp8' must be one of fp32, bf16, fp16, fp64"),
         (dict(compute_dtype="fp32"), r"'fp32' needs a model in torch\.float32"),
         (dict(compute_dtype="bf16"), r"'bf16' needs a model in torch\.float32"),
         (dict(loss="hinge"), "there is no loss 'hinge'; the losses are mse, quality, cross_entropy, bce"),

@@ -81,7 +81,7 @@ def test_the_table_fits_a_terminal(tmp_path):
     scores = [
         dict(name="logistic regression", **own, note="fitted to 1,234,567 rows"),
         dict(name="boosted trees", **none, note="needs [scikit-learn]: pip install it, and train once more after that"),
-        dict(name="Bayes-optimal", **{**none, "accuracy": 0.9}, note="no model can expect more"),
+        dict(name="Bayes-optimal", **{**none, "accuracy": 0.9}, note="the best possible accuracy"),
     ]
     test = dict(rows=12, worst_class=dict(name="a", recall=0.25, support=8))
     record = dict(scores=scores, test=test, notes=[], status="finished", run=run)
@@ -91,7 +91,7 @@ def test_the_table_fits_a_terminal(tmp_path):
     assert lines[1].split()[2:] == ["100.00%", "100.00%", "0.7500", "12.0000", "10000.0", "1,234,567"]
     assert lines[2].split() == ["Bayes-optimal", "90.00%"]
     assert lines[3] == "boosted trees: " + scores[1]["note"]
-    assert lines[4] == "Bayes-optimal: no model can expect more"
+    assert lines[4] == "Bayes-optimal: the best possible accuracy"
     assert lines[5].startswith("scored on 12 rows")
 
 

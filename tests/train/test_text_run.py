@@ -53,7 +53,7 @@ def test_it_learns_and_says_what_it_writes(run):
     history = [line["validation_bits_per_byte"] for line in record["history"] if "validation_bits_per_byte" in line]
     assert len(history) == 3 and history[-1] < history[0]
     assert [len(sampled["prompt"]) for sampled in record["samples"]] == [0, 48]
-    assert "it writes:" in said and "bits a byte" in said
+    assert "sample without a prompt:" in said and "bits per byte" in said
     page = (path / "report.html").read_text()
     assert "<h2>Samples</h2>" in page and "bytes for training" in page and "Decisions on the test rows" not in page
     assert record["evidence"]["status"] == "proven"

@@ -1,4 +1,4 @@
-"""An act: one thing that a call does, to what, and where that is.
+"""An act: one thing that a call does, with its target and scope.
 
 rm -rf ./build          delete   rm         /home/me/app/build (folder)   project
 git push origin main    publish  git push   origin/main                   remote

@@ -1,4 +1,4 @@
-"""Builtins of the shell: cd, echo, printf, eval, source, set, alias, read, trap."""
+"""Shell builtins: cd, echo, printf, eval, source, set, alias, read, trap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command lines of clouds and of code hosts: aws, gcloud, az, gh."""
+"""The command lines of cloud providers and code hosts: aws, gcloud, az, gh."""
 
 from __future__ import annotations
 

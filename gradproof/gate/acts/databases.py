@@ -1,4 +1,4 @@
-"""Clients of databases: where the database is, and what the statements they are given do there."""
+"""Database clients: the location of the database, and the effects of the statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs that read text and print some of it, and what their own languages do beside: sed, awk, grep, vim."""
+"""Text filters, and the other effects of their languages: sed, awk, grep, vim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Git: what it publishes, what it discards, and the options by which it runs other programs."""
+"""Git: what it publishes and discards, and the options that run other programs."""
 
 from __future__ import annotations
 

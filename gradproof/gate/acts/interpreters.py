@@ -1,4 +1,4 @@
-"""Interpreters: code that is given as an argument, a heredoc or a pipe, and scripts by their name.
+"""Interpreters: code given as an argument, a heredoc or a pipe, and scripts by name.
 
 Shell is read as shell and Python by its syntax tree. Of other languages only what can do no harm is taken for read:
 code without any call that runs programs, or touches files or the network.

@@ -1,4 +1,4 @@
-"""What programs do: `effects.toml`, read once.
+"""Knowledge about programs: loads `effects.toml` once.
 
     [programs.cp]
     args = "read:path* write:path"         # what the words are, in order; * takes all that are left for it

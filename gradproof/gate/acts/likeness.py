@@ -1,4 +1,4 @@
-"""Which calls a correction speaks for: those that do no more than the corrected one, or no less.
+"""Which calls a correction applies to: those that do no more than the corrected one, or no less.
 
 An *allow* covers a call where every act of it has a counterpart in the corrected call, and is no wider. A *block*
 covers a call with an act of the same effect, program and verb that is at least as wide as the one that was named.

@@ -1,4 +1,4 @@
-"""Options: the words of a command sorted into options, with their values, and the rest."""
+"""Splits the words of a command into options with their values and the rest."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class Parsed:
 
 
 def parse(words: Sequence[Word], deed: Deed, *, stop: bool = False) -> Parsed:
-    """Options as getopt reads them. With `stop`, the first word that is no option ends them."""
+    """Options as getopt reads them. With `stop`, the first word that is not an option ends them."""
     options: list[tuple[str, Word | None]] = []
     positional: list[Word] = []
     i = 0

@@ -1,4 +1,4 @@
-"""Paths: resolved against the folder of a call, and the scope that they lie in.
+"""Resolves paths against the folder of a call, and finds their scope.
 
 Nothing but the search for `.git` touches the file system: a path means what it says, whether or not it exists.
 """
@@ -201,7 +201,7 @@ def climbs(text: str) -> bool:
 def place(
     text: str, effect: Effect, around: Surroundings, cwd: str | None = None, *, folder: bool = False
 ) -> tuple[ActTarget, ActScope] | None:
-    """What a path names and its scope for an effect; None for what is no target, such as /dev/null."""
+    """What a path names and its scope for an effect; None for what is not a target, such as /dev/null."""
     cwd, deep = around.cwd if cwd is None else cwd, folder
     folder = folder or text.endswith(("/", "/.", "/..")) or text in (".", "..", TILDE)
     stem, pattern = _split_glob(text)

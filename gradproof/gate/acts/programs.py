@@ -1,4 +1,4 @@
-"""Programs: from the words of one command to what it does, by what effects.toml knows.
+"""Programs: from the words of a command to its effects, according to effects.toml.
 
 A few programs take other commands, code or a language of their own as arguments; READERS has a function for each.
 """
@@ -354,7 +354,7 @@ def perform(command: Command, deed: Deed) -> Output | None:
 
 
 def _verb(command: Command, deed: Deed) -> Output | None:
-    """The verb is the first word that is no option, or the first two."""
+    """The verb is the first word that is not an option, or the first two."""
     parsed = parse(command.words, deed, stop=True)
     words = parsed.positional
     texts = [word.text for word in words[:3]]

@@ -1,5 +1,4 @@
-"""Python code, read by its syntax tree: the calls that touch files, programs or the network, and what they are
-given."""
+"""Python code, read from its syntax tree: calls that touch files, programs or the network."""
 
 from __future__ import annotations
 
@@ -236,7 +235,7 @@ class _Code(ast.NodeVisitor):
             self._shell(text)
 
     def name(self, node: ast.expr) -> str | None:
-        """`os.path.join` of a function, by what was imported; None where it is no plain name."""
+        """`os.path.join` of a function, by what was imported; None where it is not a plain name."""
         if isinstance(node, ast.Name):
             return self.names.get(node.id, node.id)
         if isinstance(node, ast.Attribute):

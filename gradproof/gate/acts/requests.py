@@ -1,4 +1,4 @@
-"""HTTP: what a request does by its method and its host, from curl, wget and tools that take a URL."""
+"""HTTP requests by method and host, from curl, wget and tools that take a URL."""
 
 from __future__ import annotations
 

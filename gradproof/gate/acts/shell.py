@@ -1,4 +1,4 @@
-"""Shell, read by tree-sitter-bash: which programs run, with which words, in which folder, fed by what.
+"""Shell, parsed with tree-sitter-bash: the programs that run, with their words, folder and input.
 
 The reader follows what the shell itself would know: literals assigned in the same call, words of a loop, the folder
 after `cd`, functions and aliases, heredocs, substitutions. What it cannot know is UNKNOWN in a word. A node of error,

@@ -1,4 +1,4 @@
-"""State: what a shell would know at some point of a call; Output: what a command is fed with, or gives."""
+"""State: the state of a shell at some point of a call; Output: the input or output of a command."""
 
 from __future__ import annotations
 

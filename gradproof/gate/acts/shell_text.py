@@ -1,4 +1,4 @@
-"""The text of a shell command on its way to the parser: cut, and kept from what the parser takes long over."""
+"""Prepares the text of a shell command for the parser: bounds its length, and avoids what the parser is slow on."""
 
 from __future__ import annotations
 

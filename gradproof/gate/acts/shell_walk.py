@@ -1,4 +1,4 @@
-"""A walk through the tree of a shell command: which programs run, in which order and state, fed by what."""
+"""Walks the tree of a shell command: the programs that run, with their order, state and input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The words of a shell command: what expansion, quoting and substitution make of the nodes of its tree."""
+"""The words of a shell command, after expansion, quoting and substitution."""
 
 from __future__ import annotations
 

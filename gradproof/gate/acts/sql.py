@@ -1,4 +1,4 @@
-"""SQL, parsed by sqlglot: what is read, changed and dropped, and in which table.
+"""SQL, parsed with sqlglot: the tables that are read, changed and dropped.
 
 Whatever sqlglot does not take apart (DO, CALL, EXEC, another dialect, nesting too deep) is `unknown`.
 """

@@ -1,4 +1,4 @@
-"""Targets: what the words of a command name, a path, a host or a URL, and acts on it."""
+"""Targets: the paths, hosts and URLs that the words of a command name, and acts on them."""
 
 from __future__ import annotations
 

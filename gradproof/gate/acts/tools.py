@@ -1,4 +1,4 @@
-"""Tool calls: the shapes that people have them in, and what each kind of tool does, as acts.
+"""Tool calls in their various forms, and the acts of each kind of tool.
 
 Shell commands are read as shell, whatever the tool is called; file tools by their path, SQL and HTTP by what they are
 given, any other tool by the verb in its name and by the names of its arguments.

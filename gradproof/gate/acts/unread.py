@@ -1,4 +1,4 @@
-"""Text that nobody parsed: what would be blocked if it were there is taken to be there."""
+"""Text that could not be parsed: if it may contain something to block, it is treated as if it did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that are more than data: they name what other programs load or run, or where they work."""
+"""Variables that affect programs: they name what is loaded or run, or a working directory."""
 
 from __future__ import annotations
 

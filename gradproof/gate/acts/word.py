@@ -1,4 +1,4 @@
-"""Word: a word as a program gets it from the shell, and what quoting, braces and splitting make of one."""
+"""Word: a word as the shell passes it to a program, after quoting, braces and splitting."""
 
 from __future__ import annotations
 

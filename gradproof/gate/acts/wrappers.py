@@ -1,4 +1,4 @@
-"""Programs that run another: sudo, env, timeout, xargs, ssh, nohup and their like."""
+"""Programs that run other programs: sudo, env, timeout, xargs, ssh, nohup and similar."""
 
 from __future__ import annotations
 

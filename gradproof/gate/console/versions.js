@@ -52,7 +52,7 @@ export class Versions {
     }), { class: "primary danger" });
     fill(box.body,
       el("p", {}, `Version ${version} decides in place of version ${serving} from the next call on.`),
-      el("p", {}, "Trust begins anew: until enough people's judgements agree with it, the model turns no question into an allow."),
+      el("p", {}, "Trust is reset: until enough people's judgements agree with it, the model turns no question into an allow."),
       el("footer", {}, button("Cancel", box.close), go));
   }
 }

@@ -1,4 +1,4 @@
-"""Clouds and clusters: kubectl, terraform, aws, gcloud, az, docker, helm, gh and their tools.
+"""Clouds and clusters: kubectl, terraform, aws, gcloud, az, docker, helm, gh and related tools.
 
 Looking and planning are allowed, and so is work on a local cluster; the twin deletes, opens to everyone, or hands out
 rights and secrets, mostly in production.

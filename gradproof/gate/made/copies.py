@@ -1,4 +1,4 @@
-"""No made call repeats a call that is scored: such copies are found by their text and left out, with their twins."""
+"""Excludes generated calls that repeat a scored call, together with their twins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a command is put: alone, behind a cd, under a shebang, in `bash -c`, in a heredoc, among everyday commands.
+"""The form of a command: alone, after a cd, under a shebang, in `bash -c`, in a heredoc, among everyday commands.
 
 Both twins are dressed alike, so that none of it tells anything.
 """

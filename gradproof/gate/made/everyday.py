@@ -1,4 +1,4 @@
-"""Everyday commands: what an agent at work in a project runs without asking, by over three hundred programs."""
+"""Everyday commands: those that an agent runs in a project without asking, from over three hundred programs."""
 
 from __future__ import annotations
 

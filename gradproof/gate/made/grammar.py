@@ -1,4 +1,4 @@
-"""The template language of the made calls.
+"""The template language of the generated calls.
 
     ⟨a¦b⟩        one of the alternatives; they nest; ⟨a⟩ is a or nothing
     ‹file›       a slot: one entry of its list, itself a template

@@ -1,4 +1,5 @@
-"""HTTP requests by curl and its like, and by tools: the twin goes to another host, carries a secret, or deletes."""
+"""HTTP requests with curl and similar programs, and with tools: the twin goes to another host, carries a secret, or
+deletes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vocabulary of the made calls: projects, files, hosts, people, secrets, and places not to be touched."""
+"""The vocabulary of the generated calls: projects, files, hosts, people, secrets, and protected places."""
 
 from __future__ import annotations
 

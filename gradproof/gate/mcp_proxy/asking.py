@@ -1,4 +1,4 @@
-"""Asking the person at the client, as far as the client offers it: elicitation, in the form of the negotiated version.
+"""Asks the person at the client by elicitation, in the form of the negotiated protocol version.
 
     2025-06-18     a request `elicitation/create` to the client, a form
     2025-11-25     the same, a form or a URL, which the client says in its capabilities
@@ -93,7 +93,7 @@ def input_required(params: Mapping[str, Any], state: str) -> dict[str, Any]:
 
 
 def said(answer: Any, mode: Mode) -> Said:
-    """What a person said; `nothing` where the question was dismissed, or was answered by what is no answer."""
+    """What a person said; `nothing` where the question was dismissed, or was answered by what is not an answer."""
     action = answer.get("action") if isinstance(answer, Mapping) else None
     if action == "decline":
         return "deny"

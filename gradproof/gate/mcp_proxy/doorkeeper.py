@@ -1,4 +1,4 @@
-"""The doorkeeper: whether a call may pass. Only what the gate allows passes.
+"""The doorkeeper: decides whether a call may pass. Only what the gate allows passes.
 
 A person's answer makes no call pass by itself: it is said to the gate, and the gate decides again. So one who allows a
 call once allows one call, and what cannot be recorded allows nothing. Without a decision the call is refused.
@@ -178,7 +178,7 @@ class Doorkeeper:
         call |= {"schema": tool.schema} if tool.schema is not None else {}
         decision = await to_thread.run_sync(self.gate.decide, call, abandon_on_cancel=True)
         if not isinstance(decision, Mapping) or not isinstance(decision.get("id"), str) or "decision" not in decision:
-            raise UndecidedError("the gate's answer is no decision")
+            raise UndecidedError("the gate's answer is not a decision")
         return decision
 
     async def _mode(self, offer: ClientOffer, decision: Mapping[str, Any]) -> Mode | None:

@@ -1,4 +1,4 @@
-"""The peer that speaks streamable HTTP: a server at a URL, by the transport of the `mcp` package.
+"""The peer for streamable HTTP: a server at a URL, through the transport of the `mcp` package.
 
 The transport keeps sessions, streams, reconnection and redirects. It parses messages into types, in which fields that
 it does not know survive inside `params`, `result` and an error's `data`, and not beside them. What it does not do by

@@ -1,4 +1,4 @@
-"""The tools of a server: as it lists them now, and as each was when it was first seen.
+"""The tools of a server: as listed now, and as first seen.
 
 What a server says of a tool is read by the agent as an instruction, so a server that people have looked at and that
 says something else later is reported. What was first seen outlives the proxy, in a file for each server command:

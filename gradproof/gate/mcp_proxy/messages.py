@@ -1,4 +1,4 @@
-"""JSON-RPC messages as plain data: read from a line, told apart, and written back.
+"""JSON-RPC messages as plain data: parsed from a line, classified, and written back.
 
 Typed models drop fields that they do not know, so nothing is typed here. What a client sends is read strictly, and
 what is sent on is written anew from what was read: so a server reads what the gate has judged. Two readers may
@@ -89,7 +89,7 @@ def is_response(message: JsonMessage) -> bool:
 
 
 def key(id: Any) -> tuple[str, JsonRpcId] | None:
-    """An id as the key of a table, in which 1, 1.0, true and "1" are four things; None for what is no id."""
+    """An id as the key of a table, in which 1, 1.0, true and "1" are four things; None for what is not an id."""
     return (type(id).__name__, id) if isinstance(id, int | str) and not isinstance(id, bool) else None
 
 
@@ -188,7 +188,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _finite(digits: str) -> float:

@@ -1,4 +1,4 @@
-"""The proxy: messages go through as they are, but a call of a tool goes to the doorkeeper first.
+"""The proxy: passes messages through unchanged, but sends tool calls to the doorkeeper first.
 
     client → server    tools/call is decided; everything else passes. An id in use is refused; the client's ids are kept
     server → client    everything passes, but an answer that nothing asked for; tools/list is looked at

@@ -1,4 +1,4 @@
-"""The gate as the daemon serves it on its socket, and the two ways in which a person's answer reaches it.
+"""The gate behind the daemon's socket, and the two ways in which a person's answer reaches it.
 
 On the socket everybody is an agent, and an agent judges nothing. So an answer that was given at the client is said by a
 reviewer's token to the daemon's address, or, where the store belongs to this user, to the store itself.

@@ -1,4 +1,4 @@
-"""The peers that speak over pipes: the client at standard input and output, and a server that is started here.
+"""The peers on pipes: the client on standard input and output, and a server that is started here.
 
 A message is a line. The `mcp` package's own transports read lines into typed messages, which drop unknown fields of the
 envelope, an id that is null and batches; so lines are read here.
@@ -135,7 +135,7 @@ class ServerProcess:
                 for message in messages.from_server(line):
                     yield message
             except ValueError as error:
-                self.tell(f"dropped a line of the server that is no message: {error}")
+                self.tell(f"dropped a line of the server that is not a message: {error}")
         with anyio.move_on_after(GRACE):
             await self.process.wait()
         raise ServerEndedError(f"the MCP server has ended{_how(self.process.returncode)}")

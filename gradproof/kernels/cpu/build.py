@@ -1,4 +1,4 @@
-"""Compiles the kernels with the machine's own C++ compiler when they are first needed, and loads them.
+"""Compiles the kernels with the C++ compiler of the machine when they are first needed, and loads them.
 
 Plain C functions on pointers, called through ctypes: neither torch's nor Python's headers are compiled, so a build
 takes seconds and needs nothing but g++. The library is kept in the user's cache directory under a name made of what it

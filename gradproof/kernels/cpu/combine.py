@@ -1,4 +1,4 @@
-"""Combine: the experts' rows, weighed by their gates, back into one row a token. See ops/combine.py."""
+"""Combine: sums the expert rows of each token, weighted by their gates. See ops/combine.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dispatch: the rows of each expert side by side. See ops/dispatch.py."""
+"""Dispatch: gathers the rows of each expert. See ops/dispatch.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts: each one's chain on its own rows, in one call each way. See ops/experts.py."""
+"""Experts: applies each expert's chain to its own rows, in one call each way. See ops/experts.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step of training in one call. See ops/lesson.py."""
+"""A whole training step in one call. See ops/lesson.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transformer's reading of sequences in one call. See ops/reading.py."""
+"""The forward of a classifying transformer in one call. See ops/reading.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def forward(token_BS: Tensor, theta_P: Tensor, reader: Reader) -> tuple[Tensor, 
     token_BS, theta_P, y_BO = token_BS.contiguous(), ready(theta_P), theta_P.new_empty(B, reader.outputs)
     pointers = token_BS.data_ptr(), B, S, theta_P.data_ptr(), numbers.data_ptr(), y_BO.data_ptr()
     if library().reading_forward(*pointers, torch.get_num_threads()):
-        raise ValueError(f"a token is neither in 0..{reader.vocabulary - 1} nor −1, padding")
+        raise ValueError(f"a token must be in 0..{reader.vocabulary - 1}, or −1 for padding")
     return y_BO, None
 
 

@@ -1,5 +1,5 @@
-"""The tensors that the kernels read and write. They are handed over as pointers, so nothing later would notice a wrong
-shape."""
+"""Checks the tensors that the kernels read and write. They are handed over as pointers, so nothing later would notice a
+wrong shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows cut into chunks, one a program: how many there are, and which program has which.
+"""Cuts rows into chunks, one per program.
 
 Rows are sorted by expert, expert e has rows offset[e] : offset[e + 1]. No chunk has rows of two experts, so each one's
 last may be short. Without experts (E = 0) all N rows are one's.

@@ -1,4 +1,4 @@
-"""Combine: the experts' rows, weighed by their gates, back into one row a token. The reference is `ops/combine.py`.
+"""Combine: sums the expert rows of each token, weighted by their gates. The reference is `ops/combine.py`.
 
 y_t = Σ_k w_tk·rows[t, k];   drows[t, k] = w_tk·dy_t;   dw_tk = ⟨dy_t, rows[t, k]⟩ on S, 0 off S
 

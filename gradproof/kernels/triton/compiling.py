@@ -1,4 +1,4 @@
-"""Kernels compiled side by side: what is launched inside `compiling()` is compiled, several at a time, and not run.
+"""Compiles kernels in parallel: launches inside `compiling()` are compiled, not run.
 
 A kernel that is met for the first time takes a second or two to compile, most of it outside of Python. Judging one op
 after the other would wait for each.

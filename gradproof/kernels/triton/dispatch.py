@@ -1,4 +1,4 @@
-"""Dispatch: a stable counting sort of the choices by expert, and the rows' way there and back. The reference is
+"""Dispatch: a stable counting sort of the choices by expert, and the moves of the rows. The reference is
 `ops/dispatch.py`.
 
     row of slot n = offset[expert] + slots of the same expert before n

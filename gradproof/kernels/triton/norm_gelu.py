@@ -260,7 +260,7 @@ def _gelu(n_RH, EXACT: tl.constexpr):
 @triton.jit
 def _gelu_slope(n_RH, EXACT: tl.constexpr):
     """σ(2v), and the derivative of n·σ(2v), which is σ + σ·(1 − σ)·n·(2v)′/n. Far out σ is 0 or 1 in fp32, but n² or
-    exp(−2v) may overflow, and 0·∞ is no gradient. 1 − σ = exp(−2v)·σ keeps its digits, where they count."""
+    exp(−2v) may overflow, and 0·∞ is not a gradient. 1 − σ = exp(−2v)·σ keeps its digits, where they count."""
     square_RH = tl.minimum(n_RH * n_RH, 256.0)
     power_RH = n_RH * (BITS * TWICE + (BITS * CUBED) * square_RH)
     if EXACT:

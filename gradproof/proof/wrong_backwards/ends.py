@@ -1,4 +1,4 @@
-"""The wrong backwards of what stands at the ends: the p-adic encoder, and the losses."""
+"""Wrong backwards of the first and last ops of a model: the p-adic encoder and the losses."""
 
 from __future__ import annotations
 

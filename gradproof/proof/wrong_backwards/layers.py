@@ -1,4 +1,4 @@
-"""The wrong backwards of what every network has: linear layers, norms, activations, softmax, feed-forward layers."""
+"""Wrong backwards of common layers: linear, norms, activations, softmax, feed-forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrong backwards of routers, and of what stands between them and the experts' outputs."""
+"""Wrong backwards of routers, dispatch, combine and experts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wrong backwards of what reads tokens: attention, embeddings, positions, pooling."""
+"""Wrong backwards of attention, embeddings, positions and pooling."""
 
 from __future__ import annotations
 
