@@ -17,7 +17,7 @@ test: .venv/.test
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadfile
 
 test-slow: .venv/.test
-	$(BIN)/pytest -m slow
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -m slow -n 2 --dist loadfile
 
 lint: .venv/.lint
 	$(BIN)/ruff check gradproof tests docs benchmarks examples
