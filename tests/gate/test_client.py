@@ -70,7 +70,7 @@ def test_a_decision_arrives_whole(store, daemon, outcome):
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000, "is not HTTP"),
         (b"\x00\xff" * 100, "closed the connection"),
         (b"", "closed the connection"),
-        (answer_of({"error": "the call is nested too deeply"}, 400), "rejected the call: the call is nested too deeply"),
+        (answer_of({"error": "nested too deeply"}, 400), "rejected the call: nested too deeply"),
         (answer_of({"decision": "allow", "reason": "x"}, 500), "rejected the call: 500"),
         (answer_of({"decision": "allow", "reason": "x"}, 302), "rejected the call: 302"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\n" + b"{\xff\xfe}", "not a JSON object"),
