@@ -19,7 +19,7 @@ from gradproof.commands.predict import predict
 from gradproof.commands.serve import serve
 from gradproof.commands.sizes import sizes
 from gradproof.commands.train import train
-from gradproof.commands.usage import Command, Commands
+from gradproof.commands.usage import Commands, DocumentedCommand
 from gradproof.commands.verify import verify
 from gradproof.version import __version__
 
@@ -52,7 +52,7 @@ def options(
 
 app.add_typer(gate, name="gate")
 for command in (verify, train, ablate, predict, serve, export, diagnose, bench, sizes, doctor):  # as --help lists them
-    app.command(cls=Command)(command)
+    app.command(cls=DocumentedCommand)(command)
 
 
 def main() -> None:

@@ -434,7 +434,7 @@ def test_rebalance_moves_towards_equal_load(normal):
     for _ in range(30):
         module.rebalance(x)
     assert load().max() < before.max() and "router.correction" in module.state_dict()
-    with pytest.raises(ValueError, match="no correction"):
+    with pytest.raises(ValueError, match="no selection bias; create it with correction above 0"):
         small().rebalance(x)
 
 

@@ -19,7 +19,7 @@ from gradproof.commands.gate_rollback import rollback
 from gradproof.commands.gate_serve import serve
 from gradproof.commands.gate_status import status
 from gradproof.commands.gate_token import token
-from gradproof.commands.usage import Command
+from gradproof.commands.usage import DocumentedCommand
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -30,8 +30,8 @@ app = typer.Typer(
 )
 
 for command in (init, decide, feedback, corrections, learn, status, audit, rollback, evaluate):  # as --help has them
-    app.command(cls=Command)(command)
+    app.command(cls=DocumentedCommand)(command)
 for command in (serve, hook, install, uninstall):
-    app.command(cls=Command)(command)
-app.command("mcp-proxy", cls=Command)(mcp_proxy)
+    app.command(cls=DocumentedCommand)(command)
+app.command("mcp-proxy", cls=DocumentedCommand)(mcp_proxy)
 app.add_typer(token, name="token")

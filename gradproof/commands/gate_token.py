@@ -11,13 +11,13 @@ import typer
 from gradproof.commands.gate_store import StoreFolder, opened_store, warn
 from gradproof.commands.options import Debug, Json, NoSeed
 from gradproof.commands.terminal import check_outputs, console_for, errors, write
-from gradproof.commands.usage import Command
+from gradproof.commands.usage import DocumentedCommand
 
 token = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the tokens of the service.")
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
 
 
-@token.command(cls=Command)
+@token.command(cls=DocumentedCommand)
 def add(
     name: NameArgument,
     store: StoreFolder,
@@ -47,7 +47,7 @@ def add(
         print(made, flush=True)
 
 
-@token.command(name="list", cls=Command)
+@token.command(name="list", cls=DocumentedCommand)
 def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """List the tokens, without their secrets.
 
@@ -69,7 +69,7 @@ def list_tokens(store: StoreFolder, json: Json = None, seed: NoSeed = 0, debug: 
             console_for(json).print("there are no tokens", markup=False)
 
 
-@token.command(cls=Command)
+@token.command(cls=DocumentedCommand)
 def revoke(name: NameArgument, store: StoreFolder, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Revoke a token, from the next request on.
 

@@ -32,7 +32,7 @@ class Commands(TyperGroup):
         sys.exit(code if isinstance(code, int) else 0)
 
 
-class Command(TyperCommand):
+class DocumentedCommand(TyperCommand):
     """A command whose help says `Default: …`, whether Typer knows the default or our text gives it."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:

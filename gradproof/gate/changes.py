@@ -140,7 +140,7 @@ def _checked(text: str) -> str:
 
 def _check_stamp(there: str, stamp: str | None, what: str) -> None:
     if stamp is not None and stamp != stamp_of(there):
-        raise Outdated(f"the {what} was changed by somebody else in the meantime; read it again")
+        raise Outdated(f"somebody else has changed the {what} in the meantime; read it again")
 
 
 def _reach(given: Remark, scope: str, once: bool) -> dict[str, Any]:

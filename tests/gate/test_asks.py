@@ -45,7 +45,7 @@ def test_an_answer_is_a_signal_and_is_given_once(decider, store):
     assert answer(store, question.id).kind == "override_allow"
     assert store.journal.asks.get(question.id, store.clock()).state == ALLOWED
     assert asked(decider).decision == "allow"  # it is a correction too
-    with pytest.raises(ValueError, match="was answered by ann"):
+    with pytest.raises(ValueError, match="was already answered by ann"):
         answer(store, question.id, "override_block")
     with pytest.raises(ValueError, match="there is no question"):
         answer(store, asked(decider, "git status").id)

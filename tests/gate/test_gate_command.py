@@ -53,7 +53,7 @@ def test_a_second_word_that_contradicts_the_first_is_told(run, store):
         told[kind] = json.loads(out[0])["before"], err
     assert told["false_block"] == (None, []) and told["override_allow"] == ("false_block", [])
     before, (warned,) = told["false_allow"]
-    assert before == "override_allow" and "override_allow was said of" in warned and "false_allow replaces it" in warned
+    assert before == "override_allow" and "already had the feedback override_allow; false_allow replaces it" in warned
     assert json.loads(run("decide", json.dumps(CALL))[1][0])["decision"] == "block"
 
 
@@ -122,7 +122,7 @@ def test_bad_calls(run, store, bad, says):
         (("feedback", "nobody", "false_block"), "there is no decision 'nobody'"),
         (("feedback", "nobody", "bad"), "there is no signal 'bad'; the kinds are"),
         (("rollback", "7"), "no version 7; the versions kept are 1"),
-        (("rollback",), "no version before 1"),
+        (("rollback",), "there is no version before the serving one, 1"),
         (("init", "--data", "x.jsonl"), "there is already a gate in"),
         (("init", "--false-allow", "2"), "between 0 and 1"),
     ],

@@ -260,7 +260,7 @@ def test_options():
 def test_an_event_that_does_not_end_or_is_too_long(monkeypatch):
     reading, writing = os.pipe()
     os.write(writing, b"{")
-    with pytest.raises(NoAnswer, match="does not end"):
+    with pytest.raises(NoAnswer, match="is not complete"):
         read_event(reading, 0.1)
     monkeypatch.setattr(hook, "MOST_BYTES", 10)
     os.write(writing, b"x" * 30)

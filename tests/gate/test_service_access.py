@@ -101,8 +101,8 @@ def test_an_agent_can_neither_judge_nor_see_others(client):
     mine, others = client.decided(PUSH, "agent"), client.decided(PUSH, "socket")
     for path in ("/v1/decisions/", "/v1/asks/"):
         assert client("GET", path + mine["id"], role="agent").status_code == 200
-        assert "yours" in reason(client("GET", path + others["id"], role="agent"), 404)
-        assert "yours" in reason(client("GET", path + mine["id"], role="socket"), 404)
+        assert "you have no" in reason(client("GET", path + others["id"], role="agent"), 404)
+        assert "you have no" in reason(client("GET", path + mine["id"], role="socket"), 404)
         assert client("GET", path + others["id"], role="reviewer").status_code == 200
     listed = client("GET", "/v1/decisions?limit=500", role="agent").json()["decisions"]
     assert listed and {row["actor"].split("/")[0] for row in listed} == {"agent"}

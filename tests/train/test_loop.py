@@ -524,7 +524,7 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path, tiny, open_run, preci
 def test_a_rate_that_explodes(tmp_path, tiny, open_run):
     """Before the first checkpoint: the sentence says that there is none."""
     trainer, _ = open_run(tmp_path / "run", {**tiny, "lr": 1e30, "schedule": "constant"})
-    sentence = r"of step \d is not finite; .*no checkpoint was saved yet; a lower --lr, with another --out"
+    sentence = r"of step \d is not finite; .*no checkpoint was saved yet; try a lower --lr, with another --out"
     with pytest.raises(Stopped, match=sentence):
         trainer.train()
     assert checkpoint.steps(tmp_path / "run/checkpoints") == []
@@ -615,7 +615,7 @@ def test_a_full_disk_stops_the_run_and_costs_no_checkpoint(
             trainer.train()
     sentence = str(stopped.value)
     assert "step-8 could not be written" in sentence and "No space left" in sentence
-    assert "checkpoints/step-4; make room" in sentence and "gradproof train --resume --out" in sentence
+    assert "checkpoints/step-4; free some space" in sentence and "gradproof train --resume --out" in sentence
     assert [path.name for path in (tmp_path / "run/checkpoints").iterdir()] == ["step-4"]
     checkpoint.load(tmp_path / "run/checkpoints/step-4")
     trainer, watch = open_run(tmp_path / "run", {})

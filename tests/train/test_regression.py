@@ -140,7 +140,7 @@ def test_what_cannot_be(table, tmp_path):
     """Refused in a sentence, before anything is trained."""
     with pytest.raises(ValueError, match="the synthetic set has classes"):
         resolve(dict(task="regression"))
-    with pytest.raises(ValueError, match="a number has no classes"):
+    with pytest.raises(ValueError, match="class_weights: regression has no classes"):
         resolve(dict(task="regression", data="t.csv", class_weights="balanced"))
     with pytest.raises(ValueError, match="classification, regression or null"):
         resolve(dict(task="sorting"))

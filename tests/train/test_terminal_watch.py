@@ -53,7 +53,7 @@ def test_the_last_lines_are_honest(tmp_path):
     lines = out.getvalue().splitlines()
     assert " ".join(lines[0].split()) == "held-out score accuracy balanced AUC log loss seconds train rows"
     assert lines[1].split() == ["moe", "nano", "90.00%", "50.00%", "0.7500", "1.0000", "1.2", "9,000"]
-    assert lines[2] == "scored on 1,234 rows; worst class '[b]fraud': 25.00% of its 8 rows found"
+    assert lines[2] == "scored on 1,234 rows; worst class '[b]fraud': recall 25.00% on its 8 rows"
     assert lines[3] == "warning: too sure"
 
 
@@ -123,4 +123,4 @@ def test_the_thresholds_and_how_to_use_them(tmp_path):
     assert lines[1].split() == ["1:1", "0.500", "0.00%"] and lines[2].split() == ["10:1", "0.091", "100.00%", "25.00%"]
     assert "a missed row" in lines[3] and len(lines[3]) <= 80
     command = ["gradproof", "predict", str(tmp_path / "a run"), "--data", "FILE", "--costs", f"{name}=5"]
-    assert shlex.split(lines[4]) == command
+    assert lines[4] == "predict with these costs:" and shlex.split(lines[5]) == command

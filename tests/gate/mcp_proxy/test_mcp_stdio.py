@@ -161,7 +161,7 @@ def test_what_a_server_prints_beside_messages_is_left_out(daemon):
     with wire(proxy_command(daemon.store, sys.executable, "-c", code)) as proxied:
         assert proxied.ask("made/up")["result"] == {"x": 1}
         status, logged = proxied.end()
-    assert status == 0 and logged.count("is no message") == 2
+    assert status == 0 and logged.count("is not a message") == 2
 
 
 def test_a_server_gets_the_environment_but_not_the_reviewers_token(daemon):
@@ -205,7 +205,7 @@ def test_a_proxy_that_is_told_to_end_ends_its_server(daemon, how):
         (["--header", "a:b", "--", "x"], "name a server"),
         (["--name", "a__b", "--", "x"], "--name"),
         (["--name", "é", "--", "x"], "--name"),
-        (["--cwd", "/no/such/folder", "--", "x"], "no folder"),
+        (["--cwd", "/no/such/folder", "--", "x"], "/no/such/folder is not a folder"),
     ],
 )
 def test_what_cannot_start_says_why(daemon, flags, said):
