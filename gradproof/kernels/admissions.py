@@ -265,7 +265,8 @@ def _compiled_for(variant: Variant, shape: Shape, contract: Contract) -> Contrac
     own = {axis: (size,) for axis, size in sizes_at(at).items() if axis in contract.sizes and axis in "EKIOCVDF"}
     edges = contract.edges
     if contract.edges_at is not None:
-        edges = contract.edges_at((options or contract.options)[0], dict(T=T[-1], E=shape.experts, K=shape.k))
+        known = dict(T=T[-1], E=shape.experts, K=shape.k, O=shape.chain.widths[-1])
+        edges = contract.edges_at((options or contract.options)[0], known)
     if op == "route":
         edges = tuple(_with_options(edge, options[0]) for edge in edges) if shape.experts == 4 else ()
     sizes = {**contract.sizes, **own, **({"T": T} if "T" in contract.sizes else {})}

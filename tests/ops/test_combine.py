@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -69,6 +71,22 @@ def test_round_trip_is_the_identity(normal, T, E, seed, data):
     gates_TE = torch.full((T, E), 1 / K, dtype=torch.float64)
     y_TI, _ = combine.forward(dispatch.forward(x_TI, plan)[0], gates_TE, plan)
     assert ((y_TI - x_TI).abs() <= (1 + K // 2) * torch.finfo(torch.float64).eps * x_TI.abs()).all()
+
+
+@given(E=st.integers(1, 12), seed=st.integers(0, 99), data=st.data())
+def test_the_identity_is_claimed_of_any_number_of_choices(E, seed, data):
+    """In float32 a right combine stays within the bound, where 1/K is inexact and K rows are added up; one that is off by
+    two roundings more does not."""
+    K = data.draw(st.integers(1, E))
+    drawn = combine.CONTRACT.edges_at({}, dict(T=9, E=E, K=K, O=5))[0](torch.Generator().manual_seed(seed))
+    rows, gates = (drawn.arguments[name].float() for name in ("rows", "gates"))
+    placed = replace(drawn, arguments={**drawn.arguments, "rows": rows, "gates": gates})
+    (claim,) = (claim for claim in combine.CONTRACT.claims if claim.name == "conserves")
+    y_TO, _ = combine.forward(rows, gates, drawn.arguments["plan"])
+    measured, bound = claim.check(placed, (y_TO,), {})
+    assert measured <= bound <= (K + 2) * 2**-24
+    spoilt, bound = claim.check(placed, (y_TO * (1 + 2 * (K + 2) * 2**-24),), {})
+    assert spoilt > bound
 
 
 def test_same_bits_twice(normal):
