@@ -17,8 +17,8 @@ from gradproof.ablate.unit import Unit, units
 from gradproof.data.source import Source, SourceOptions, open_source
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.models.sizes import cost
+from gradproof.train.assembly import check_options
 from gradproof.train.config import TrainConfig, fill
-from gradproof.train.loop import check_options
 from gradproof.train.recipe import TableSize
 
 FEWEST = 5  # rows of each class: some to train on, to choose by and to test with

@@ -95,9 +95,11 @@ def _share_table(data: Path, folder: Path) -> None:
 def _trained(unit: Unit, folder: Path, progress: Callable[[int, int], None]) -> dict[str, Any]:
     from gradproof.ablate.specialisation import specialisation
     from gradproof.data.split import TEST, TRAIN
-    from gradproof.train.loop import Diverged, Trainer, prove
+    from gradproof.train.evidence import prove
+    from gradproof.train.loop import Trainer
     from gradproof.train.report import score_best
     from gradproof.train.run import lock, start
+    from gradproof.train.stopped import Diverged
 
     run = start(folder, unit.given, resume=True)
     with lock(run):

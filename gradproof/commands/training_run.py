@@ -145,8 +145,9 @@ def _train(run: Any, watch: Any, debug: bool, mesh: Any) -> dict[str, Any] | Non
     from gradproof.data.columns import column_lines
     from gradproof.data.source import task_lines
     from gradproof.ranks.mesh import RankLost
-    from gradproof.train.loop import Stopped, Trainer
+    from gradproof.train.loop import Trainer
     from gradproof.train.report import finished_report
+    from gradproof.train.stopped import Stopped
     from gradproof.train.text import TextTrainer
 
     done = finished_report(run.path)
@@ -182,7 +183,7 @@ def _train(run: Any, watch: Any, debug: bool, mesh: Any) -> dict[str, Any] | Non
 
 def _to_the_end(run: Any, trainer: Any, mesh: Any) -> dict[str, Any] | None:
     """Proof, rehearsal, training, report. What is kept for other processes, rank 0 makes first."""
-    from gradproof.train.loop import prove
+    from gradproof.train.evidence import prove
     from gradproof.train.report import report, write_report
     from gradproof.train.text import TextTrainer
     from gradproof.train.text_report import text_report

@@ -8,13 +8,8 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import platform
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -25,22 +20,21 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from gradproof.data.feed import Feed
-from gradproof.data.source import Source, open_source
+from gradproof.data.source import open_source
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
-from gradproof.models.ensemble import Ensemble
 from gradproof.models.model import Model
-from gradproof.models.subject import judge_config
 from gradproof.ranks.mesh import Mesh, watched
 from gradproof.train import checkpoint, mesh_checkpoint
-from gradproof.train.adamw import AdamW
+from gradproof.train.assembly import build_step, check_options, environment, summary_writer, thread_count
 from gradproof.train.average import WeightAverage
-from gradproof.train.config import VALIDATIONS, TrainConfig
+from gradproof.train.config import VALIDATIONS
 from gradproof.train.ensemble_step import EnsembleStep
 from gradproof.train.evaluate import evaluate, evaluate_number, predictions, spaced
+from gradproof.train.interruption import interruptible
 from gradproof.train.interval import fit_reach, keep_reach, read_reach
-from gradproof.train.load import build_model, model_config, restore
-from gradproof.train.loss import Loss, Target
+from gradproof.train.load import build_model, restore
+from gradproof.train.loss import Target
 from gradproof.train.mesh_training import MeshTraining
 from gradproof.train.metrics import KEPT, MetricsFile, ema, memory_bytes, trend
 from gradproof.train.number_score import true_values
@@ -49,25 +43,16 @@ from gradproof.train.recipe import TableSize, sized, steps_of
 from gradproof.train.rehearsal import rehearse
 from gradproof.train.replicas import Drifted
 from gradproof.train.run import Run
-from gradproof.train.schedule import Schedule
 from gradproof.train.score import balanced_accuracy, worst
 from gradproof.train.step import TrainStep
 from gradproof.train.step_plan import StepResult
+from gradproof.train.stopped import Diverged, Stopped
 from gradproof.train.temperature import fit_temperature, keep_temperature, read_temperature
 
 VALIDATED_ROWS = 20_000  # of a larger validation part, evenly spaced
-SMALL = 2_000_000  # parameters
 ONCE = 3.0  # seconds within which two signals are one
 ONE_RANK = "one rank"
 SETTLING, TIMED = 3, 12  # steps before a time budget becomes a number of steps, and those that are timed for it
-
-
-class Stopped(Exception):
-    """A run that cannot go on; the sentence names its last good checkpoint."""
-
-
-class Diverged(Stopped):
-    """The loss, a gradient or the outputs are no numbers any more."""
 
 
 class Watch(Protocol):
@@ -261,7 +246,7 @@ class Trainer:
         started, window_start, window = time.perf_counter(), time.perf_counter(), self.at.step
         before = self.at.seconds
         pending: list[tuple[int, StepResult]] = []
-        with _interruptible(0.0 if self.mesh is None else ONCE) as interrupted, watched(self.mesh):
+        with interruptible(0.0 if self.mesh is None else ONCE) as interrupted, watched(self.mesh):
             while not self.at.finished:
                 s = self.at.step
                 self._tell(interrupted)
@@ -535,126 +520,3 @@ class Trainer:
         changed = [f"{name} {then.get(name)} → {now[name]}" for name in now if then.get(name) != now[name]]
         if changed:
             self.watch.say(f"the environment has changed ({', '.join(changed)}): the result will not be bit-exact")
-
-
-def check_options(config: TrainConfig) -> None:
-    """Everything that can be refused before the table is read."""
-    model_config(config, inputs=96, outputs=20)
-    Schedule(config.steps, config.schedule, config.warmup)
-    if config.tensorboard:
-        summary_writer()
-
-
-def thread_count(config: TrainConfig, model: Model) -> int:
-    """As configured; by default one thread for small models, which gain nothing from more, else torch's own."""
-    if config.threads is not None:
-        return config.threads
-    if isinstance(model, Ensemble):
-        return 1  # its members run side by side
-    return 1 if model.params.count < SMALL and config.batch <= 1024 else torch.get_num_threads()
-
-
-def build_step(config: TrainConfig, model: Model, source: Source, mesh: Mesh | None = None) -> TrainStep | EnsembleStep:
-    """The loss follows from the schema: outcomes alone, outcomes and metrics, or a number."""
-    options: dict[str, Any] = {}
-    if config.class_weights == "balanced" and source.schema.quantity:
-        raise ValueError("class_weights: the target is numeric and has no classes; omit it")
-    if config.class_weights == "balanced":
-        outcome_R = source.rows.outcome_R[source.index(TRAIN)]
-        count_C = np.maximum(np.bincount(outcome_R, minlength=len(source.schema.classes)), 1)
-        weight_C = torch.from_numpy(len(outcome_R) / (len(count_C) * count_C))
-        options["class_weight_C"] = weight_C.to(config.device, torch.float32)
-    if source.schema.quantity:
-        loss = Loss("gaussian")
-    elif source.schema.metrics:
-        loss = Loss("quality", weight=config.metrics_weight, **options)
-    else:
-        loss = Loss("cross_entropy", **options)
-    if isinstance(model, Ensemble):
-        return EnsembleStep(model, lambda member: train_step(config, member, loss, mesh), config.threads)
-    return train_step(config, model, loss, mesh)
-
-
-def train_step(config: TrainConfig, model: Model, loss: Loss | str, mesh: Mesh | None = None) -> TrainStep:
-    """The step of a run with this loss."""
-    return TrainStep(
-        model,
-        loss,
-        AdamW(config.lr, weight_decay=config.weight_decay, decay=config.decay),
-        config.precision,
-        clip=config.clip,
-        schedule=Schedule(config.steps, config.schedule, config.warmup),
-        micro_rows=config.micro_rows,
-        mesh=mesh,
-        shard_optimizer=config.shard_optimizer,
-    )
-
-
-def environment(config: TrainConfig, kernels: Mapping[str, str]) -> dict[str, Any]:
-    """What the bits of a result depend on beside config and data."""
-    device = torch.cuda.get_device_name() if config.device == "cuda" else platform.machine()
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    cpu = f"{torch.backends.cpu.get_cpu_capability()} {os.environ.get('ONEDNN_MAX_CPU_ISA', '')}".strip()
-    return {**versions, "device": device, "cpu": cpu, "threads": torch.get_num_threads(), "kernels": dict(kernels)}
-
-
-def read_evidence(file: Path) -> list[dict[str, Any]]:
-    """The records of evidence.jsonl; none where it is not there or not whole."""
-    try:
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    except (OSError, ValueError):
-        return []
-
-
-def prove(run: Run, model: Model) -> None:
-    """evidence.jsonl: the run's own options at a small width, judged before the first step."""
-    file = run.path / "evidence.jsonl"
-    if not read_evidence(file):
-        # What trains of an ensemble is its members, each by itself.
-        config = model.config.member if isinstance(model, Ensemble) else model.config
-        verdict = judge_config(run.config.model, config, seed=run.config.seed)
-        write_atomically(file, "".join(json.dumps(asdict(evidence)) + "\n" for evidence in verdict.evidence))
-    records = read_evidence(file)
-    refuted = [
-        f"{record['claim']} of {record['value'] or record['subject']}"
-        for record in records
-        if record["status"] == "refuted"
-    ]
-    if refuted:
-        raise Stopped(f"the backward pass of this config is refuted: {', '.join(refuted)}; nothing was trained")
-
-
-@contextmanager
-def _interruptible(apart: float = 0.0) -> Iterator[list[bool]]:
-    """The first Ctrl-C (or SIGTERM) fills the list, the second stops at once, if it comes `apart` seconds later:
-    torchrun passes on what the terminal has already sent. Only the main thread hears them."""
-    seen: list[bool] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield seen
-        return
-
-    first = 0.0
-
-    def once(number: int, frame: Any) -> None:
-        nonlocal first
-        if seen and time.monotonic() - first >= apart:
-            raise KeyboardInterrupt
-        if not seen:
-            first = time.monotonic()
-            seen.append(True)
-
-    previous = {number: signal.signal(number, once) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield seen
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def summary_writer() -> Any:
-    """TensorBoard's writer; a sentence where it is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ValueError("tensorboard = true needs TensorBoard: pip install 'gradproof[tensorboard]'") from None
-    return SummaryWriter

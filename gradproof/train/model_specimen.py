@@ -28,8 +28,8 @@ from gradproof.proof.differences import judge
 from gradproof.proof.runner import INPUT
 from gradproof.proof.verdict import SubjectVerdict
 from gradproof.train import checkpoint
+from gradproof.train.assembly import build_step
 from gradproof.train.load import load_model
-from gradproof.train.loop import build_step
 from gradproof.train.loss import Loss, Target
 from gradproof.train.narrow import NarrowWeights
 from gradproof.train.run import Run

@@ -14,16 +14,19 @@ from gradproof.data.rows import Rows
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.files import write_atomically
 from gradproof.train import baselines, checkpoint
+from gradproof.train.assembly import environment
 from gradproof.train.baseline import keep_baseline, mean_input
 from gradproof.train.cautions import cautions
 from gradproof.train.config import TrainConfig
 from gradproof.train.evaluate import predictions, spaced
+from gradproof.train.evidence import read_evidence
 from gradproof.train.explanation import Explainer
 from gradproof.train.load import restore
-from gradproof.train.loop import Stopped, Trainer, environment, read_evidence
+from gradproof.train.loop import Trainer
 from gradproof.train.number_report import number_cautions, number_scores, number_summary
 from gradproof.train.number_score import number_score, true_values
 from gradproof.train.score import FIGURES, score
+from gradproof.train.stopped import Stopped
 
 SCORED_ROWS = 100_000  # of a larger test part, evenly spaced
 CHUNK = 1024

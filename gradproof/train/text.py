@@ -15,10 +15,11 @@ from gradproof.data.split import TRAIN, VALIDATION
 from gradproof.data.text import VOCABULARY, Windows, at_places, in_turn, open_text
 from gradproof.kernels.variants import REFERENCE, Kernels
 from gradproof.models.transformer import Transformer, TransformerConfig
+from gradproof.train.assembly import summary_writer, train_step
 from gradproof.train.checkpoint import Checkpoint
 from gradproof.train.config import TrainConfig
 from gradproof.train.load import best_checkpoint, check_model_options, restore
-from gradproof.train.loop import Trainer, summary_writer, train_step
+from gradproof.train.loop import Trainer
 from gradproof.train.run import Run
 from gradproof.train.schedule import Schedule
 

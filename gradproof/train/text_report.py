@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gradproof.data.split import TEST, TRAIN
-from gradproof.train.loop import environment
+from gradproof.train.assembly import environment
 from gradproof.train.report import PARTS, best_of, evidence_of, run_facts
 from gradproof.train.sample import TEMPERATURE, sample
 from gradproof.train.text import TextTrainer, score, spaced_windows

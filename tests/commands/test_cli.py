@@ -450,7 +450,7 @@ def test_a_full_disk_at_the_end_is_no_bad_input(tables, monkeypatch):
 def test_a_full_disk_at_the_evidence(tables, monkeypatch):
     """Before the first step: either stopped, with a run to resume, or not started, with nothing left."""
     before = listing(tables)
-    monkeypatch.setattr("gradproof.train.loop.write_atomically", no_space)
+    monkeypatch.setattr("gradproof.train.evidence.write_atomically", no_space)
     result = call("train", "small.toml", "--out", "run")
     assert "no space left" in result.stderr
     assert (result.exit_code, (tables / "run/config.json").exists()) in ((1, True), (2, False))

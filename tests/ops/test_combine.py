@@ -75,8 +75,8 @@ def test_round_trip_is_the_identity(normal, T, E, seed, data):
 
 @given(E=st.integers(1, 12), seed=st.integers(0, 99), data=st.data())
 def test_the_identity_is_claimed_of_any_number_of_choices(E, seed, data):
-    """In float32 a right combine stays within the bound, where 1/K is inexact and K rows are added up; one that is off by
-    two roundings more does not."""
+    """In float32 a right combine stays within the bound, although 1/K is inexact and K rows are added up. One that is
+    off by a few roundings more does not."""
     K = data.draw(st.integers(1, E))
     drawn = combine.CONTRACT.edges_at({}, dict(T=9, E=E, K=K, O=5))[0](torch.Generator().manual_seed(seed))
     rows, gates = (drawn.arguments[name].float() for name in ("rows", "gates"))

@@ -20,13 +20,16 @@ from gradproof.data.synthetic import BLOCKS
 from gradproof.proof.verdict import SubjectVerdict
 from gradproof.serve.predict import as_frame, as_records
 from gradproof.train import checkpoint, loop
+from gradproof.train import evidence as evidence_module
 from gradproof.train import training as training_module
 from gradproof.train.checkpoint import MODEL, STEP
 from gradproof.train.config import TrainConfig
+from gradproof.train.evidence import prove
 from gradproof.train.load import build_model, load_model, restore
-from gradproof.train.loop import Stopped, Trainer, prove
+from gradproof.train.loop import Trainer
 from gradproof.train.predictor import Predictor
 from gradproof.train.run import start
+from gradproof.train.stopped import Stopped
 
 NOT_REPRODUCED = ("rows_per_s", "memory")
 
@@ -661,10 +664,10 @@ def test_a_refuted_config_is_never_trained(tmp_path, tiny, monkeypatch):
     """Neither at once, nor by --resume, where the evidence of the refusal is already there."""
     run = start(tmp_path / "run", tiny, resume=False)
     trainer = Trainer(run, SimpleNamespace(reading=None, say=None))
-    judged = loop.judge_config("moe", trainer.model.config)
+    judged = evidence_module.judge_config("moe", trainer.model.config)
     evidence = [type(check)(**{**vars(check), "status": "refuted"}) for check in judged.evidence]
     refuted = SubjectVerdict(**{**vars(judged), "status": "refuted", "evidence": evidence})
-    monkeypatch.setattr(loop, "judge_config", lambda *args, **kwargs: refuted)
+    monkeypatch.setattr(evidence_module, "judge_config", lambda *args, **kwargs: refuted)
     for _ in range(2):
         with pytest.raises(Stopped, match=r"backward pass of this config is refuted: .*; nothing was trained"):
             prove(run, trainer.model)

@@ -11,8 +11,9 @@ from gradproof.data.split import TEST, VALIDATION
 from gradproof.report.page import render
 from gradproof.serve.predict import as_records, predict_file
 from gradproof.train.config import resolve
+from gradproof.train.evidence import prove
 from gradproof.train.load import load_predictor
-from gradproof.train.loop import Trainer, prove
+from gradproof.train.loop import Trainer
 from gradproof.train.number_score import errors, negative_log_likelihood, true_values
 from gradproof.train.report import report
 from gradproof.train.run import BEFORE, start

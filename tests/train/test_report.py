@@ -8,9 +8,10 @@ import torch
 from gradproof.data.split import TEST, TRAIN, VALIDATION
 from gradproof.train import checkpoint, loop
 from gradproof.train.evaluate import predictions
+from gradproof.train.evidence import prove
 from gradproof.train.load import restore
-from gradproof.train.loop import Stopped, prove
 from gradproof.train.report import finished_report, report, write_report
+from gradproof.train.stopped import Stopped
 
 
 def test_the_record(tmp_path, tiny, open_run):
