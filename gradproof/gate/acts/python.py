@@ -78,8 +78,30 @@ OPAQUE = (
         "codecs.decode",
         "types.FunctionType",
     ),
+    *("http.client.HTTPConnection", "http.client.HTTPSConnection", "urllib3.PoolManager", "urllib3.request"),
     *("builtins.eval", "builtins.exec", "code.interact", "runpy.run_module", "os.kill", "os.killpg", "os.setuid"),
 )
+POSITIONAL = ("path", "file", "args", "src", "dst", "source", "destination", "cmd", "command", "url", "top", "filename")
+SAVES = ("save", "savetxt", "savez", "savefig", "to_csv", "to_json", "to_parquet", "to_pickle", "to_excel", "to_html")
+CLIENT_LIBRARIES = ("requests", "httpx", "aiohttp", "urllib3", "urllib", "http")
+ACTING = frozenset(
+    name.split(".")[0] for name in (*FIRST, *BOTH, *SHELLS, *PROCESSES, *REPLACES, "pathlib", "urllib") if "." in name
+)
+
+
+def _plain(function: ast.expr) -> bool:
+    return isinstance(function, ast.Name | ast.Attribute)
+
+
+def _acts(name: str) -> bool:
+    """Whether a function of that name changes files or runs programs."""
+    return (
+        (name in FIRST and FIRST[name][0] != "read")
+        or name in BOTH
+        or name in SHELLS
+        or name in PROCESSES
+        or name.startswith(REPLACES)
+    )
 
 
 def read_python(command: Command, text: str) -> None:
@@ -127,6 +149,8 @@ class _Code(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
+            if alias.name == "*" and (node.module or "").split(".")[0] in ACTING:
+                self.command.unknown(f"names that come from {node.module}")
             self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -142,8 +166,22 @@ class _Code(ast.NodeVisitor):
             self.values[node.target.id] = UNKNOWN
         self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._named(node)
         self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._named(node)
+
+    def _named(self, node: ast.expr) -> None:
+        """A function that is named and not called: `map(os.remove, …)`, `f = os.remove`."""
+        if _acts(self.name(node) or ""):
+            self.command.unknown("a function that is called under another name")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        for part in (getattr(node.func, "value", None) if _plain(node.func) else node.func, *node.args, *node.keywords):
+            if isinstance(part, ast.AST):
+                self.visit(part)
         name = self.name(node.func)
         if name is None:
             if not isinstance(node.func, ast.Attribute):
@@ -152,8 +190,11 @@ class _Code(ast.NodeVisitor):
         self._call(name, node)
 
     def _call(self, name: str, node: ast.Call) -> None:
-        command, args = self.command, node.args
+        command = self.command
+        args = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in POSITIONAL)]
         method = name.rsplit(".", 1)[-1]
+        if any(keyword.arg is None for keyword in node.keywords) and _acts(name):
+            command.unknown("arguments that are made while the code runs")
         if name in FIRST and args:
             effect, folder = FIRST[name]
             command.touch(effect, self.word(args[0]), folder=folder)
@@ -167,6 +208,9 @@ class _Code(ast.NodeVisitor):
                 else next((self.text(k.value) for k in node.keywords if k.arg == "mode"), "r")
             )
             command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", self.word(args[0]))
+        elif name == "os.open" and args:
+            reads = len(args) > 1 and (self.name(args[1]) or "") == "os.O_RDONLY"
+            command.touch("read" if reads else "write", self.word(args[0]))
         elif name in SHELLS and args:
             self._shell(self.text(args[0]))
         elif name in PROCESSES and args:
@@ -189,10 +233,21 @@ class _Code(ast.NodeVisitor):
         elif name.split(".")[0] in CLIENTS and method in (*SENDS, "get", "head", "delete") and args:
             effect: Effect = "send" if method in SENDS else "delete" if method == "delete" else "read"
             locate(command, effect, "url", self.word(args[-1] if method == "request" else args[0]))
+        elif method in (*SENDS, "delete") and self.asks_hosts() and "://" in "".join(map(self.text, args[:2])):
+            url = next(argument for argument in args if "://" in self.text(argument))
+            locate(command, "delete" if method == "delete" else "send", "url", self.word(url))
+        elif method in SAVES and isinstance(node.func, ast.Attribute):
+            for text in filter(None, map(self.text, args[:2])):
+                if UNKNOWN not in text:
+                    command.touch("write", Word((text,)))
         elif name in OPAQUE or ("." in name and name.split(".")[0] in RISKY_MODULES):
             literal = name == "getattr" and len(args) > 1 and isinstance(args[1], ast.Constant)
             if not literal and not name.endswith("b64decode"):
                 command.unknown(f"{name}, which may do anything")
+        elif method == "open" and isinstance(node.func, ast.Attribute) and (base := self.text(node.func.value)):
+            mode = next((self.text(k.value) for k in node.keywords if k.arg == "mode"), "r")
+            mode = self.text(node.args[0]) if node.args else mode
+            command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", Word((base,)))
         elif method in METHODS and isinstance(node.func, ast.Attribute):
             base = self.text(node.func.value)
             if base:
@@ -233,6 +288,10 @@ class _Code(ast.NodeVisitor):
             self.command.unknown("a command that is made while it runs")
         else:
             self._shell(text)
+
+    def asks_hosts(self) -> bool:
+        """Whether a library for requests was imported."""
+        return any(name.split(".")[0] in CLIENT_LIBRARIES for name in self.names.values())
 
     def name(self, node: ast.expr) -> str | None:
         """`os.path.join` of a function, by what was imported; None where it is not a plain name."""

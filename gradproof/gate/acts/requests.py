@@ -33,6 +33,8 @@ DATA = (
     "-T",
 )
 DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
+ENCODED = ("--data-urlencode", "--variable", "--url-query")  # `name@file` is a file, unless there is a = in it
+LISTS_OF_URLS = {"wget": ("-i", "--input-file")}
 FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
 
 
@@ -50,19 +52,31 @@ def curl(command: Command) -> Output | None:
     urls = parsed.positional + parsed.values("--url")
     plain = [url for url in urls if "?" not in url.text]  # a query says what else is meant: a correction wants the same
     command.explain(*plain, method, *(word for word in payload if "@" not in word.text and word.known))
-    if parsed.value("-K", "--config"):
+    for file in parsed.values("-K", "--config", *LISTS_OF_URLS.get(command.program, ())):
+        command.touch("read", file)
         command.unknown("options that are read from a file")
+    if command.program == "wget":
+        for setting in parsed.values("-e", "--execute"):
+            command.unknown(f"the setting {setting.text.replace(UNKNOWN, '?')}")
+        for runs in parsed.values("--use-askpass"):
+            command.shell(runs.text, command.beside())
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
         for word in parsed.values(name):
             command.act("send", "unknown" if UNKNOWN in word.text else "remote", ActTarget("host", word.text))
     files = [_file(text) for word in parsed.values(*FILES) for text in word.texts]
     files += [name for word in payload for text in word.texts for name in _attached(text)]
+    files += [
+        _file(text.partition("@")[2]) for word in parsed.values(*ENCODED) for text in word.texts if "=" not in text
+    ]
+    files += [_file(text) for word in parsed.values("-b", "--cookie") for text in word.texts if "=" not in text]
     for name in files:
         if name not in ("", "-", "."):
             command.touch("read", Word((name,)))
     hidden = any(_is_secret(command, word) for word in payload) or any(_secret_file(command, name) for name in files)
     hidden = hidden or any(
-        _mentions_secret(word) for name in ("-H", "--header", "-b", "--cookie") for word in parsed.values(name)
+        _mentions_secret(word)
+        for name in ("-H", "--header", "-b", "--cookie", "-u", "--user")
+        for word in parsed.values(name)
     )
     before = len(command.reading.acts)
     for url in urls:

@@ -184,6 +184,7 @@ def read_call(
     sends = any(act.effect in ("send", "spend") for act in reading.acts)
     said = _said(tool, arguments, sends)
     acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
+    acts = _carrying(acts, reading.connected)
     if read_secret:
         acts = [act.but(marks=act.marks | {"payload:secret"}) if _leaves(act) else act for act in acts]
     if not acts:
@@ -248,6 +249,25 @@ def _rest(reading: Reading, arguments: Mapping[str, Any]) -> str:
     command = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None) if rest else None
     said = (value for _, value in leaves("", arguments) if isinstance(value, str) and value is not command)
     return "\n".join((rest, *said, *(() if rest else reading.written.values())))
+
+
+def _carrying(acts: Sequence[Act], connected: bool) -> list[Act]:
+    """What is sent after a secret was read may be that secret; where a connection stays open, before it as well."""
+    first = next((i for i, act in enumerate(acts) if act.effect == "read" and act.scope == "secret"), None)
+    if first is None:
+        return list(acts)
+    before = [] if connected else list(acts[:first])
+    return [*before, *(_with_secret(act) if _sends(act) else act for act in acts[len(before) :])]
+
+
+def _sends(act: Act) -> bool:
+    """A request that writes to a host sends as well; what a command writes that runs there does not."""
+    writes = act.effect == "write" and act.target.kind == "host" and "elsewhere" not in act.via
+    return act.scope not in ("local", "project", "temp") and (act.effect == "send" or writes)
+
+
+def _with_secret(act: Act) -> Act:
+    return act.but(effect="send", marks=act.marks | {"payload:secret"})
 
 
 def _leaves(act: Act) -> bool:

@@ -48,6 +48,9 @@ def wrapper(command: Command) -> Output | None:
         if own.get("privileged") or own.get("shell"):
             command.state = state
             command.act("execute", "system" if own.get("privileged") else "local")
+        if command.program == "env":  # all variables, among them those that hold tokens
+            command.act("read", "local")
+            return Output(secret=True, piped=True)
         return None
     return command.again(words, state)
 
@@ -72,12 +75,16 @@ def _assignments(command: Command, words: list[Word], state) -> list[Word]:
 def xargs(command: Command) -> Output | None:
     """The words come from what it is fed with."""
     deed = replace(
-        command.deed, values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--max-procs"})
+        command.deed,
+        values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--arg-file", "--max-procs"}),
     )
     deed = replace(deed, values=deed.values | {"-I", "-i", "--replace"}, flags={"-0": "read"})
     parsed = parse(command.words, deed, stop=True)
     words = parsed.positional or [Word(("echo",))]
     stdin = command.stdin
+    for file in parsed.values("-a", "--arg-file"):
+        acts = command.touch("read", file)
+        stdin = Output(None, "", any(act.scope == "secret" for act in acts), True)
     if stdin.text is not None and UNKNOWN not in stdin.text:
         fed = [Word((piece,), stdin.fetched, stdin.secret) for piece in stdin.text.split()[:64]]
     else:
@@ -122,8 +129,10 @@ def ssh(command: Command) -> Output | None:
         cwds=(f"/{UNKNOWN}",),
         context=command.state.context | user | {option for option in chosen if option not in SSH_QUIET},
     )
-    if command.stdin.secret:
+    if command.stdin.secret or any(word.secret for word in words):
         command.act("send", scope, ActTarget("host", name), marks=("payload:secret",))
+    elif "pipe" in command.state.via and command.stdin.text is None:
+        command.act("send", scope, ActTarget("host", name))
     if any(flag in ("-L", "-R", "-D", "-N", "-f") for flag, _ in parsed.options) and not words:
         command.act("send", scope, ActTarget("host", name))
         return None
