@@ -19,8 +19,9 @@ RUNS_FROM_EDITOR = re.compile(
 )
 
 PLAIN_ORDER = re.compile(  # moves about, sets options, replaces, saves under the same name
-    r":?(?:\d*|\$|[GFg]|/[^|]*|(?:set?|setlocal|syntax|filetype|colorscheme) [\w\s=,:+-]*|%?(?:\d+,\d+)?s(/|#)[^|]*\1[^|]*\1[gicen]*"
-    r"|(?:w|x|q|wq|qa|wqa|xa|wa|cq|noh|e|normal [\w=$]+)!?|(?:g|v)/[^|]*/d|help(?: \w+)?)"
+    r":?(?:\d*|\$|[GFg]|/[^|]*|(?:set?|setlocal|syntax|filetype|colorscheme) [\w\s=,:+-]*"
+    r"|%?(?:\d+,\d+)?s(/|#)[^|]*\1[^|]*\1[gicn]*|(?:g|v)/[^|]*/d|help(?: \w+)?"
+    r"|(?:w|x|q|wq|qa|wqa|xa|wa|cq|noh|e|normal [\w=$]+)!?)"
 )
 
 

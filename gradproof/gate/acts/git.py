@@ -9,10 +9,11 @@ from dataclasses import replace
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import Parsed, parse
-from gradproof.gate.acts.paths import UNKNOWN, resolve, secret
-from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, locate, reader
+from gradproof.gate.acts.paths import TILDE, UNKNOWN, resolve, secret
+from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
 SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch")
@@ -67,8 +68,8 @@ def git(command: Command) -> Output | None:
     for setting in parsed.values("-c", "--config-env"):
         name, _, value = setting.text.partition("=")
         _setting(command, name, value)
-    if parsed.has("--exec-path") and parsed.value("--exec-path"):
-        locate(command, "execute", "path", parsed.value("--exec-path") or Word())
+    if (programs := parsed.value("--exec-path")) is not None:
+        assigned(command.reading, "GIT_EXEC_PATH", [programs], command.state)
     folder = parsed.value("-C") or parsed.value("--work-tree")
     if folder is not None:
         command.state = command.beside()
@@ -213,7 +214,56 @@ def _checkout(command: Command) -> None:
 
 
 def _update_ref(command: Command) -> None:
-    here(command, "rewrite_history" if "-d" in command.texts or "--delete" in command.texts else "write")
+    """Moves a branch past all checks; what it led to may be lost."""
+    texts = command.texts
+    moved = next((text for text in texts if not text.startswith("-")), "")
+    loses = {"-d", "--delete", "--stdin"} & set(texts) or moved == "HEAD" or moved.startswith("refs/heads/")
+    here(command, "rewrite_history" if loses else "write")
+
+
+def _bundle(command: Command) -> None:
+    words = [word for word in command.words if not word.text.startswith("-")]
+    creates = [word.text for word in words[:1]] == ["create"]
+    for word in words[1:2]:
+        command.touch("write" if creates else "read", word)
+    if not words[1:]:
+        here(command, "read")
+
+
+def _apply(command: Command) -> None:
+    """A patch: where to, and whether its paths may leave the folder."""
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-p", "-C", "--directory", "--exclude", "--include", "-S", "-s"}))
+    )
+    for word in parsed.positional:
+        command.touch("read", word)
+    if parsed.has("--unsafe-paths"):
+        command.touch("write", parsed.value("--directory") or Word((UNKNOWN,)), folder=True)
+    elif folder := parsed.value("--directory"):
+        command.touch("write", folder)
+    here(command, "write")
+
+
+def _format_patch(command: Command) -> None:
+    parsed = parse(command.words, Deed(values=frozenset({"-o", "--output-directory", "-v", "--output"})))
+    for folder in parsed.values("-o", "--output-directory", "--output"):
+        command.touch("write", folder)
+    here(command, "read" if parsed.has("--stdout") else "write")
+
+
+def _maintenance(command: Command) -> None:
+    """`start` has it run every hour."""
+    command.act("persist", "home") if command.texts[:1] == ["start"] else here(command, "write")
+
+
+def _lfs(command: Command) -> None:
+    """`install` sets filters for all of the user's repositories."""
+    if command.texts[:1] == ["install"] and not {"--local", "--worktree"} & set(command.texts):
+        command.touch("write", Word((f"{TILDE}/.gitconfig",)))
+    elif command.texts[:1] == ["push"]:
+        command.act("publish", "remote", ActTarget("branch", "lfs"))
+    else:
+        here(command, "write")
 
 
 def _reset(command: Command) -> None:
@@ -276,7 +326,8 @@ def _config(command: Command) -> None:
         return
     name = words[0].lower() if words else ""
     runs = name in RUNS or name.startswith(RUNNING_PREFIXES) or name.endswith((".helper", ".program", ".command"))
-    effect: Effect = "persist" if runs else "write"
+    leads = name.startswith("remote.") and name.endswith((".url", ".pushurl", ".receivepack", ".uploadpack", ".proxy"))
+    effect: Effect = "persist" if runs or leads else "write"
     if parsed.has("--system"):
         command.act(effect, "system", ActTarget("path", "/etc/gitconfig"))
     elif parsed.has("--global"):
@@ -292,7 +343,9 @@ def _config(command: Command) -> None:
 def _remotes(command: Command) -> None:
     verb = command.texts[0] if command.words else ""
     command.verb = f"remote {verb}".strip()
-    here(
+    if verb == "set-url":  # a push that somebody allowed would go elsewhere
+        return here(command, "persist", ("flag:url",))
+    return here(
         command, "write" if verb in ("add", "set-url", "remove", "rm", "rename", "set-head", "set-branches") else "read"
     )
 
@@ -507,6 +560,11 @@ VERBS = {
     "tag": _tag,
     "commit": _commit,
     "update-ref": _update_ref,
+    "bundle": _bundle,
+    "apply": _apply,
+    "format-patch": _format_patch,
+    "maintenance": _maintenance,
+    "lfs": _lfs,
     "init": _init,
     **dict.fromkeys(("checkout-index", "read-tree"), _index),
     "mv": _moved,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from gradproof.gate.acts.act import ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, _argument, here, locate, reader
+from gradproof.gate.acts.programs import READERS, Command, _argument, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
@@ -90,6 +91,9 @@ def pip(command: Command) -> Output | None:
     return None
 
 
+EXEC = Deed(values=frozenset({"-c", "--call", "-p", "--package", "-w", "--workspace"}))
+
+
 @reader("npm")
 def npm(command: Command) -> Output | None:
     """npm, yarn, pnpm, bun: scripts of the project, its packages, or global ones."""
@@ -113,6 +117,9 @@ def npm(command: Command) -> Output | None:
         ),
     )
     words = [word.text for word in parsed.positional]
+    if command.program == "bun" and parsed.has("-e", "--eval", "-p", "--print"):
+        at = next(i for i, text in enumerate(command.texts) if text.startswith(("-e", "--eval", "-p", "--print")))
+        return READERS["interpreter"](replace(command, program="node", words=command.words[at:]))
     is_global = parsed.has("-g", "--global", "--location") or words[:1] == ["global"]
     if words[:1] == ["global"]:
         words = words[1:]
@@ -130,6 +137,8 @@ def npm(command: Command) -> Output | None:
         for text in words[1:]:
             if "://" in text or text.startswith("git+"):
                 locate(command, "fetch_and_run", "url", Word((text.removeprefix("git+"),)))
+            elif (path := text.removeprefix("file:")).startswith((".", "/", "~")):  # its scripts run
+                command.touch("execute", Word((TILDE + path[1:] if path.startswith("~") else path,)))
         _installed(command, "install", is_global, name)
     elif verb in ("uninstall", "remove", "rm", "un", "prune"):
         _installed(command, "install", is_global, name)
@@ -173,18 +182,37 @@ def npm(command: Command) -> Output | None:
             here(command, "install")
         else:
             command.act("read", "local")
+    elif verb == "set":
+        command.touch("write", Word((f"{TILDE}/.npmrc",)))
     elif verb in ("token", "login", "adduser", "logout"):
         command.act("change_rights", "remote", name)
     elif verb in ("dlx", "create") and len(words) > 1:
         command.act("fetch_and_run", "remote", name)
     elif verb in ("exec", "x", "init") and len(words) > 1:
-        _packaged(command, Word((words[1],)))
+        return _executed(command, verb)
     elif verb == "cache":
         command.act(
             "read" if "ls" in words or "verify" in words else "delete", "home" if "clean" in words else "local", name
         )
     else:
         here(command, "execute")
+    return None
+
+
+def _executed(command: Command, verb: str) -> Output | None:
+    """`npm exec -- tsc --noEmit`: a command, in which names are first those of the project's packages."""
+    at = next(i for i, word in enumerate(command.words) if word.text == verb) + 1
+    parsed = parse(command.words[at:], EXEC, stop=True)
+    for code in parsed.values("-c", "--call"):
+        command.shell(code.text, command.beside())
+    if parsed.has("-y", "--yes", "-p", "--package"):
+        _fetched(command, parsed.value("-p", "--package") or next(iter(parsed.positional), Word()))
+    elif parsed.positional and (verb == "init" or parsed.positional[0].text not in knowledge().programs):
+        _packaged(command, parsed.positional[0])
+        for word in parsed.positional[1:]:
+            _argument(command, word, "execute")
+    else:
+        return command.again(parsed.positional)
     return None
 
 
@@ -195,10 +223,23 @@ def _installed(command: Command, effect: Effect, is_global: bool, name: ActTarge
         command.act(effect, "project" if command.reading.around.project else "outside", name)
 
 
+TOOLS = {"remove_directory": "rm", "remove": "rm", "copy": "cp", "copy_directory": "cp", "rename": "mv"}
+TOOLS |= {"create_symlink": "ln", "make_directory": "mkdir", "rm": "rm"}
+
+
 @reader("make")
 def make(command: Command) -> Output | None:
     """Runs what the folder's own file says."""
+    if command.program == "cmake" and command.texts[:1] == ["-E"]:  # tools of its own: rm, copy, env …
+        return command.again(
+            [Word((TOOLS.get(w.text, w.text),)) if not i else w for i, w in enumerate(command.words[1:])]
+        )
     parsed = parse(command.words, command.deed)
+    if command.program in ("cmake", "gradle", "gradlew", "mvn"):
+        for file in parsed.values("-P", "-p", "--project-dir", "-f", "--file", "-C", "-I", "--init-script"):
+            command.touch("execute", file)
+    for code in parsed.values("--eval", "-E") if command.program in ("make", "gmake") else ():
+        command.unknown(f"a rule that is given to make: {code.text[:60].replace(UNKNOWN, '?')}")
     folder = parsed.value("-C", "--directory", "--cwd", "--dir", "--manifest-path")
     file = parsed.value("-f", "--file", "--makefile")
     if folder is not None:

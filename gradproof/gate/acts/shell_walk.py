@@ -101,7 +101,7 @@ class Walk:
         return output
 
     def _pipeline(self, node: Node, state: State, stdin: Output) -> Output:
-        """`a && b 2>&1 | c` pipes b alone, though the parser counts all that stands before the pipe to its first stage."""
+        """`a && b 2>&1 | c` pipes b alone; to the parser all before the pipe is its first stage."""
         first, *others = (child for child in node.children if child.is_named and child.type != "comment")
         if first.type == "list":
             return self._list(first, state, stdin, lambda last: self._piped(node, [last, *others], state, stdin))

@@ -29,6 +29,12 @@ def dd(command: Command) -> Output | None:
     return None
 
 
+RUNS_FROM_TAR = (
+    *("--to-command", "-I", "--use-compress-program", "--checkpoint-action", "--rsh-command", "--rmt-command"),
+    *("-F", "--info-script", "--new-volume-script"),
+)
+
+
 @reader("tar")
 def tar(command: Command) -> Output | None:
     """Creates or takes apart an archive; the first word may be flags without a dash."""
@@ -45,23 +51,28 @@ def tar(command: Command) -> Output | None:
                 "--exclude",
                 "-T",
                 "-X",
-                "--to-command",
-                "-I",
-                "--use-compress-program",
-                "--checkpoint-action",
+                *RUNS_FROM_TAR,
                 "--transform",
             }
         )
     )
     parsed = parse(words, deed)
-    for runs in parsed.values("--to-command", "-I", "--use-compress-program", "--checkpoint-action", "--rsh-command"):
+    for runs in parsed.values(*RUNS_FROM_TAR):
         text = runs.text.removeprefix("exec=")
         if text not in ("pigz", "zstd", "gzip", "xz", "bzip2", "lz4", "pbzip2", "zstdmt"):
             command.shell(text, command.beside())
     file, folder = parsed.value("-f", "--file"), parsed.value("-C", "--directory")
     creates = parsed.has("-c", "--create", "-r", "-u", "--append", "--update")
     lists = parsed.has("-t", "--list")
-    if file is not None and file.text != "-":
+    host = (
+        "" if file is None or parsed.has("--force-local") else file.text.partition(":")[0] if ":" in file.text else ""
+    )
+    there = bool(host) and "/" not in host
+    if file is not None and there and not creates:
+        _archive_there(command, "read", file)
+    elif file is not None and there:
+        pass  # once it is known what it holds
+    elif file is not None and file.text != "-":
         command.touch("write" if creates else "read", file)
     state = command.beside()
     if folder is not None and creates:
@@ -75,6 +86,8 @@ def tar(command: Command) -> Output | None:
         if parsed.has("--remove-files"):
             for word in parsed.positional:
                 inner.touch("delete", word, folder=True)
+        if file is not None and there:
+            _archive_there(command, "send", file)
     elif not lists:
         if parsed.has("-P", "--absolute-names"):
             command.act("write", "unknown", marks=("flag:absolute-names",))
@@ -83,6 +96,13 @@ def tar(command: Command) -> Output | None:
         elif not parsed.has("-O", "--to-stdout"):
             here(command, "write")
     return None
+
+
+def _archive_there(command: Command, effect: Effect, file: Word) -> None:
+    """`tar cf HOST:FILE`: the archive lies on another machine."""
+    host, _, path = file.text.partition(":")
+    scope: ActScope = "unknown" if UNKNOWN in host else "remote"
+    command.act(effect, scope, ActTarget("host", host.rpartition("@")[2].replace(UNKNOWN, "?"), within=path))
 
 
 @reader("chmod")
