@@ -81,6 +81,7 @@ SECRET_NAMES = (
 )
 NOT_SECRET = (
     *("*.pub", "*.example", "*.sample", "*.template", "*.dist", ".env.test", "*.py", "*.js", "*.ts", "*.go", "*.rs"),
+    *("*.tsx", "*.jsx", "*.kt", "*.swift", "*.cs", "*.dart", "*.vue", "*.svelte", "*.scala"),
     *("*.md", "*.html", "*.css", "*.java", "*.rb", "*.sh", "*.tf", "cacert.pem", "*.crt", "public*.pem", "public*.key"),
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".azure", ".docker", ".password-store", "keyrings", "Keychains")
@@ -316,13 +317,15 @@ def owned(path: str, effect: Effect, around: Surroundings, folder: bool = False)
 
 
 def own_part(path: str) -> bool:
-    """Whether a path leads through an agent's settings or a repository's hooks."""
-    padded = f"/{path.strip('/')}/"
+    """Whether a path leads through an agent's settings or a repository's hooks. Some systems do not tell case apart."""
+    padded = f"/{path.strip('/').lower()}/"
     return any(f"/{name}/" in padded for name in AGENTS)
 
 
 def secret(path: str) -> bool:
     """Whether a file of that name is known to hold secrets."""
+    if (lower := path.lower()) != path and secret(lower):  # some systems do not tell case apart
+        return True
     *folders, name = path.strip("/").split("/")
     if _any_of(NOT_SECRET).match(name):
         return False

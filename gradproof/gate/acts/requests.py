@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,6 +34,7 @@ DATA = (
     "-T",
 )
 DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
+CODE_URL, FILE_URL = re.compile(r"(?i)\s*(?:javascript|vbscript):"), re.compile(r"(?i)file:(?://(?:localhost)?)?(?=/)")
 ENCODED = ("--data-urlencode", "--variable", "--url-query")  # `name@file` is a file, unless there is a = in it
 LISTS_OF_URLS = {"wget": ("-i", "--input-file")}
 FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
@@ -134,14 +136,17 @@ def _mentions_secret(word: Word) -> bool:
 def request(command: Command, method: str, url: Word, *, payload: bool = False, secret_payload: bool = False) -> None:
     """One request. A URL that holds a substitution may carry anything away."""
     for text in url.texts:
+        if CODE_URL.match(text):
+            command.unknown("an address that is code")
+            continue
+        if match := FILE_URL.match(text):
+            command.touch("read", Word((text[match.end() :],)))
+            continue
         text = text if "://" in text or text.startswith("/") else f"http://{text}"
         target, scope = of_url(text)
         effect = METHODS.get(method, "send")
         if effect == "read" and (payload or UNKNOWN in text or url.substituted):
             effect = "send"
-        if text.startswith("file://"):
-            command.touch("read", Word((text.removeprefix("file://"),)))
-            continue
         port = command.reading.around.port
         if port and is_loopback(target.name) and f":{port}" in text:
             scope = "own"
