@@ -387,7 +387,8 @@ def _resources(command: Command, effect: Effect, scope: ActScope, place: str, pa
     command.explain(*parsed.positional)
     kind, names = (words[0], words[1:]) if words else ("*", [])
     kind, slash, name = kind.partition("/")
-    names = [name] if slash else names
+    if slash:  # every word has its own kind: `pod/a deploy/b`
+        names = [name, *(one.removeprefix(f"{kind}/") for one in names)]
     kinds = {KINDS.get(one, one).partition(".")[0] for one in kind.lower().split(",")}
     kind = KINDS.get(kind, kind)
     if command.verb in ("logs",):

@@ -70,6 +70,8 @@ def git(command: Command) -> Output | None:
         _setting(command, name, value)
     if (programs := parsed.value("--exec-path")) is not None:
         assigned(command.reading, "GIT_EXEC_PATH", [programs], command.state)
+    for repository in parsed.values("--git-dir"):
+        assigned(command.reading, "GIT_DIR", [repository], command.state)
     folder = parsed.value("-C") or parsed.value("--work-tree")
     if folder is not None:
         command.state = command.beside()

@@ -40,6 +40,15 @@ LISTS_OF_URLS = {"wget": ("-i", "--input-file")}
 FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
 
 
+def _says_all(url: str) -> bool:
+    """Whether host and path are all that a URL says. Of a query, a user or a connection that others can read, a
+    correction wants the same."""
+    scheme, mark, rest = url.partition("://")
+    authority = (rest if mark else url).partition("/")[0]
+    open_ = not (mark and scheme.lower() == "https") and of_url(url)[1] == "remote"
+    return "?" not in url and "@" not in authority and not open_
+
+
 @reader("curl")
 def curl(command: Command) -> Output | None:
     """Method, host, payload, and where the answer goes."""
@@ -52,7 +61,7 @@ def curl(command: Command) -> Output | None:
     if parsed.has("-I", "--head"):
         verb = "HEAD"
     urls = parsed.positional + parsed.values("--url")
-    plain = [url for url in urls if "?" not in url.text]  # a query says what else is meant: a correction wants the same
+    plain = [url for url in urls if _says_all(url.text)]
     command.explain(*plain, method, *(word for word in payload if "@" not in word.text and word.known))
     for file in parsed.values("-K", "--config", *LISTS_OF_URLS.get(command.program, ())):
         command.touch("read", file)
@@ -210,6 +219,8 @@ def copy(command: Command) -> Output | None:
     *sources, destination = parsed.positional
     command.explain(*parsed.positional)
     to_host = _host(destination.texts[0])
+    users = {f"as {name}" for word in parsed.positional if (name := _user(word.text))}
+    command.state = command.beside(context=command.state.context | users)
     hidden = False
     for source in sources:
         if host := _host(source.texts[0]):
@@ -248,6 +259,12 @@ def _host(text: str) -> str:
     if not colon or "/" in host or not host:
         return ""
     return host.rsplit("@", 1)[-1].lower()
+
+
+def _user(text: str) -> str:
+    """The user of `user@host:path`."""
+    place = text.partition("://")[2].partition("/")[0] or text.partition(":")[0]
+    return place.rpartition("@")[0] if "@" in place and "/" not in place else ""
 
 
 def _reach(host: str) -> ActScope:

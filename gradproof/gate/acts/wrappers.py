@@ -14,6 +14,9 @@ from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word, below
 
 
+ASKS_NOTHING = ("-n", "--non-interactive", "-S", "--stdin", "-k", "-A")  # how sudo asks for a password
+
+
 @reader("wrapper")
 def wrapper(command: Command) -> Output | None:
     """Skips the wrapper's own options and words, and reads the rest as a command."""
@@ -30,7 +33,7 @@ def wrapper(command: Command) -> Output | None:
         return None
     if own.get("privileged"):
         state.via = state.via | {"privileged"}
-        said = [f"{name} {value.text}" for name, value in parsed.options if value is not None]
+        said = [f"{name} {value.text if value else ''}" for name, value in parsed.options if name not in ASKS_NOTHING]
         state.context = state.context | {f"{command.program} {text}" for text in said}
     words = parsed.positional
     folder = parsed.value(*own.get("chdir", "").split())
