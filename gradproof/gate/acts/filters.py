@@ -173,6 +173,8 @@ def grep(command: Command) -> Output | None:
                 "-T",
                 "--replace",
                 "--iglob",
+                "--pre",
+                "--pre-glob",
             }
         )
     )

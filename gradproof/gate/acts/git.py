@@ -16,7 +16,7 @@ from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
-SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch")
+SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch", "archive", "stash")
 SHARED = {"main", "master", "develop", "development", "trunk", "production", "prod", "staging", "stable", "release"}
 LEADING = Deed(values=frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}))
 RUNS = (  # settings whose value git runs, or loads
@@ -82,6 +82,8 @@ def git(command: Command) -> Output | None:
         return None
     verb, *words = parsed.positional
     command.verb, command.words = verb.text.replace(UNKNOWN, "?"), words
+    if command.verb in SHOWS:
+        _shown(command)
     read = VERBS.get(command.verb)
     if read is not None:
         return read(command)
@@ -90,8 +92,6 @@ def git(command: Command) -> Output | None:
     if deed is not None:
         command.verb, command.words = f"{command.verb} {words[0].text}", words[1:]
     deed = deed or known.get(command.verb)
-    if command.verb in SHOWS:
-        _shown(command)
     if deed is None:
         here(command, "execute")  # an alias, or a program called git-VERB
         return None

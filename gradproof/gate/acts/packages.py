@@ -9,7 +9,7 @@ from gradproof.gate.acts.act import ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import READERS, Command, _argument, here, locate, reader
+from gradproof.gate.acts.programs import READERS, Command, _argument, here, lead_out, locate, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
@@ -196,6 +196,8 @@ def npm(command: Command) -> Output | None:
         )
     else:
         here(command, "execute")
+        if command.program == "bun":
+            lead_out(command, command.deed, parsed)
     return None
 
 
@@ -244,10 +246,17 @@ def make(command: Command) -> Output | None:
     file = parsed.value("-f", "--file", "--makefile")
     if folder is not None:
         command.touch("execute", folder)
+    elif file is not None and (file.text in ("-", "/dev/stdin") or file.inner is not None):
+        command.unknown("rules that come out of a pipe")
     elif file is not None:
         command.touch("execute", file)
     else:
         here(command, "execute")
+    if parsed.has("--shell", "--shell-arg"):
+        command.unknown("another shell for its rules")
+    lead_out(command, command.deed, parsed)
+    if command.program == "lerna" and parsed.positional[:1] and parsed.positional[0].text == "exec":
+        command.again(parsed.positional[1:])
     for word in parsed.positional:
         name, equals, value = word.text.partition("=")
         if equals and knowledge().variable(name) is not None:

@@ -102,6 +102,7 @@ SECRET_STORES = re.compile(  # of browsers and of macOS: cookies, passwords, rig
 KEPT_FROM_READERS = "/etc/sudoers"  # no keys are in it: to change it is to change the system
 
 
+LOOPBACK = re.compile(r"127(?:\.\d{1,3}){1,3}", re.ASCII)  # not `127.0.0.1.example`, which is any host
 START_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".zshenv", ".bash_login", ".bash_logout")
 START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin", ".zlogout", ".bash_aliases", ".kshrc", ".cshrc")
 START_FILES += (".tcshrc", ".xsession", ".xsessionrc", ".pam_environment")
@@ -214,7 +215,9 @@ def place(
     if path in NOWHERE or path.startswith("/dev/fd/") or (path in SOURCES and effect == "read"):
         return None
     if path.startswith(("/dev/tcp/", "/dev/udp/")):
-        host = path.split("/")[3]
+        host, _, port = path.split("/", 3)[3].partition("/")
+        if is_loopback(host) and port == str(around.port or None):
+            return ActTarget("host", host), "own"
         return ActTarget("host", host), "local" if is_loopback(host) else "remote"
     if pattern:
         return _place_glob(path, pattern, effect, around)
@@ -251,6 +254,8 @@ def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -
     whole = f"{path.rstrip('/')}/{unglobbed(pattern)}"
     if ".." in deeper.split("/"):
         return ActTarget("path", whole, True), "unknown"
+    if deeper and secret(whole):
+        return ActTarget("path", whole), "secret"
     if not shape.strip("*?") or shape.startswith(("[", ".*", ".?", ".[")):  # nearly everything in the folder
         hidden = shape.startswith((".", "["))
         reached = scope(path, effect, around, folder=True, contents=not hidden)
@@ -370,12 +375,9 @@ def within(path: str, folder: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine."""
-    host = host.lower().strip("[]")
-    return (
-        host in ("localhost", "::1", "0.0.0.0", "host.docker.internal")
-        or host.startswith("127.")
-        or host.endswith(".localhost")
-    )
+    host = host.lower().strip("[]").removesuffix(".")
+    named = host in ("localhost", "::1", "0.0.0.0", "0", "host.docker.internal") or host.endswith(".localhost")
+    return named or LOOPBACK.fullmatch(host) is not None
 
 
 def turned(path: str, effect: Effect) -> Effect:

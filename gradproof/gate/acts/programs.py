@@ -121,6 +121,8 @@ class Command:
         if self.state.elsewhere is not None and scope not in ("unknown", "remote"):
             scope, host = self.state.elsewhere
             target = ActTarget("host", host, target.folder, target.amount, str(target) if target.name else "")
+        if scope == "local" and target.kind == "host" and _is_port(target.within, self.reading.around.port):
+            scope = "own"
         self.reading.pay(WORK_OF_ACT)
         done = Act(effect, self.program, scope, self.verb, target, self.state.via, frozenset(marks), why)
         self.reading.acts.append(done)
@@ -155,6 +157,11 @@ class Command:
     def beside(self, **changes: Any) -> State:
         """A state of its own, with changes."""
         return replace(self.state.copy(), **changes)
+
+
+def _is_port(within: str, port: int) -> bool:
+    """Whether what is reached on this machine is the gate's own port."""
+    return bool(port) and (within == f":{port}" or within.startswith(f":{port}/"))
 
 
 def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: Any) -> Output:
@@ -402,6 +409,8 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     marks = marked(deed, parsed)
     before = len(command.reading.acts)
     _options(command, deed, parsed)
+    if deed.effect == "execute":
+        lead_out(command, deed, parsed)
     for part, word in assigned_parts(deed.args, parsed.positional):
         _part(command, part, word, effect_of, folder, marks)
     for word in command.words if deed.says else ():
@@ -497,6 +506,20 @@ def _options(command: Command, deed: Deed, parsed: Parsed) -> None:
             _part(command, part, value, None, False, ())
         elif name.startswith("--out") and name not in deed.values and looks_like_path(value.texts[0]):
             command.touch("write", value)
+
+
+def lead_out(command: Command, deed: Deed, parsed: Parsed) -> None:
+    """What a program that runs code is pointed to outside the project, by options that nobody knows. System folders
+    apart: compilers and libraries lie there."""
+    given = [value for name, value in parsed.options if value is not None and name not in deed.options]
+    for word in given if deed.args else [*given, *parsed.positional]:
+        if not word.known or not word.starts("/", "~", "../") or " " in word.text or word.text == "..":
+            continue
+        before = len(command.reading.acts)
+        path = word.text
+        command.touch("execute", Word((TILDE + path[1:] if path.startswith("~") else path,)))
+        kept = [act for act in command.reading.acts[before:] if act.scope in ("home", "outside", "secret", "own")]
+        command.reading.acts[before:] = kept
 
 
 def assigned_parts(parts: Sequence[WordPart], words: Sequence[Word]) -> Iterator[tuple[WordPart, Word]]:

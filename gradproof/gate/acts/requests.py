@@ -292,7 +292,9 @@ def netcat(command: Command) -> Output | None:
         command.act("send", "local", ActTarget("host", "localhost"), marks=marks)
     else:
         scope: ActScope = "unknown" if UNKNOWN in host else _reach(host)
-        command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?")), marks=marks)
+        port = next((f":{word.text}" for word in parsed.positional[1:2] if word.text.isdigit()), "")
+        own = port if scope == "local" else ""
+        command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?"), within=own), marks=marks)
     return Output(None, host, False, True)
 
 

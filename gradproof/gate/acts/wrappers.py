@@ -13,7 +13,6 @@ from gradproof.gate.acts.programs import Command, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word, below
 
-
 ASKS_NOTHING = ("-n", "--non-interactive", "-S", "--stdin", "-k", "-A")  # how sudo asks for a password
 
 
@@ -45,6 +44,8 @@ def wrapper(command: Command) -> Output | None:
     if own.get("assigns"):
         words = _assignments(command, words, state)
     words = words[own.get("skip", 0) :]
+    if len(words) > 1 and words[0].text in own.get("code", "").split():  # `flock FILE -c CODE`
+        return command.shell(words[1].text, state, command.stdin)
     if own.get("joined"):
         return command.shell(" ".join(word.text for word in words), state, command.stdin) if words else None
     if not words:
