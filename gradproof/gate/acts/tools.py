@@ -446,7 +446,10 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
             _shell(reading, tool, {"command": one} if not isinstance(one, Mapping) else one, state)
     elif isinstance(given, str):
         args = _program_words(arguments)
-        if args is not None and " " not in given:
+        written = next((arguments[key] for key in WORD_ARGUMENTS if isinstance(arguments.get(key), str)), "")
+        if written:
+            reading.shell(f"{given} {written}", state, stdin)
+        elif args is not None and " " not in given:
             if PROGRAM.fullmatch(given):
                 _words(reading, [given, *args], state, stdin)
             else:  # what no program is called is meant for a shell
