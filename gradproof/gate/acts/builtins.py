@@ -12,6 +12,7 @@ from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
     alternatives,
+    is_descriptor,
     resolve,
 )
 from gradproof.gate.acts.programs import READERS, Command, builtin, execute_file
@@ -134,7 +135,7 @@ def _source(command: Command) -> Output:
     if not command.words:
         return Output()
     file = command.words[0]
-    if file.inner is not None or file.texts[0].startswith("/dev/fd/"):
+    if file.inner is not None or is_descriptor(file.texts[0]):
         feed = Output(file.inner, file.fetched, file.secret, True)
         READERS["fed"](replace(command, program="source", stdin=feed, words=[]))
         return Output()

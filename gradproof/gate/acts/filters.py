@@ -9,7 +9,7 @@ from dataclasses import replace
 from gradproof.gate.acts.act import ActTarget
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import parse
-from gradproof.gate.acts.paths import UNKNOWN, is_loopback
+from gradproof.gate.acts.paths import UNKNOWN, is_loopback, may_be_secret
 from gradproof.gate.acts.programs import Command, apply, here, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word
@@ -184,6 +184,9 @@ def grep(command: Command) -> Output | None:
         words = words[1:]
     for file in parsed.values("-f", "--file"):
         command.touch("read", file)
+    for pattern in parsed.values("-g", "--glob", "--iglob", "--include"):
+        if may_be_secret(pattern.text.rpartition("/")[2]):
+            command.act("read", "secret", ActTarget("path", pattern.text))
     for runs in parsed.values("--pre"):
         command.shell(runs.text, command.beside())
     for word in words:

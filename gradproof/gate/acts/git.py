@@ -434,6 +434,11 @@ def _svn(command: Command) -> None:
         here(command, "write")
 
 
+def _sent(command: Command) -> None:
+    """Commands that push past `git push`, or have their own way to."""
+    command.act("publish", "remote", ActTarget("branch", " ".join(command.texts).replace(UNKNOWN, "?")[:120]))
+
+
 def _source(command: Command, word: Word) -> None:
     text = word.text
     if text.startswith("ext::") or "::" in text:
@@ -573,4 +578,5 @@ VERBS = {
     "rm": _removed,
     **dict.fromkeys(("difftool", "mergetool"), _tool),
     "svn": _svn,
+    **dict.fromkeys(("send-pack", "http-push", "p4", "annex"), _sent),
 }

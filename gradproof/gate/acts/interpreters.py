@@ -13,7 +13,7 @@ from dataclasses import replace
 from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
-from gradproof.gate.acts.paths import UNKNOWN
+from gradproof.gate.acts.paths import UNKNOWN, is_descriptor
 from gradproof.gate.acts.programs import Command, _argument, execute_file, here, reader, run
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.unread import unread
@@ -79,7 +79,7 @@ def _shell(command: Command) -> Output | None:
 
 def _file(command: Command, words: list[Word]) -> Output | None:
     file = words[0]
-    if file.texts[0].startswith("/dev/fd/"):
+    if is_descriptor(file.texts[0]):
         return fed(replace(command, stdin=Output(file.inner, file.fetched, file.secret, True)))
     execute_file(command, file, words[1:])
     return None

@@ -195,6 +195,11 @@ def from_home(text: str, home: str) -> str:
     return f"{base}{slash}{rest}"
 
 
+def is_descriptor(path: str) -> bool:
+    """`/dev/fd/63`, as a shell names a pipe; not what leads out of that folder again."""
+    return path.startswith("/dev/fd/") and path[8:].isalnum()
+
+
 def climbs(text: str) -> bool:
     """Whether a relative path leaves the folder that it starts in."""
     return text.startswith(("/", TILDE)) or posixpath.normpath(text).startswith("..")
@@ -212,7 +217,7 @@ def place(
         return ActTarget("path", f"{path[:MOST_TOLD]}…", folder), "unknown"
     if path is None:
         return _without_cwd(text, effect, around, folder)
-    if path in NOWHERE or path.startswith("/dev/fd/") or (path in SOURCES and effect == "read"):
+    if path in NOWHERE or is_descriptor(path) or (path in SOURCES and effect == "read"):
         return None
     if path.startswith(("/dev/tcp/", "/dev/udp/")):
         host, _, port = path.split("/", 3)[3].partition("/")
@@ -260,6 +265,8 @@ def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -
         hidden = shape.startswith((".", "["))
         reached = scope(path, effect, around, folder=True, contents=not hidden)
         return ActTarget("path", path, True), reached
+    if path.endswith("/etc") and any(fnmatchcase(name, shape) for name in ("shadow", "gshadow", "sudoers")):
+        return ActTarget("path", whole), scope(f"{path}/shadow", effect, around)
     names = [*AGENTS_HERE, *SECRET_EXAMPLES] if effect != "read" or not shape.startswith("*.") else SECRET_EXAMPLES
     for name in names:
         if fnmatchcase(name, shape) and not shape.startswith("*."):

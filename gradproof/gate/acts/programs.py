@@ -67,6 +67,9 @@ SHARED = (
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
 
 
+LABELLED = ("bazel", "bazelisk", "buck2", "pants")  # to which //src is no path
+
+
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
 
 
@@ -296,6 +299,10 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
             inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
     acts = command.touch("execute", file)
+    deed = knowledge().programs.get(file.text.rpartition("/")[2])  # `python manage.py flush`
+    for word in arguments if deed is not None else ():
+        if word.text in deed.says:
+            command.act(*deed.says[word.text], ActTarget("none", word.text))
     if not acts:
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:
@@ -513,10 +520,11 @@ def lead_out(command: Command, deed: Deed, parsed: Parsed) -> None:
     apart: compilers and libraries lie there."""
     given = [value for name, value in parsed.options if value is not None and name not in deed.options]
     for word in given if deed.args else [*given, *parsed.positional]:
-        if not word.known or not word.starts("/", "~", "../") or " " in word.text or word.text == "..":
+        path = word.text
+        label = command.program in LABELLED and path.startswith("//")
+        if not word.known or label or not word.starts("/", "~", "../") or " " in path:
             continue
         before = len(command.reading.acts)
-        path = word.text
         command.touch("execute", Word((TILDE + path[1:] if path.startswith("~") else path,)))
         kept = [act for act in command.reading.acts[before:] if act.scope in ("home", "outside", "secret", "own")]
         command.reading.acts[before:] = kept

@@ -35,6 +35,7 @@ DATA = (
 )
 DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
 CODE_URL, FILE_URL = re.compile(r"(?i)\s*(?:javascript|vbscript):"), re.compile(r"(?i)file:(?://(?:localhost)?)?(?=/)")
+FETCHED_BY = ("http", "https", "ftp", "ftps", "sftp", "scp", "ws", "wss", "blob", "about", "chrome", "view-source")
 ENCODED = ("--data-urlencode", "--variable", "--url-query")  # `name@file` is a file, unless there is a = in it
 LISTS_OF_URLS = {"wget": ("-i", "--input-file")}
 FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
@@ -154,7 +155,8 @@ def request(command: Command, method: str, url: Word, *, payload: bool = False, 
         text = text if "://" in text or text.startswith("/") else f"http://{text}"
         target, scope = of_url(text)
         effect = METHODS.get(method, "send")
-        if effect == "read" and (payload or UNKNOWN in text or url.substituted):
+        other = text.partition("://")[0].lower() not in FETCHED_BY
+        if effect == "read" and (payload or UNKNOWN in text or url.substituted or other):
             effect = "send"
         port = command.reading.around.port
         if port and is_loopback(target.name) and f":{port}" in text:
@@ -324,6 +326,8 @@ def _socat(command: Command, addresses: Sequence[Word], marks: list[str], from_f
             scope: ActScope = "remote" if outside else "local"
             command.act("fetch_and_run", scope, ActTarget("host", host.replace(UNKNOWN, "?") or "?"))
             command.shell(value, command.beside(via=command.state.via | {"elsewhere"}))
+        elif value.endswith(("docker.sock", "containerd.sock")):
+            command.act("escalate", "system", ActTarget("path", value))
         elif kind.upper() in ("OPEN", "CREATE", "FILE", "GOPEN"):
             reads = (from_first and word is addresses[0]) or "rdonly" in word.text
             acts = command.touch("read" if reads else "write", replace(word, texts=(_file(value),)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from gradproof.gate.acts.act import Act
-from gradproof.gate.acts.paths import UNKNOWN, unglobbed
+from gradproof.gate.acts.paths import UNKNOWN, is_descriptor, unglobbed
 from gradproof.gate.acts.shell_state import MOST_DEPTH, NO_INPUT, Output, State, appended, either_folder
 from gradproof.gate.acts.shell_text import ASIDE, text_of
 from gradproof.gate.acts.shell_words import WordReader
@@ -531,7 +531,7 @@ class Walk:
                 if operator in (">&", "<&", "&>&") and re.fullmatch(r"\d+|-", word.text):
                     stdin = self._duplicated(word.text, descriptor, state, stdin)
                     continue
-                if word.inner is not None or word.texts[0].startswith("/dev/fd/"):
+                if word.inner is not None or is_descriptor(word.texts[0]):
                     stdin = Output(word.inner, word.fetched, word.secret, True)
                     continue
                 if operator in (">&", "<&") and not word.known:

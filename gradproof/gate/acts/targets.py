@@ -9,6 +9,7 @@ from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.paths import (
     UNKNOWN,
     alternatives,
+    is_descriptor,
     is_loopback,
     place,
     resolve,
@@ -57,7 +58,7 @@ def touch(
             if "/dev/null" in text:
                 continue
             target = ActTarget("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
-        elif text == "-" or text.startswith("/dev/fd/"):
+        elif text == "-" or is_descriptor(text):
             continue
         else:
             located = place(text, effect, reading.around, UNKNOWN if UNKNOWN in cwd else cwd, folder=folder)

