@@ -278,7 +278,8 @@ def npx(command: Command) -> Output | None:
     if parsed.has("-y", "--yes", "-p", "--package") or command.program in ("uvx", "bunx"):
         _fetched(command, words[0] if words else Word())
         return None
-    if words and words[0].text in knowledge().programs:
+    known = knowledge()
+    if words and (words[0].text in known.programs or known.interpreters.get(words[0].text) == "node"):
         return command.again(words)
     for word in words[:1]:
         _packaged(command, word)

