@@ -69,6 +69,8 @@ def _printf(command: Command) -> Output:
         if len(words) > 1:
             command.state.variables[words[1].text] = [Word((UNKNOWN,))]
         return Output("")
+    if words and words[0].text == "--":
+        words = words[1:]
     if not words:
         return Output("")
     shape, *rest = [command.said(word) for word in words]

@@ -9,11 +9,13 @@ from gradproof.gate.acts.act import ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import READERS, Command, _argument, here, lead_out, locate, reader
+from gradproof.gate.acts.programs import READERS, Command, _argument, here, lead_out, locate, reader, recipe_from
 from gradproof.gate.acts.shell_state import Output
+from gradproof.gate.acts.targets import fetch_and_run
 from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
+FROM_REPOSITORY = re.compile(r"(?:github|gitlab|bitbucket|gist):|[\w-][\w.-]*/[\w.-]+(?:#|$)")  # not @scope/name
 MAY_RUN = re.compile(r"\$\(|\$\{|[`;|&<>]")  # in a variable that is given to make
 
 
@@ -137,6 +139,8 @@ def npm(command: Command) -> Output | None:
         for text in words[1:]:
             if "://" in text or text.startswith("git+"):
                 locate(command, "fetch_and_run", "url", Word((text.removeprefix("git+"),)))
+            elif FROM_REPOSITORY.match(text):
+                _fetched(command, Word((text,)))
             elif (path := text.removeprefix("file:")).startswith((".", "/", "~")):  # its scripts run
                 command.touch("execute", Word((TILDE + path[1:] if path.startswith("~") else path,)))
         _installed(command, "install", is_global, name)
@@ -219,6 +223,9 @@ def _executed(command: Command, verb: str) -> Output | None:
 
 
 def _installed(command: Command, effect: Effect, is_global: bool, name: ActTarget) -> None:
+    hosts = (host for cwd in command.state.cwds if (host := recipe_from(command.state, cwd)))
+    if host := next(hosts, ""):  # its scripts run
+        command.reading.acts.append(fetch_and_run(command.program, host, command.state))
     if is_global:
         command.act(effect, "system", name, marks=("flag:global",))
     else:

@@ -517,6 +517,7 @@ class Walk:
 
     def redirect(self, node: Node, state: State, stdin: Output) -> Output:
         """`> f` writes, `< f` feeds, `<<<` feeds a text, `<(…)` is fed from a command."""
+        from gradproof.gate.acts.programs import Command, held
         from gradproof.gate.acts.targets import touch
 
         operator = next((child.type for child in node.children if not child.is_named), ">")
@@ -542,6 +543,8 @@ class Walk:
                 if effect == "read":
                     nothing = "" if word.text == "/dev/null" else None
                     host = _host_of(state.sockets.get(descriptor))
+                    if (known := held(Command(self.reading, "sh", [], state), [word])) is not None:
+                        nothing, host = known.text, known.fetched
                     stdin = Output(nothing, host, any(act.scope == "secret" for act in acts), True)
         return stdin
 
@@ -568,7 +571,8 @@ class Walk:
                     if output.fetched:
                         state.fetched[path] = output.fetched
                     elif output.text is not None:
-                        state.written[path] = output.text
+                        kept = state.written.get(path, "") if _appends(node) else ""
+                        state.written[path] = kept + output.text
 
     # words
 
@@ -582,6 +586,10 @@ def _descriptor(node: Node, effect: str) -> str:
         last = before.children[-1]
         own = text_of(last) if last.type == "number" else ""
     return own or ("0" if effect == "read" else "1")
+
+
+def _appends(node: Node) -> bool:
+    return any(child.type in (">>", "&>>") for child in node.children)
 
 
 def _is_socket(act: Act, word: Word) -> bool:

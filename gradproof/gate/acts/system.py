@@ -8,7 +8,7 @@ from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, apply, here, locate, reader
+from gradproof.gate.acts.programs import Command, apply, fetched_from, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word
@@ -91,6 +91,7 @@ def tar(command: Command) -> Output | None:
     elif not lists:
         if parsed.has("-P", "--absolute-names"):
             command.act("write", "unknown", marks=("flag:absolute-names",))
+        _unpacked(command, file, folder)
         if folder is not None:
             command.touch("write", folder, folder=True)
         elif not parsed.has("-O", "--to-stdout"):
@@ -98,11 +99,30 @@ def tar(command: Command) -> Output | None:
     return None
 
 
+def _unpacked(command: Command, archive: Word | None, folder: Word | None) -> None:
+    """What an archive holds that was fetched in this call was fetched for it, too."""
+    state = command.state
+    host = command.stdin.fetched if archive is None or archive.text == "-" else ""
+    if archive is not None and not host:
+        paths = resolved(command.reading, archive, state)
+        host = next((host for path in paths if (host := fetched_from(state, path))), "")
+    if host:
+        folders = resolved(command.reading, folder, state) if folder is not None else state.cwds
+        state.fetched.update(dict.fromkeys((path for path in folders if path), host))
+
+
 def _archive_there(command: Command, effect: Effect, file: Word) -> None:
     """`tar cf HOST:FILE`: the archive lies on another machine."""
     host, _, path = file.text.partition(":")
     scope: ActScope = "unknown" if UNKNOWN in host else "remote"
     command.act(effect, scope, ActTarget("host", host.rpartition("@")[2].replace(UNKNOWN, "?"), within=path))
+
+
+@reader("unzip")
+def unzip(command: Command) -> Output | None:
+    parsed = parse(command.words, command.deed)
+    _unpacked(command, next(iter(parsed.positional), None), parsed.value("-d"))
+    return apply(command, command.deed, parsed)
 
 
 @reader("chmod")

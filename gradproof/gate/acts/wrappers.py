@@ -178,7 +178,8 @@ def find(command: Command) -> Output | None:
                 _matched(command, word, narrow)
         elif texts[i] in ("-exec", "-execdir", "-ok", "-okdir"):
             end = next((j for j in range(i + 1, len(texts)) if texts[j] in (";", "+", "\\;")), len(texts))
-            matched = listed or tuple(text for word in roots for text in _below(word, narrow))
+            named = _joined(roots, names) if narrow else ()
+            matched = listed or named or tuple(text for word in roots for text in _below(word, narrow))
             words = [_replaced(word, "{}", matched) for word in command.words[i + 1 : end]]
             command.again(words, stdin=Output())
             i = end
