@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
 FROM_REPOSITORY = re.compile(r"(?:github|gitlab|bitbucket|gist):|[\w-][\w.-]*/[\w.-]+(?:#|$)")  # not @scope/name
+MOST_PACKAGE = 2**15  # characters of a package.json that is read
 MAY_RUN = re.compile(r"\$\(|\$\{|[`;|&<>]")  # in a variable that is given to make
 
 
@@ -127,6 +129,7 @@ def npm(command: Command) -> Output | None:
         words = words[1:]
     verb = words[0] if words else "install"
     command.verb = verb
+    _scripts(command, words[1] if verb in ("run", "run-script") and len(words) > 1 else verb)
     elsewhere = parsed.values("--prefix", "-C", "--cwd", "--dir")
     for folder in elsewhere:
         command.touch("execute", folder, folder=True)
@@ -203,6 +206,22 @@ def npm(command: Command) -> Output | None:
         if command.program == "bun":
             lead_out(command, command.deed, parsed)
     return None
+
+
+def _scripts(command: Command, name: str) -> None:
+    """The script that is run, where its package.json was written in this session."""
+    names = ("preinstall", "install", "postinstall", "prepare") if name in ("install", "i", "ci") else ()
+    for cwd in command.state.cwds:
+        text = command.state.written.get(f"{cwd}/package.json", "")
+        if not text or len(text) > MOST_PACKAGE:
+            continue
+        try:
+            scripts = json.loads(text)["scripts"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            continue
+        for script in (f"pre{name}", name, f"post{name}", *names):
+            if isinstance(scripts, dict) and isinstance(code := scripts.get(script), str):
+                command.shell(code, command.beside(via=command.state.via | {"interpreter"}))
 
 
 def _executed(command: Command, verb: str) -> Output | None:
