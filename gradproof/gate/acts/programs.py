@@ -27,7 +27,7 @@ from gradproof.gate.acts.paths import (
     within,
 )
 from gradproof.gate.acts.shell import Reading
-from gradproof.gate.acts.shell_state import NO_INPUT, Output, State
+from gradproof.gate.acts.shell_state import MOST_HELD, NO_INPUT, Output, State
 from gradproof.gate.acts.targets import WORK_OF_ACT, fetch_and_run, of_url, resolved, touch
 from gradproof.gate.acts.word import Word
 
@@ -682,7 +682,7 @@ def printed(command: Command, parsed: Parsed) -> Output | None:
                     command.state.fetched[path] = stdin.fetched
                 elif stdin.text is not None:
                     kept = command.state.written.get(path, "") if parsed.has("-a", "--append") else ""
-                    command.state.written[path] = kept + stdin.text
+                    command.state.written[path] = (kept + stdin.text)[:MOST_HELD]
         return stdin
     if name == "base64" and parsed.has("-d", "--decode", "-D") and stdin.text is not None and not words:
         return replace(stdin, text=_decoded(stdin.text), substituted=True)
@@ -714,7 +714,7 @@ def held(command: Command, words: Sequence[Word]) -> Output | None:
         if len(paths) != 1 or paths[0] not in state.written:
             return None
         texts.append(state.written[paths[0]])
-    return Output("".join(texts), piped=True)
+    return Output("".join(texts), piped=True) if sum(map(len, texts)) <= MOST_HELD else None
 
 
 def _decoded(text: str) -> str | None:

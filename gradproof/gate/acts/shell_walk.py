@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gradproof.gate.acts.act import Act
 from gradproof.gate.acts.paths import UNKNOWN, is_descriptor, unglobbed
-from gradproof.gate.acts.shell_state import MOST_DEPTH, NO_INPUT, Output, State, appended, either_folder
+from gradproof.gate.acts.shell_state import MOST_DEPTH, MOST_HELD, NO_INPUT, Output, State, appended, either_folder
 from gradproof.gate.acts.shell_text import ASIDE, text_of
 from gradproof.gate.acts.shell_words import WordReader
 from gradproof.gate.acts.unread import unread
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 MOST_COMMANDS = 500
+WORK_OF_OVERLOOKED = 2.0  # a text of its own is parsed for it
 RESERVE = 60.0  # work that is left for the command that is being read, when no further one is
 MOST_SAID = 2000  # characters of a command that an act keeps
 NAMEREFS = ("declare", "local", "typeset")
@@ -250,6 +251,7 @@ class Walk:
         if not SUBSTITUTES.search(node.text or b"") or self.reading.exhausted:
             return
         for overlooked in self._overlooked(node):
+            self.reading.pay(WORK_OF_OVERLOOKED)
             self.reading.unknown("sh", "a substitution where none is expected", state)
             if overlooked.type in SUBSTITUTIONS:
                 self.expand.word(overlooked, state.copy())
@@ -572,7 +574,7 @@ class Walk:
                         state.fetched[path] = output.fetched
                     elif output.text is not None:
                         kept = state.written.get(path, "") if _appends(node) else ""
-                        state.written[path] = kept + output.text
+                        state.written[path] = (kept + output.text)[:MOST_HELD]
 
     # words
 

