@@ -323,9 +323,10 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
     acts = command.touch("execute", file)
     deed = knowledge().programs.get(file.text.rpartition("/")[2])  # `python manage.py flush`
-    for word in arguments if deed is not None else ():
-        if word.text in deed.says:
-            command.act(*deed.says[word.text], ActTarget("none", word.text))
+    says = deed.says if deed is not None else {}
+    for word in arguments:
+        if word.text in says:
+            command.act(*says[word.text], ActTarget("none", word.text))
     if not acts:
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:

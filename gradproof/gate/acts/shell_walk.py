@@ -139,7 +139,8 @@ class Walk:
                 own.stdout = None
             before = len(self.reading.acts)
             if isinstance(stage, tuple):
-                given = self._redirected_body(*stage, own, output)
+                redirected, body = stage
+                given = self._redirected_body(redirected, body, own, output)
             else:
                 given = self.statement(stage, own, output)
             if output.secret:

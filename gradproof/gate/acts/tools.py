@@ -472,7 +472,8 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     reading.left_defined(state)
     for environment in (arguments[key] for key in ENVIRONMENT_ARGUMENTS if key in arguments):
         if isinstance(environment, list):
-            environment = dict(text.partition("=")[::2] for text in environment if isinstance(text, str))
+            pairs = (text.partition("=") for text in environment if isinstance(text, str))
+            environment = {name: value for name, _, value in pairs}
         for name, value in environment.items() if isinstance(environment, Mapping) else ():
             if isinstance(value, str):
                 assigned(reading, str(name), [Word((value,))], state)
