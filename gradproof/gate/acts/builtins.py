@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from gradproof.gate.acts.act import ActTarget
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
     alternatives,
+    is_descriptor,
     resolve,
 )
 from gradproof.gate.acts.programs import READERS, Command, builtin, execute_file
@@ -67,6 +69,8 @@ def _printf(command: Command) -> Output:
         if len(words) > 1:
             command.state.variables[words[1].text] = [Word((UNKNOWN,))]
         return Output("")
+    if words and words[0].text == "--":
+        words = words[1:]
     if not words:
         return Output("")
     shape, *rest = [command.said(word) for word in words]
@@ -133,7 +137,7 @@ def _source(command: Command) -> Output:
     if not command.words:
         return Output()
     file = command.words[0]
-    if file.inner is not None or file.texts[0].startswith("/dev/fd/"):
+    if file.inner is not None or is_descriptor(file.texts[0]):
         feed = Output(file.inner, file.fetched, file.secret, True)
         READERS["fed"](replace(command, program="source", stdin=feed, words=[]))
         return Output()
@@ -147,9 +151,20 @@ def _source(command: Command) -> Output:
     return Output()
 
 
+@builtin("coproc")
+def _coproc(command: Command) -> Output:
+    """`coproc nc host 1`, `coproc NAME { …; }`: runs on beside what follows, which may write to it."""
+    command.reading.connected = True
+    named = command.texts[1:2] == ["{"]
+    command.again(command.words[2 if named else command.texts[:1] == ["{"] :])
+    return Output(piped=True)
+
+
 @builtin("set", "shopt")
 def _set(command: Command) -> Output:
     texts = command.texts
+    if not texts and command.program == "set":
+        return Output(secret=True, piped=True)  # all variables
     if "history" in texts and not {"+o", "-ou", "-uo"}.isdisjoint(texts):
         command.act("stop", "system", ActTarget("resource", "shell history"))
     if any(text.startswith("-") and "e" in text and not text.startswith("--") for text in texts) or "errexit" in texts:
@@ -191,9 +206,20 @@ def _read(command: Command) -> Output:
 
 @builtin("history")
 def _history(command: Command) -> Output:
+    for option, file in pairwise(command.words):
+        if option.text in ("-w", "-a"):
+            command.touch("write", file)
     if any(re.fullmatch(r"-[a-z]*[cd][a-z]*\d*", text) for text in command.texts):
         command.touch("delete", Word((f"{TILDE}/.bash_history",)))
     return Output("")
+
+
+@builtin("fc")
+def _fc(command: Command) -> Output | None:
+    """Runs a command of the history again, unless it lists them."""
+    if not any(text.startswith("-") and "l" in text for text in command.texts):
+        command.unknown("a command of the history")
+    return Output()
 
 
 @builtin("trap")

@@ -43,12 +43,11 @@ def cloud(command: Command) -> Output | None:
     program = command.program
     effect: Effect = "write"  # what no verb is known of may change something
     spoken = ""
-    for word in words[:5]:
-        for part in re.split(r"[-_:]", word):
-            if part in verbs:
-                effect, spoken = verbs[part], word
-                break
-        if spoken:
+    for i, word in enumerate(words[:5]):
+        part = next((part for part in re.split(r"[-_:]", word) if part in verbs), "")
+        if part and (i or not spoken):
+            effect, spoken = verbs[part], word
+        if spoken and i:  # the first word may be a service that is called like a verb: `aws logs delete-log-group`
             break
     index = words.index(spoken) if spoken else min(2, len(words))
     command.verb = " ".join(words[: index + 1]).replace(UNKNOWN, "?") if words else ""
@@ -80,6 +79,11 @@ def cloud(command: Command) -> Output | None:
         for name, _ in parsed.options
         if name in ("--force", "--admin", "--recursive", "--all")
     ]
+    if words[:1] == ["s3api"] and words[1:2] == ["get-object"]:
+        for file in parsed.positional[2:3]:
+            command.touch("write", file)
+    if (file := parsed.value("--body")) is not None and (hidden := carried(command, [file])):
+        effect, extra = "send", [*extra, *hidden]
     command.act(effect, scope, ActTarget("resource", rest), marks=[*extra, *marked(command.deed, parsed)])
     return None
 
@@ -171,6 +175,10 @@ def _key(url: str) -> str:
     return url.split("://", 1)[-1].partition("/")[2].replace(UNKNOWN, "?")
 
 
+TOLD = ("-b", "--body", "-t", "--title", "-n", "--notes", "-d", "--description", "-f", "--field", "--raw-field")
+TOLD_FROM = ("-F", "--body-file", "--notes-file")
+
+
 @reader("gh")
 def gh(command: Command) -> Output | None:
     """GitHub's and GitLab's command lines."""
@@ -198,8 +206,10 @@ def gh(command: Command) -> Output | None:
         return None
     if group == "repo" and verb == "clone":
         command.act("read", "remote", ActTarget("resource", rest))
-        here(command, "write")
+        command.touch("write", parsed.positional[3]) if words[3:] else here(command, "write")
         return None
+    for folder in parsed.values("-D", "--dir", "-O", "--output") if verb == "download" else ():
+        command.touch("write", folder)
     if group in ("alias", "extension", "config") and verb in ("set", "install", "create"):
         command.act("install" if group == "extension" else "write", "home", ActTarget("resource", rest))
         return None
@@ -244,6 +254,11 @@ def gh(command: Command) -> Output | None:
     ]
     if group == "gist" and verb == "create":
         marks += carried(command, parsed.positional[2:])
+    told = [word for name in TOLD for word in parsed.values(name)]
+    if effect in ("write", "publish"):
+        hidden = carried(command, [word for name in TOLD_FROM for word in parsed.values(name) if word.text != "-"])
+        if hidden or command.stdin.secret or any(word.secret for word in told):
+            effect, marks = "send", [*marks, "payload:secret"]
     command.act(effect, "remote", ActTarget("resource", rest), marks=marks)
     if verb == "checkout":
         here(command, "write")

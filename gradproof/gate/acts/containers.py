@@ -210,6 +210,8 @@ def docker_run(command: Command) -> Output | None:
         command.touch("write", Word((word.text.split(":")[0],)))
     for word in parsed.values("--env-file"):
         command.touch("read", word)
+    for word in parsed.values("--volumes-from"):  # whatever folders of this machine those are
+        command.act("write", "unknown", ActTarget("resource", word.text.replace(UNKNOWN, "?")))
     if not parsed.positional:
         return None
     image, *words = parsed.positional
@@ -281,19 +283,37 @@ def compose(command: Command) -> Output | None:
     parsed = parse(
         command.words,
         Deed(
-            values=frozenset({"-f", "--file", "-p", "--project-name", "--profile", "--env-file", "--project-directory"})
+            values=frozenset(
+                {
+                    "-f",
+                    "--file",
+                    "-p",
+                    "--project-name",
+                    "--profile",
+                    "--env-file",
+                    "--project-directory",
+                    "-H",
+                    "--host",
+                    "-c",
+                    "--context",
+                }
+            )
         ),
         stop=True,
     )
-    for file in parsed.values("-f", "--file"):
-        command.touch("read", file)
     words = parsed.positional
     verb = words[0].text if words else ""
+    for file in parsed.values("-f", "--file"):  # it says what runs, and which folders that may change
+        command.touch("execute" if verb in ("up", "run", "create", "start", "build", "watch") else "read", file)
+    if host := parsed.value("-H", "--host", "-c", "--context"):
+        command.state = command.beside(elsewhere=("remote", host.text.replace(UNKNOWN, "?")))
     command.verb, rest = f"compose {verb}".strip(), words[1:]
     texts = [word.text for word in rest]
     if verb in ("exec", "run"):
-        inner = parse(rest, RUN, stop=True).positional
-        inside(command, inner[0] if inner else Word(), inner[1:])
+        given = parse(rest, RUN, stop=True)
+        for word in given.values("-v", "--volume"):
+            _mount(command, word)
+        inside(command, given.positional[0] if given.positional else Word(), given.positional[1:])
     elif verb in ("down", "rm"):
         volumes = {"-v", "--volumes", "--rmi"} & set(texts)
         command.act("delete", "local", ActTarget("resource", "compose"), marks=["flag:volumes"] if volumes else [])
@@ -367,12 +387,15 @@ def _resources(command: Command, effect: Effect, scope: ActScope, place: str, pa
     command.explain(*parsed.positional)
     kind, names = (words[0], words[1:]) if words else ("*", [])
     kind, slash, name = kind.partition("/")
-    names = [name] if slash else names
+    if slash:  # every word has its own kind: `pod/a deploy/b`
+        names = [name, *(one.removeprefix(f"{kind}/") for one in names)]
+    kinds = {KINDS.get(one, one).partition(".")[0] for one in kind.lower().split(",")}
     kind = KINDS.get(kind, kind)
     if command.verb in ("logs",):
         kind, names = "pod", words
     shown = parsed.value("-o", "--output")
-    if kind == "secret" and effect == "read" and (names or shown is not None):
+    raw = parsed.has("--raw") and any("secret" in text for text in words)
+    if effect == "read" and (raw or ("secret" in kinds and (names or shown is not None or command.verb == "describe"))):
         scope = "secret"
     if parsed.has("--all") or (parsed.value("-l", "--selector") is not None and not names):
         names = ["*"]
@@ -422,9 +445,13 @@ def helm(command: Command) -> Output | None:
     parsed = parse(
         command.words,
         replace(
-            KUBE, values=KUBE.values | {"--set", "--set-string", "--values", "--version", "--repo", "--kube-context"}
+            KUBE,
+            values=KUBE.values
+            | {"--set", "--set-string", "--values", "--version", "--repo", "--kube-context", "--post-renderer"},
         ),
     )
+    for runs in parsed.values("--post-renderer"):
+        command.shell(runs.text, command.beside())
     words = [word.text for word in parsed.positional]
     verb = words[0] if words else "version"
     command.verb = verb

@@ -77,7 +77,9 @@ def sql(command: Command) -> Output | None:
     database = next((word.text for word in parsed.values("-d", "--dbname", "-D", "--database")), "")
     if "://" in database:
         urls.append(Word((database,)))
-    if command.program == "sqlite3":
+    for file in parsed.values("-init"):
+        command.touch("execute", file)
+    if command.program in ("sqlite3", "duckdb"):
         return _sqlite(command, names, inline)
     for word in urls:
         if match := re.search(r"host=(\S+)", word.text):
@@ -107,9 +109,7 @@ def sql(command: Command) -> Output | None:
 
 
 def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
-    if not names:
-        return
-    file, *texts = names
+    file, *texts = names or [Word((":memory:",))]
     command.explain(*texts, *inline)
     given = [text for word in (*texts, *inline) for text in word.texts]
     if command.stdin.text is not None and not given:
@@ -118,7 +118,7 @@ def _sqlite(command: Command, names: list[Word], inline: list[Word]) -> None:
         command.unknown("SQL that comes out of a pipe")
     for text in given:
         _meta(command, text)
-        for act in _read(command, META.sub("", text), "sqlite"):
+        for act in _read(command, META.sub("", text), "sqlite" if command.program == "sqlite3" else "duckdb"):
             if act.effect == "unknown":
                 command.unknown(act.why)
                 continue
@@ -156,6 +156,22 @@ def _meta(command: Command, text: str) -> None:
             "g",
             "gexec",
             "restore",
+            *(
+                "once",
+                "excel",
+                "log",
+                "trace",
+                "clone",
+                "archive",
+                "ar",
+                "open",
+                "cd",
+                "e",
+                "edit",
+                "sha3sum",
+                "dump-to",
+            ),
+            *("lo_import", "lo_export", "setenv", "s", "ef", "ev", "copy", "prompt", "watch", "pager", "tee", "source"),
         ):
             command.unknown("a client's command that reaches files")
 

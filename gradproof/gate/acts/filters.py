@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gradproof.gate.acts.act import ActTarget
-from gradproof.gate.acts.knowledge import Deed
+from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import parse
-from gradproof.gate.acts.paths import UNKNOWN
+from gradproof.gate.acts.paths import UNKNOWN, is_loopback, may_be_secret
 from gradproof.gate.acts.programs import Command, apply, here, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word
@@ -17,6 +18,33 @@ RUNS_FROM_EDITOR = re.compile(
     r"(?:^|[:|\s])(?:r|w|sil(?:ent)?!?)?\s*!\s*(?P<shell>\S.*)|system\w*\(|(?:^|[:|])\s*(?:lua|py\w*|perl|ruby)\b"
 )
 
+PLAIN_ORDER = re.compile(  # moves about, sets options, replaces, saves under the same name
+    r":?(?:\d*|\$|[GFg]|/[^|]*|(?:set?|setlocal|syntax|filetype|colorscheme) [\w\s=,:+-]*"
+    r"|%?(?:\d+,\d+)?s(/|#)[^|]*\1[^|]*\1[gicn]*|(?:g|v)/[^|]*/d|help(?: \w+)?"
+    r"|(?:w|x|q|wq|qa|wqa|xa|wa|cq|noh|e|normal [\w=$]+)!?)"
+)
+
+
+@reader("pager")
+def pager(command: Command) -> Output | None:
+    """less: files, and with `+` what is typed first, which may run a program."""
+    parsed = parse([word for word in command.words if not word.text.startswith("+")], command.deed)
+    for word in command.words:
+        if word.text.startswith("+"):
+            _ordered(command, Word((word.text.lstrip("+"),)))
+    for log in parsed.values("-o", "-O"):
+        command.touch("write", log)
+    return apply(command, replace(command.deed, args=(WordPart("read", "path", True),)), parsed)
+
+
+def _ordered(command: Command, order: Word) -> None:
+    """What an editor or a pager is told to do at its start."""
+    match = RUNS_FROM_EDITOR.search(order.text)
+    if match is not None and match["shell"]:
+        command.shell(match["shell"], command.beside(via=command.state.via | {"interpreter"}))
+    elif match is not None or not order.known or not PLAIN_ORDER.fullmatch(order.text):
+        command.unknown("an editor that is told to run code")
+
 
 @reader("vim")
 def vim(command: Command) -> Output | None:
@@ -24,11 +52,7 @@ def vim(command: Command) -> Output | None:
     parsed = parse([word for word in command.words if not word.text.startswith("+")], command.deed)
     orders = parsed.values("-c", "--cmd") + [Word((w.text[1:],)) for w in command.words if w.text.startswith("+")]
     for order in orders:
-        match = RUNS_FROM_EDITOR.search(order.text)
-        if match is not None and match["shell"]:
-            command.shell(match["shell"], command.beside(via=command.state.via | {"interpreter"}))
-        elif match is not None or not order.known:
-            command.unknown("an editor that is told to run code")
+        _ordered(command, order)
     for script in parsed.values("-S", "-u"):
         command.touch("execute" if script.text != "NONE" else "read", script)
     for word in parsed.positional:
@@ -75,28 +99,37 @@ def sed(command: Command) -> Output | None:
     return None
 
 
+RUNS_FROM_AWK = re.compile(r"system\s*\(|\|\s*getline|\|&|\|\s*\"|\|\s*[a-z]+\b|@(?:load|include)\b")
+
+
 @reader("awk")
 def awk(command: Command) -> Output | None:
     parsed = parse(
         command.words, Deed(values=frozenset({"-F", "-v", "-f", "--field-separator", "--assign", "--file"})), stop=False
     )
-    words = parsed.positional
-    if not parsed.values("-f", "--file"):
-        scripts, words = words[:1], words[1:]
-        for script in scripts:
-            text = script.text
-            if re.search(r"system\s*\(|\|\s*getline|\|&|\|\s*\"|\|\s*[a-z]+\b", text) or UNKNOWN in text:
-                command.unknown("an awk script that runs commands")
-            for match in re.finditer(r">>?\s*\"([^\"]+)\"", text):
-                command.touch("write", Word((match[1],)))
-    if any(name == "-i" and value is not None and value.text == "inplace" for name, value in parsed.options):
-        for word in words:
-            command.touch("write", word)
-        return None
+    words, files = parsed.positional, parsed.values("-f", "--file")
+    scripts, words = ([], words) if files else (words[:1], words[1:])
+    in_place = any(name == "-i" and value is not None and value.text == "inplace" for name, value in parsed.options)
     for word in words:
-        if "=" not in word.text:
-            command.touch("read", word)
+        if "=" not in word.text or in_place:
+            command.touch("write" if in_place else "read", word)
+    for file in files:
+        command.touch("execute", file)
+    for script in scripts:
+        _awk_script(command, script.text)
     return None
+
+
+def _awk_script(command: Command, text: str) -> None:
+    """Programs that it starts, and files and hosts that it writes to."""
+    if RUNS_FROM_AWK.search(text) or UNKNOWN in text:
+        command.unknown("an awk script that runs commands")
+        for match in re.finditer(r'(?:system\s*\(|\|&?)\s*"([^"\n]{1,500})"', text):
+            command.shell(match[1], command.beside(via=command.state.via | {"interpreter"}), command.stdin)
+    for match in re.finditer(r'>>?\s*"([^"]+)"', text):
+        command.touch("write", Word((match[1],)))
+    for match in re.finditer(r"/inet[46]?/\w+/\w+/([^/\s\"]+)", text):
+        command.act("send", "local" if is_loopback(match[1]) else "remote", ActTarget("host", match[1]))
 
 
 @reader("plain")
@@ -140,6 +173,8 @@ def grep(command: Command) -> Output | None:
                 "-T",
                 "--replace",
                 "--iglob",
+                "--pre",
+                "--pre-glob",
             }
         )
     )
@@ -149,6 +184,9 @@ def grep(command: Command) -> Output | None:
         words = words[1:]
     for file in parsed.values("-f", "--file"):
         command.touch("read", file)
+    for pattern in parsed.values("-g", "--glob", "--iglob", "--include"):
+        if may_be_secret(pattern.text.rpartition("/")[2]):
+            command.act("read", "secret", ActTarget("path", pattern.text))
     for runs in parsed.values("--pre"):
         command.shell(runs.text, command.beside())
     for word in words:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import Parsed, parse
-from gradproof.gate.acts.paths import UNKNOWN, resolve, secret
-from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, locate, reader
+from gradproof.gate.acts.paths import TILDE, UNKNOWN, resolve, secret
+from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
+from gradproof.gate.acts.variables import assigned
 from gradproof.gate.acts.word import Word
 
-SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch")
+SHOWS = ("show", "log", "diff", "blame", "annotate", "cat-file", "whatchanged", "format-patch", "archive", "stash")
 SHARED = {"main", "master", "develop", "development", "trunk", "production", "prod", "staging", "stable", "release"}
 LEADING = Deed(values=frozenset({"-C", "-c", "--git-dir", "--work-tree", "--namespace", "--exec-path", "--config-env"}))
 RUNS = (  # settings whose value git runs, or loads
@@ -67,8 +68,10 @@ def git(command: Command) -> Output | None:
     for setting in parsed.values("-c", "--config-env"):
         name, _, value = setting.text.partition("=")
         _setting(command, name, value)
-    if parsed.has("--exec-path") and parsed.value("--exec-path"):
-        locate(command, "execute", "path", parsed.value("--exec-path") or Word())
+    if (programs := parsed.value("--exec-path")) is not None:
+        assigned(command.reading, "GIT_EXEC_PATH", [programs], command.state)
+    for repository in parsed.values("--git-dir"):
+        assigned(command.reading, "GIT_DIR", [repository], command.state)
     folder = parsed.value("-C") or parsed.value("--work-tree")
     if folder is not None:
         command.state = command.beside()
@@ -79,6 +82,8 @@ def git(command: Command) -> Output | None:
         return None
     verb, *words = parsed.positional
     command.verb, command.words = verb.text.replace(UNKNOWN, "?"), words
+    if command.verb in SHOWS:
+        _shown(command)
     read = VERBS.get(command.verb)
     if read is not None:
         return read(command)
@@ -87,8 +92,6 @@ def git(command: Command) -> Output | None:
     if deed is not None:
         command.verb, command.words = f"{command.verb} {words[0].text}", words[1:]
     deed = deed or known.get(command.verb)
-    if command.verb in SHOWS:
-        _shown(command)
     if deed is None:
         here(command, "execute")  # an alias, or a program called git-VERB
         return None
@@ -213,7 +216,56 @@ def _checkout(command: Command) -> None:
 
 
 def _update_ref(command: Command) -> None:
-    here(command, "rewrite_history" if "-d" in command.texts or "--delete" in command.texts else "write")
+    """Moves a branch past all checks; what it led to may be lost."""
+    texts = command.texts
+    moved = next((text for text in texts if not text.startswith("-")), "")
+    loses = {"-d", "--delete", "--stdin"} & set(texts) or moved == "HEAD" or moved.startswith("refs/heads/")
+    here(command, "rewrite_history" if loses else "write")
+
+
+def _bundle(command: Command) -> None:
+    words = [word for word in command.words if not word.text.startswith("-")]
+    creates = [word.text for word in words[:1]] == ["create"]
+    for word in words[1:2]:
+        command.touch("write" if creates else "read", word)
+    if not words[1:]:
+        here(command, "read")
+
+
+def _apply(command: Command) -> None:
+    """A patch: where to, and whether its paths may leave the folder."""
+    parsed = parse(
+        command.words, Deed(values=frozenset({"-p", "-C", "--directory", "--exclude", "--include", "-S", "-s"}))
+    )
+    for word in parsed.positional:
+        command.touch("read", word)
+    if parsed.has("--unsafe-paths"):
+        command.touch("write", parsed.value("--directory") or Word((UNKNOWN,)), folder=True)
+    elif folder := parsed.value("--directory"):
+        command.touch("write", folder)
+    here(command, "write")
+
+
+def _format_patch(command: Command) -> None:
+    parsed = parse(command.words, Deed(values=frozenset({"-o", "--output-directory", "-v", "--output"})))
+    for folder in parsed.values("-o", "--output-directory", "--output"):
+        command.touch("write", folder)
+    here(command, "read" if parsed.has("--stdout") else "write")
+
+
+def _maintenance(command: Command) -> None:
+    """`start` has it run every hour."""
+    command.act("persist", "home") if command.texts[:1] == ["start"] else here(command, "write")
+
+
+def _lfs(command: Command) -> None:
+    """`install` sets filters for all of the user's repositories."""
+    if command.texts[:1] == ["install"] and not {"--local", "--worktree"} & set(command.texts):
+        command.touch("write", Word((f"{TILDE}/.gitconfig",)))
+    elif command.texts[:1] == ["push"]:
+        command.act("publish", "remote", ActTarget("branch", "lfs"))
+    else:
+        here(command, "write")
 
 
 def _reset(command: Command) -> None:
@@ -276,7 +328,8 @@ def _config(command: Command) -> None:
         return
     name = words[0].lower() if words else ""
     runs = name in RUNS or name.startswith(RUNNING_PREFIXES) or name.endswith((".helper", ".program", ".command"))
-    effect: Effect = "persist" if runs else "write"
+    leads = name.startswith("remote.") and name.endswith((".url", ".pushurl", ".receivepack", ".uploadpack", ".proxy"))
+    effect: Effect = "persist" if runs or leads else "write"
     if parsed.has("--system"):
         command.act(effect, "system", ActTarget("path", "/etc/gitconfig"))
     elif parsed.has("--global"):
@@ -292,7 +345,9 @@ def _config(command: Command) -> None:
 def _remotes(command: Command) -> None:
     verb = command.texts[0] if command.words else ""
     command.verb = f"remote {verb}".strip()
-    here(
+    if verb == "set-url":  # a push that somebody allowed would go elsewhere
+        return here(command, "persist", ("flag:url",))
+    return here(
         command, "write" if verb in ("add", "set-url", "remove", "rm", "rename", "set-head", "set-branches") else "read"
     )
 
@@ -377,6 +432,11 @@ def _svn(command: Command) -> None:
         command.act("publish", "remote", ActTarget("none", "svn"))
     else:
         here(command, "write")
+
+
+def _sent(command: Command) -> None:
+    """Commands that push past `git push`, or have their own way to."""
+    command.act("publish", "remote", ActTarget("branch", " ".join(command.texts).replace(UNKNOWN, "?")[:120]))
 
 
 def _source(command: Command, word: Word) -> None:
@@ -507,10 +567,16 @@ VERBS = {
     "tag": _tag,
     "commit": _commit,
     "update-ref": _update_ref,
+    "bundle": _bundle,
+    "apply": _apply,
+    "format-patch": _format_patch,
+    "maintenance": _maintenance,
+    "lfs": _lfs,
     "init": _init,
     **dict.fromkeys(("checkout-index", "read-tree"), _index),
     "mv": _moved,
     "rm": _removed,
     **dict.fromkeys(("difftool", "mergetool"), _tool),
     "svn": _svn,
+    **dict.fromkeys(("send-pack", "http-push", "p4", "annex"), _sent),
 }

@@ -7,12 +7,13 @@ code without any call that runs programs, or touches files or the network.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import Act, ActTarget
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
-from gradproof.gate.acts.paths import UNKNOWN
+from gradproof.gate.acts.paths import UNKNOWN, is_descriptor
 from gradproof.gate.acts.programs import Command, _argument, execute_file, here, reader, run
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.unread import unread
@@ -78,7 +79,7 @@ def _shell(command: Command) -> Output | None:
 
 def _file(command: Command, words: list[Word]) -> Output | None:
     file = words[0]
-    if file.texts[0].startswith("/dev/fd/"):
+    if is_descriptor(file.texts[0]):
         return fed(replace(command, stdin=Output(file.inner, file.fetched, file.secret, True)))
     execute_file(command, file, words[1:])
     return None
@@ -183,6 +184,9 @@ def _python_code(command: Command, text: str) -> Output | None:
 
 def _other(command: Command, language: str) -> Output | None:
     options = CODE.get(language, ("-e",))
+    if language == "node" and command.texts[:1] == ["eval"]:  # deno
+        command.words = [Word(("-e",)), *command.words[1:]]
+    command.words = _parted(command.words, options)
     texts = command.texts
     for i, text in enumerate(texts):
         glued = re.match(r"-[a-zA-Z]*[eE]$", text) if language in ("perl", "ruby") else None
@@ -192,7 +196,7 @@ def _other(command: Command, language: str) -> Output | None:
             given = command.words[i + 1]
             if given.fetched:
                 _fetch_and_run(command, given.fetched)
-            edits = language in ("perl", "ruby") and any(re.match(r"-[a-zA-Z]*i", t) for t in texts[: i + 1])
+            edits = language in ("perl", "ruby") and any(re.match(r"-[a-zA-Z0-9]*i", t) for t in texts)
             _scan(command, given.text, language)
             for word in command.words[i + 2 :]:
                 command.touch("write" if edits else "read", word)
@@ -212,6 +216,18 @@ def _other(command: Command, language: str) -> Output | None:
     if language == "powershell":
         command.unknown("the syntax of another shell")
     return _file(command, parsed.positional)
+
+
+def _parted(words: list[Word], options: Sequence[str]) -> list[Word]:
+    """`--eval=CODE` as two words."""
+    parted: list[Word] = []
+    for word in words:
+        name, equals, _ = word.text.partition("=")
+        if equals and name in options:
+            parted += [Word((name,)), replace(word, texts=tuple(text.partition("=")[2] for text in word.texts))]
+        else:
+            parted.append(word)
+    return parted
 
 
 def _scan(command: Command, text: str, language: str) -> None:

@@ -81,6 +81,7 @@ SECRET_NAMES = (
 )
 NOT_SECRET = (
     *("*.pub", "*.example", "*.sample", "*.template", "*.dist", ".env.test", "*.py", "*.js", "*.ts", "*.go", "*.rs"),
+    *("*.tsx", "*.jsx", "*.kt", "*.swift", "*.cs", "*.dart", "*.vue", "*.svelte", "*.scala"),
     *("*.md", "*.html", "*.css", "*.java", "*.rb", "*.sh", "*.tf", "cacert.pem", "*.crt", "public*.pem", "public*.key"),
 )
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".azure", ".docker", ".password-store", "keyrings", "Keychains")
@@ -101,6 +102,7 @@ SECRET_STORES = re.compile(  # of browsers and of macOS: cookies, passwords, rig
 KEPT_FROM_READERS = "/etc/sudoers"  # no keys are in it: to change it is to change the system
 
 
+LOOPBACK = re.compile(r"127(?:\.\d{1,3}){1,3}", re.ASCII)  # not `127.0.0.1.example`, which is any host
 START_FILES = (".bashrc", ".bash_profile", ".profile", ".zshrc", ".zprofile", ".zshenv", ".bash_login", ".bash_logout")
 START_FILES += ("config.fish", ".xinitrc", ".xprofile", ".zlogin", ".zlogout", ".bash_aliases", ".kshrc", ".cshrc")
 START_FILES += (".tcshrc", ".xsession", ".xsessionrc", ".pam_environment")
@@ -193,6 +195,11 @@ def from_home(text: str, home: str) -> str:
     return f"{base}{slash}{rest}"
 
 
+def is_descriptor(path: str) -> bool:
+    """`/dev/fd/63`, as a shell names a pipe; not what leads out of that folder again."""
+    return path.startswith("/dev/fd/") and path[8:].isalnum()
+
+
 def climbs(text: str) -> bool:
     """Whether a relative path leaves the folder that it starts in."""
     return text.startswith(("/", TILDE)) or posixpath.normpath(text).startswith("..")
@@ -210,10 +217,12 @@ def place(
         return ActTarget("path", f"{path[:MOST_TOLD]}…", folder), "unknown"
     if path is None:
         return _without_cwd(text, effect, around, folder)
-    if path in NOWHERE or path.startswith("/dev/fd/") or (path in SOURCES and effect == "read"):
+    if path in NOWHERE or is_descriptor(path) or (path in SOURCES and effect == "read"):
         return None
     if path.startswith(("/dev/tcp/", "/dev/udp/")):
-        host = path.split("/")[3]
+        host, _, port = path.split("/", 3)[3].partition("/")
+        if is_loopback(host) and port == str(around.port or None):
+            return ActTarget("host", host), "own"
         return ActTarget("host", host), "local" if is_loopback(host) else "remote"
     if pattern:
         return _place_glob(path, pattern, effect, around)
@@ -250,10 +259,14 @@ def _place_glob(path: str, pattern: str, effect: Effect, around: Surroundings) -
     whole = f"{path.rstrip('/')}/{unglobbed(pattern)}"
     if ".." in deeper.split("/"):
         return ActTarget("path", whole, True), "unknown"
+    if deeper and secret(whole):
+        return ActTarget("path", whole), "secret"
     if not shape.strip("*?") or shape.startswith(("[", ".*", ".?", ".[")):  # nearly everything in the folder
         hidden = shape.startswith((".", "["))
         reached = scope(path, effect, around, folder=True, contents=not hidden)
         return ActTarget("path", path, True), reached
+    if path.endswith("/etc") and any(fnmatchcase(name, shape) for name in ("shadow", "gshadow", "sudoers")):
+        return ActTarget("path", whole), scope(f"{path}/shadow", effect, around)
     names = [*AGENTS_HERE, *SECRET_EXAMPLES] if effect != "read" or not shape.startswith("*.") else SECRET_EXAMPLES
     for name in names:
         if fnmatchcase(name, shape) and not shape.startswith("*."):
@@ -316,13 +329,15 @@ def owned(path: str, effect: Effect, around: Surroundings, folder: bool = False)
 
 
 def own_part(path: str) -> bool:
-    """Whether a path leads through an agent's settings or a repository's hooks."""
-    padded = f"/{path.strip('/')}/"
+    """Whether a path leads through an agent's settings or a repository's hooks. Some systems do not tell case apart."""
+    padded = f"/{path.strip('/').lower()}/"
     return any(f"/{name}/" in padded for name in AGENTS)
 
 
 def secret(path: str) -> bool:
     """Whether a file of that name is known to hold secrets."""
+    if (lower := path.lower()) != path and secret(lower):  # some systems do not tell case apart
+        return True
     *folders, name = path.strip("/").split("/")
     if _any_of(NOT_SECRET).match(name):
         return False
@@ -367,12 +382,9 @@ def within(path: str, folder: str) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this machine."""
-    host = host.lower().strip("[]")
-    return (
-        host in ("localhost", "::1", "0.0.0.0", "host.docker.internal")
-        or host.startswith("127.")
-        or host.endswith(".localhost")
-    )
+    host = host.lower().strip("[]").removesuffix(".")
+    named = host in ("localhost", "::1", "0.0.0.0", "0", "host.docker.internal") or host.endswith(".localhost")
+    return named or LOOPBACK.fullmatch(host) is not None
 
 
 def turned(path: str, effect: Effect) -> Effect:

@@ -27,7 +27,7 @@ from gradproof.gate.acts.paths import (
     within,
 )
 from gradproof.gate.acts.shell import Reading
-from gradproof.gate.acts.shell_state import NO_INPUT, Output, State
+from gradproof.gate.acts.shell_state import MOST_HELD, NO_INPUT, Output, State
 from gradproof.gate.acts.targets import WORK_OF_ACT, fetch_and_run, of_url, resolved, touch
 from gradproof.gate.acts.word import Word
 
@@ -65,6 +65,12 @@ SHARED = (
 
 
 LISTS = {"ls", "ll", "la", "dir", "tree", "du", "exa", "eza", "lsd"}  # the folder they run in, where none is named
+
+
+COPIES = ("cp", "mv", "ln", "install", "rsync")
+
+
+LABELLED = ("bazel", "bazelisk", "buck2", "pants")  # to which //src is no path
 
 
 FILTERS = {"grep", "egrep", "fgrep", "sort", "head", "tail", "uniq"}  # print some of the lines that they read
@@ -121,6 +127,8 @@ class Command:
         if self.state.elsewhere is not None and scope not in ("unknown", "remote"):
             scope, host = self.state.elsewhere
             target = ActTarget("host", host, target.folder, target.amount, str(target) if target.name else "")
+        if scope == "local" and target.kind == "host" and _is_port(target.within, self.reading.around.port):
+            scope = "own"
         self.reading.pay(WORK_OF_ACT)
         done = Act(effect, self.program, scope, self.verb, target, self.state.via, frozenset(marks), why)
         self.reading.acts.append(done)
@@ -157,6 +165,11 @@ class Command:
         return replace(self.state.copy(), **changes)
 
 
+def _is_port(within: str, port: int) -> bool:
+    """Whether what is reached on this machine is the gate's own port."""
+    return bool(port) and (within == f":{port}" or within.startswith(f":{port}/"))
+
+
 def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: Any) -> Output:
     """Reads one command; returns what it prints, as far as that is known."""
     name = words[0]
@@ -179,12 +192,29 @@ def run(reading: Reading, words: list[Word], state: State, stdin: Output, walk: 
     command = Command(reading, text, words[1:], state, stdin, walk)
     around, reading.explained = reading.explained, set()
     printed = _run(command, text)
+    if command.program in COPIES:
+        _carry_over(command)
     _detail(command, before)
     reading.explained = around
     acts = reading.acts[before:]
     if printed is None:
         return Output.of(acts, stdin)
     return printed
+
+
+def _carry_over(command: Command) -> None:
+    """What a file holds that this call wrote or fetched, its copy holds as well."""
+    state = command.state
+    if not state.written and not state.fetched:
+        return
+    *sources, destination = [word for word in command.words if not word.text.startswith("-")] or [Word()]
+    for path in (path for word in sources for path in resolved(command.reading, word, state)):
+        for copy in resolved(command.reading, destination, state):
+            for there in (copy, f"{copy}/{path.rpartition('/')[2]}"):
+                if path in state.written:
+                    state.written[there] = state.written[path]
+                if host := fetched_from(state, path):
+                    state.fetched[there] = host
 
 
 def _detail(command: Command, first: int) -> None:
@@ -282,6 +312,9 @@ def _program(command: Command, text: str) -> str | None:
 def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> None:
     """A script or a program by its path: what was written to it in this call is read, what was fetched is named."""
     state = command.state
+    if "://" in file.text and not file.starts("file:"):
+        command.reading.acts.append(fetch_and_run(command.program, of_url(file.text)[0].name, state))
+        return
     for path in resolved(command.reading, file, state):
         if host := fetched_from(state, path):
             command.reading.acts.append(fetch_and_run(command.program, host, state))
@@ -289,10 +322,42 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
             inner = command.beside(via=state.via | {"interpreter"}, parameters=tuple(arguments))
             READERS["code"](replace_words(command, [Word((state.written[path],))], inner, path))
     acts = command.touch("execute", file)
+    deed = knowledge().programs.get(file.text.rpartition("/")[2])  # `python manage.py flush`
+    says = deed.says if deed is not None else {}
+    for word in arguments:
+        if word.text in says:
+            command.act(*says[word.text], ActTarget("none", word.text))
     if not acts:
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:
         _argument(command, word, "execute")
+
+
+RECIPES = frozenset(  # files that say what a program of a folder runs
+    (
+        *(
+            "Makefile",
+            "makefile",
+            "GNUmakefile",
+            "justfile",
+            "Taskfile.yml",
+            "Rakefile",
+            "CMakeLists.txt",
+            "package.json",
+        ),
+        *("setup.py", "pyproject.toml", "conftest.py", "build.gradle", "pom.xml", "build.rs", "Cargo.toml", "tox.ini"),
+    )
+)
+
+
+def recipe_from(state: State, folder: str) -> str:
+    """The host that a folder came from in this call, or the file that says what is run there."""
+    recipes = (host for path, host in state.fetched.items() if path.rpartition("/")[0] == folder and _is_recipe(path))
+    return fetched_from(state, folder) or next(recipes, "")
+
+
+def _is_recipe(path: str) -> bool:
+    return path.rpartition("/")[2] in RECIPES
 
 
 def fetched_from(state: State, path: str) -> str:
@@ -402,6 +467,8 @@ def apply(command: Command, deed: Deed, parsed: Parsed) -> Output | None:
     marks = marked(deed, parsed)
     before = len(command.reading.acts)
     _options(command, deed, parsed)
+    if deed.effect == "execute":
+        lead_out(command, deed, parsed)
     for part, word in assigned_parts(deed.args, parsed.positional):
         _part(command, part, word, effect_of, folder, marks)
     for word in command.words if deed.says else ():
@@ -478,7 +545,7 @@ def here(command: Command, effect: Effect, marks: Sequence[str] = ()) -> None:
         if UNKNOWN in cwd:
             command.act(effect, "unknown", ActTarget("path", "?"), marks=marks)
             continue
-        if effect == "execute" and (host := fetched_from(command.state, cwd)):
+        if effect in ("execute", "install") and (host := recipe_from(command.state, cwd)):
             command.reading.acts.append(fetch_and_run(command.program, host, command.state))
             continue
         around = command.reading.around
@@ -497,6 +564,21 @@ def _options(command: Command, deed: Deed, parsed: Parsed) -> None:
             _part(command, part, value, None, False, ())
         elif name.startswith("--out") and name not in deed.values and looks_like_path(value.texts[0]):
             command.touch("write", value)
+
+
+def lead_out(command: Command, deed: Deed, parsed: Parsed) -> None:
+    """What a program that runs code is pointed to outside the project, by options that nobody knows. System folders
+    apart: compilers and libraries lie there."""
+    given = [value for name, value in parsed.options if value is not None and name not in deed.options]
+    for word in given if deed.args else [*given, *parsed.positional]:
+        path = word.text
+        label = command.program in LABELLED and path.startswith("//")
+        if not word.known or label or not word.starts("/", "~", "../") or " " in path:
+            continue
+        before = len(command.reading.acts)
+        command.touch("execute", Word((TILDE + path[1:] if path.startswith("~") else path,)))
+        kept = [act for act in command.reading.acts[before:] if act.scope in ("home", "outside", "secret", "own")]
+        command.reading.acts[before:] = kept
 
 
 def assigned_parts(parts: Sequence[WordPart], words: Sequence[Word]) -> Iterator[tuple[WordPart, Word]]:
@@ -592,13 +674,16 @@ def printed(command: Command, parsed: Parsed) -> Output | None:
     name, words, stdin = command.program, parsed.positional, command.stdin
     if name == "cat" and (not words or [word.text for word in words] == ["-"]):
         return stdin
+    if name == "cat":
+        return held(command, words)
     if name == "tee":
         for word in words:
             for path in resolved(command.reading, word, command.state):
                 if stdin.fetched:
                     command.state.fetched[path] = stdin.fetched
                 elif stdin.text is not None:
-                    command.state.written[path] = stdin.text
+                    kept = command.state.written.get(path, "") if parsed.has("-a", "--append") else ""
+                    command.state.written[path] = (kept + stdin.text)[:MOST_HELD]
         return stdin
     if name == "base64" and parsed.has("-d", "--decode", "-D") and stdin.text is not None and not words:
         return replace(stdin, text=_decoded(stdin.text), substituted=True)
@@ -617,6 +702,20 @@ def printed(command: Command, parsed: Parsed) -> Output | None:
     if name in ("which",) and len(words) == 1 and words[0].known:
         return Output(words[0].text, piped=True)
     return None
+
+
+def held(command: Command, words: Sequence[Word]) -> Output | None:
+    """The text of files, where this call wrote or fetched them."""
+    state, texts = command.state, []
+    for word in words:
+        paths = resolved(command.reading, word, state)
+        host = next((host for path in paths if (host := fetched_from(state, path))), "")
+        if host:
+            return Output(None, host, False, True)
+        if len(paths) != 1 or paths[0] not in state.written:
+            return None
+        texts.append(state.written[paths[0]])
+    return Output("".join(texts), piped=True) if sum(map(len, texts)) <= MOST_HELD else None
 
 
 def _decoded(text: str) -> str | None:

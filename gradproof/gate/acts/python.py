@@ -8,7 +8,7 @@ from collections.abc import Callable
 from warnings import catch_warnings, simplefilter
 
 from gradproof.gate.acts.act import Effect
-from gradproof.gate.acts.paths import TILDE, UNKNOWN
+from gradproof.gate.acts.paths import ACTIVE, TILDE, UNKNOWN
 from gradproof.gate.acts.programs import BUILTINS, Command, here, locate, run
 from gradproof.gate.acts.sql import read_sql
 from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
@@ -78,8 +78,37 @@ OPAQUE = (
         "codecs.decode",
         "types.FunctionType",
     ),
+    *("http.client.HTTPConnection", "http.client.HTTPSConnection", "urllib3.PoolManager", "urllib3.request"),
     *("builtins.eval", "builtins.exec", "code.interact", "runpy.run_module", "os.kill", "os.killpg", "os.setuid"),
 )
+POSITIONAL = ("path", "file", "args", "src", "dst", "source", "destination", "cmd", "command", "url", "top", "filename")
+SAVES = ("save", "savetxt", "savez", "savefig", "to_csv", "to_json", "to_parquet", "to_pickle", "to_excel", "to_html")
+MOVES, LISTING = ("rename", "replace"), ("glob", "rglob", "iglob", "iterdir")
+CLIENT_LIBRARIES = ("requests", "httpx", "aiohttp", "urllib3", "urllib", "http")
+ACTING = frozenset(
+    name.split(".")[0] for name in (*FIRST, *BOTH, *SHELLS, *PROCESSES, *REPLACES, "pathlib", "urllib") if "." in name
+)
+
+
+def _moves(node: ast.Call) -> bool:
+    """A path is renamed to one other; `text.replace(old, new)` and `frame.rename({...})` are no paths."""
+    one = len(node.args) == 1 and not isinstance(node.args[0], ast.Dict)
+    return one or any(keyword.arg in ("target", None) for keyword in node.keywords)
+
+
+def _plain(function: ast.expr) -> bool:
+    return isinstance(function, ast.Name | ast.Attribute)
+
+
+def _acts(name: str) -> bool:
+    """Whether a function of that name changes files or runs programs."""
+    return (
+        (name in FIRST and FIRST[name][0] != "read")
+        or name in BOTH
+        or name in SHELLS
+        or name in PROCESSES
+        or name.startswith(REPLACES)
+    )
 
 
 def read_python(command: Command, text: str) -> None:
@@ -127,6 +156,8 @@ class _Code(ast.NodeVisitor):
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
         for alias in node.names:
+            if alias.name == "*" and (node.module or "").split(".")[0] in ACTING:
+                self.command.unknown(f"names that come from {node.module}")
             self.names[alias.asname or alias.name] = f"{node.module}.{alias.name}"
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -138,12 +169,55 @@ class _Code(ast.NodeVisitor):
                 self.values[target.id] = UNKNOWN if target.id in self.values else self.text(node.value)
 
     def visit_For(self, node: ast.For) -> None:
-        if isinstance(node.target, ast.Name):
-            self.values[node.target.id] = UNKNOWN
+        self._bound(node.target, node.iter)
         self.generic_visit(node)
 
-    def visit_Call(self, node: ast.Call) -> None:
+    def visit_comprehended(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        for loop in node.generators:
+            self._bound(loop.target, loop.iter)
         self.generic_visit(node)
+
+    visit_ListComp = visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_comprehended
+
+    def _bound(self, target: ast.expr, looped: ast.expr) -> None:
+        """What a loop's variable stands for: any of the files that a pattern names, or nobody knows what."""
+        if isinstance(target, ast.Name):
+            again = target.id in self.values
+            self.values[target.id] = UNKNOWN if again else self._listed(looped)
+
+    def _listed(self, node: ast.expr) -> str:
+        """`Path("src").glob("*.py")`, `glob.glob("src/*.py")`, sorted or not: a pattern as a shell has it."""
+        if not isinstance(node, ast.Call):
+            return UNKNOWN
+        method = (self.name(node.func) or "").rpartition(".")[2]
+        given = [self.text(argument) for argument in node.args]
+        if method in ("sorted", "list", "set", "reversed") and node.args:
+            return self._listed(node.args[0])
+        if method not in LISTING or UNKNOWN in "".join(given):
+            return UNKNOWN
+        of_module = not isinstance(node.func, ast.Attribute) or self.name(node.func) in ("glob.glob", "glob.iglob")
+        base = "" if of_module else self.text(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        pattern = given[0] if given else "*"
+        if not base and not of_module:
+            return UNKNOWN
+        return "/".join(part for part in (base, "*" if method == "rglob" else "", pattern) if part).translate(ACTIVE)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self._named(node)
+        self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._named(node)
+
+    def _named(self, node: ast.expr) -> None:
+        """A function that is named and not called: `map(os.remove, …)`, `f = os.remove`."""
+        if _acts(self.name(node) or ""):
+            self.command.unknown("a function that is called under another name")
+
+    def visit_Call(self, node: ast.Call) -> None:
+        for part in (getattr(node.func, "value", None) if _plain(node.func) else node.func, *node.args, *node.keywords):
+            if isinstance(part, ast.AST):
+                self.visit(part)
         name = self.name(node.func)
         if name is None:
             if not isinstance(node.func, ast.Attribute):
@@ -152,8 +226,11 @@ class _Code(ast.NodeVisitor):
         self._call(name, node)
 
     def _call(self, name: str, node: ast.Call) -> None:
-        command, args = self.command, node.args
+        command = self.command
+        args = [*node.args, *(keyword.value for keyword in node.keywords if keyword.arg in POSITIONAL)]
         method = name.rsplit(".", 1)[-1]
+        if any(keyword.arg is None for keyword in node.keywords) and _acts(name):
+            command.unknown("arguments that are made while the code runs")
         if name in FIRST and args:
             effect, folder = FIRST[name]
             command.touch(effect, self.word(args[0]), folder=folder)
@@ -167,6 +244,9 @@ class _Code(ast.NodeVisitor):
                 else next((self.text(k.value) for k in node.keywords if k.arg == "mode"), "r")
             )
             command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", self.word(args[0]))
+        elif name == "os.open" and args:
+            reads = len(args) > 1 and (self.name(args[1]) or "") == "os.O_RDONLY"
+            command.touch("read" if reads else "write", self.word(args[0]))
         elif name in SHELLS and args:
             self._shell(self.text(args[0]))
         elif name in PROCESSES and args:
@@ -189,15 +269,28 @@ class _Code(ast.NodeVisitor):
         elif name.split(".")[0] in CLIENTS and method in (*SENDS, "get", "head", "delete") and args:
             effect: Effect = "send" if method in SENDS else "delete" if method == "delete" else "read"
             locate(command, effect, "url", self.word(args[-1] if method == "request" else args[0]))
+        elif method in (*SENDS, "delete") and self.asks_hosts() and "://" in "".join(map(self.text, args[:2])):
+            url = next(argument for argument in args if "://" in self.text(argument))
+            locate(command, "delete" if method == "delete" else "send", "url", self.word(url))
+        elif method in SAVES and isinstance(node.func, ast.Attribute):
+            for text in filter(None, map(self.text, args[:2])):
+                if UNKNOWN not in text:
+                    command.touch("write", Word((text,)))
         elif name in OPAQUE or ("." in name and name.split(".")[0] in RISKY_MODULES):
             literal = name == "getattr" and len(args) > 1 and isinstance(args[1], ast.Constant)
             if not literal and not name.endswith("b64decode"):
                 command.unknown(f"{name}, which may do anything")
+        elif method == "open" and isinstance(node.func, ast.Attribute) and (base := self.text(node.func.value)):
+            mode = next((self.text(k.value) for k in node.keywords if k.arg == "mode"), "r")
+            mode = self.text(node.args[0]) if node.args else mode
+            command.touch("write" if set(mode) & set("wax+") or UNKNOWN in mode else "read", Word((base,)))
         elif method in METHODS and isinstance(node.func, ast.Attribute):
             base = self.text(node.func.value)
-            if base:
+            if base and (method not in MOVES or _moves(node)):
                 effect, folder = METHODS[method]
                 command.touch(effect, Word((base,)), folder=folder)
+                if method in MOVES and args:
+                    command.touch("write", self.word(args[0]))
 
     def _replaces(self, name: str, args: list[ast.expr]) -> None:
         """`os.execvp("rm", ["rm", "-rf", "/"])`, `os.spawnlp(mode, "rm", "rm", "-rf", "/")`."""
@@ -233,6 +326,10 @@ class _Code(ast.NodeVisitor):
             self.command.unknown("a command that is made while it runs")
         else:
             self._shell(text)
+
+    def asks_hosts(self) -> bool:
+        """Whether a library for requests was imported."""
+        return any(name.split(".")[0] in CLIENT_LIBRARIES for name in self.names.values())
 
     def name(self, node: ast.expr) -> str | None:
         """`os.path.join` of a function, by what was imported; None where it is not a plain name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -33,7 +34,20 @@ DATA = (
     "-T",
 )
 DATA += ("--upload-file", "--form-string", "--post-data", "--post-file", "--body-data", "--body-file")
+CODE_URL, FILE_URL = re.compile(r"(?i)\s*(?:javascript|vbscript):"), re.compile(r"(?i)file:(?://(?:localhost)?)?(?=/)")
+FETCHED_BY = ("http", "https", "ftp", "ftps", "sftp", "scp", "ws", "wss", "blob", "about", "chrome", "view-source")
+ENCODED = ("--data-urlencode", "--variable", "--url-query")  # `name@file` is a file, unless there is a = in it
+LISTS_OF_URLS = {"wget": ("-i", "--input-file")}
 FILES = ("-T", "--upload-file", "--post-file", "--body-file")  # whose value is a file, without an @
+
+
+def _says_all(url: str) -> bool:
+    """Whether host and path are all that a URL says. Of a query, a user or a connection that others can read, a
+    correction wants the same."""
+    scheme, mark, rest = url.partition("://")
+    authority = (rest if mark else url).partition("/")[0]
+    open_ = not (mark and scheme.lower() == "https") and of_url(url)[1] == "remote"
+    return "?" not in url and "@" not in authority and not open_
 
 
 @reader("curl")
@@ -48,21 +62,33 @@ def curl(command: Command) -> Output | None:
     if parsed.has("-I", "--head"):
         verb = "HEAD"
     urls = parsed.positional + parsed.values("--url")
-    plain = [url for url in urls if "?" not in url.text]  # a query says what else is meant: a correction wants the same
+    plain = [url for url in urls if _says_all(url.text)]
     command.explain(*plain, method, *(word for word in payload if "@" not in word.text and word.known))
-    if parsed.value("-K", "--config"):
+    for file in parsed.values("-K", "--config", *LISTS_OF_URLS.get(command.program, ())):
+        command.touch("read", file)
         command.unknown("options that are read from a file")
+    if command.program == "wget":
+        for setting in parsed.values("-e", "--execute"):
+            command.unknown(f"the setting {setting.text.replace(UNKNOWN, '?')}")
+        for runs in parsed.values("--use-askpass"):
+            command.shell(runs.text, command.beside())
     for name in ("-x", "--proxy", "--preproxy", "--socks5", "--resolve", "--connect-to"):
         for word in parsed.values(name):
             command.act("send", "unknown" if UNKNOWN in word.text else "remote", ActTarget("host", word.text))
     files = [_file(text) for word in parsed.values(*FILES) for text in word.texts]
     files += [name for word in payload for text in word.texts for name in _attached(text)]
+    files += [
+        _file(text.partition("@")[2]) for word in parsed.values(*ENCODED) for text in word.texts if "=" not in text
+    ]
+    files += [_file(text) for word in parsed.values("-b", "--cookie") for text in word.texts if "=" not in text]
     for name in files:
         if name not in ("", "-", "."):
             command.touch("read", Word((name,)))
     hidden = any(_is_secret(command, word) for word in payload) or any(_secret_file(command, name) for name in files)
     hidden = hidden or any(
-        _mentions_secret(word) for name in ("-H", "--header", "-b", "--cookie") for word in parsed.values(name)
+        _mentions_secret(word)
+        for name in ("-H", "--header", "-b", "--cookie", "-u", "--user")
+        for word in parsed.values(name)
     )
     before = len(command.reading.acts)
     for url in urls:
@@ -120,14 +146,18 @@ def _mentions_secret(word: Word) -> bool:
 def request(command: Command, method: str, url: Word, *, payload: bool = False, secret_payload: bool = False) -> None:
     """One request. A URL that holds a substitution may carry anything away."""
     for text in url.texts:
+        if CODE_URL.match(text):
+            command.unknown("an address that is code")
+            continue
+        if match := FILE_URL.match(text):
+            command.touch("read", Word((text[match.end() :],)))
+            continue
         text = text if "://" in text or text.startswith("/") else f"http://{text}"
         target, scope = of_url(text)
         effect = METHODS.get(method, "send")
-        if effect == "read" and (payload or UNKNOWN in text or url.substituted):
+        other = text.partition("://")[0].lower() not in FETCHED_BY
+        if effect == "read" and (payload or UNKNOWN in text or url.substituted or other):
             effect = "send"
-        if text.startswith("file://"):
-            command.touch("read", Word((text.removeprefix("file://"),)))
-            continue
         port = command.reading.around.port
         if port and is_loopback(target.name) and f":{port}" in text:
             scope = "own"
@@ -191,6 +221,8 @@ def copy(command: Command) -> Output | None:
     *sources, destination = parsed.positional
     command.explain(*parsed.positional)
     to_host = _host(destination.texts[0])
+    users = {f"as {name}" for word in parsed.positional if (name := _user(word.text))}
+    command.state = command.beside(context=command.state.context | users)
     hidden = False
     for source in sources:
         if host := _host(source.texts[0]):
@@ -231,6 +263,12 @@ def _host(text: str) -> str:
     return host.rsplit("@", 1)[-1].lower()
 
 
+def _user(text: str) -> str:
+    """The user of `user@host:path`."""
+    place = text.partition("://")[2].partition("/")[0] or text.partition(":")[0]
+    return place.rpartition("@")[0] if "@" in place and "/" not in place else ""
+
+
 def _reach(host: str) -> ActScope:
     return "local" if is_loopback(host) else "remote"
 
@@ -256,7 +294,9 @@ def netcat(command: Command) -> Output | None:
         command.act("send", "local", ActTarget("host", "localhost"), marks=marks)
     else:
         scope: ActScope = "unknown" if UNKNOWN in host else _reach(host)
-        command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?")), marks=marks)
+        port = next((f":{word.text}" for word in parsed.positional[1:2] if word.text.isdigit()), "")
+        own = port if scope == "local" else ""
+        command.act("send", scope, ActTarget("host", host.replace(UNKNOWN, "?"), within=own), marks=marks)
     return Output(None, host, False, True)
 
 
@@ -286,6 +326,8 @@ def _socat(command: Command, addresses: Sequence[Word], marks: list[str], from_f
             scope: ActScope = "remote" if outside else "local"
             command.act("fetch_and_run", scope, ActTarget("host", host.replace(UNKNOWN, "?") or "?"))
             command.shell(value, command.beside(via=command.state.via | {"elsewhere"}))
+        elif value.endswith(("docker.sock", "containerd.sock")):
+            command.act("escalate", "system", ActTarget("path", value))
         elif kind.upper() in ("OPEN", "CREATE", "FILE", "GOPEN"):
             reads = (from_first and word is addresses[0]) or "rdonly" in word.text
             acts = command.touch("read" if reads else "write", replace(word, texts=(_file(value),)))

@@ -66,6 +66,7 @@ class Reading:
         self.exhausted = False
         self.piped = False  # inside a pipe
         self.past = False  # an earlier call is read, not this one
+        self.connected = False  # what is open may be written to by any later command: a socket, a coprocess, a pipe
         self._unknown: set[Act] = set()
 
     def pay(self, work: float = 1.0) -> None:
@@ -118,6 +119,7 @@ class Reading:
             self.unknown("sh", "shell that cannot be parsed", state)
         self.walks.append(Walk(self, bodies, source))
         output = self.walks[-1].statements(root.children, state, stdin)
+        self.walks[-1].look_back(root, state)
         self.walks.pop()
         return output
 

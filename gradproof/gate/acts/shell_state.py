@@ -11,6 +11,7 @@ from gradproof.gate.acts.paths import UNKNOWN
 from gradproof.gate.acts.word import Word
 
 MOST_FOLDERS = 4
+MOST_HELD = 2**14  # characters of a file that are kept, twice as many as are read as shell
 MOST_DEPTH = 12  # of commands inside commands
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gradproof.gate.acts.act import Act
-from gradproof.gate.acts.paths import UNKNOWN, unglobbed
-from gradproof.gate.acts.shell_state import MOST_DEPTH, NO_INPUT, Output, State, appended, either_folder
+from gradproof.gate.acts.paths import UNKNOWN, is_descriptor, unglobbed
+from gradproof.gate.acts.shell_state import MOST_DEPTH, MOST_HELD, NO_INPUT, Output, State, appended, either_folder
 from gradproof.gate.acts.shell_text import ASIDE, text_of
 from gradproof.gate.acts.shell_words import WordReader
 from gradproof.gate.acts.unread import unread
@@ -22,12 +22,18 @@ if TYPE_CHECKING:
 
 
 MOST_COMMANDS = 500
+WORK_OF_OVERLOOKED = 2.0  # a text of its own is parsed for it
 RESERVE = 60.0  # work that is left for the command that is being read, when no further one is
 MOST_SAID = 2000  # characters of a command that an act keeps
 NAMEREFS = ("declare", "local", "typeset")
 INDEXED = re.compile(r"\[[^\]]*(?:\$\(|`)")
+SUBSTITUTES = re.compile(rb"[$<>]\(|`")
+LEFT_OVER = re.compile(rb"(?<!\\)(?:\\\\)*(?:`|\$\()")  # in a node that should hold plain text
+SUBSTITUTIONS = ("command_substitution", "process_substitution")
+UNEXPANDED = ("heredoc_redirect", "raw_string", "ansi_c_string", "comment", "function_definition")
 STANDARD = ("0", "1", "2")  # descriptors: input, output, errors
 BODIES = ("compound_statement", "do_group", "else_clause", "elif_clause", "case_item", "program", "subshell")
+Stage: TypeAlias = "Node | tuple[Node, Node]"  # of a pipe; a pair is a redirected statement, and what it redirects
 STATEMENTS = frozenset(
     (
         *("list", "pipeline", "subshell", "compound_statement", "negated_command", "if_statement", "elif_clause"),
@@ -45,6 +51,7 @@ class Walk:
         self.reading, self.bodies, self.source = reading, bodies, source
         self.expand = WordReader(self)
         self.at = self.behind = 0  # where the command begins that is being read, and where it ends
+        self.substituted: set[int] = set()  # substitutions that were read
 
     # statements
 
@@ -75,26 +82,38 @@ class Walk:
         self.expand.inside(node, state)
         return Output()
 
-    def _list(self, node: Node, state: State, stdin: Output) -> Output:
-        """`a && b`: b runs where a has left off. `a || b`: where a failed."""
+    def _list(self, node: Node, state: State, stdin: Output, last: Callable[[Node], Output] | None = None) -> Output:
+        """`a && b`: b runs where a has left off. `a || b`: where a failed. `last` reads what stands last."""
         output, operator, before = Output("", piped=True), "", state.cwds
+        end = max((child.end_byte for child in node.children if child.is_named and child.type != "comment"), default=0)
         for child in node.children:
             if not child.is_named:
                 operator = child.type
                 continue
             if child.type == "comment":
                 continue
+            after, was = state.cwds, state.unsure
             if operator == "||":
-                after, was = state.cwds, state.unsure
                 state.cwds, state.unsure = either_folder(before, after), True
-                output = appended(output, self.statement(child, state, stdin))
+            own = last is not None and child.end_byte == end
+            output = appended(output, last(child) if own and last else self.statement(child, state, stdin))
+            if operator == "||":
                 state.cwds, state.unsure = after if _exits(child) else either_folder(after, state.cwds), was
-            else:
-                output = appended(output, self.statement(child, state, stdin))
         return output
 
     def _pipeline(self, node: Node, state: State, stdin: Output) -> Output:
-        stages = [child for child in node.children if child.is_named and child.type != "comment"]
+        """`a && b 2>&1 | c` pipes b alone; to the parser all before the pipe is its first stage."""
+        first, *others = (child for child in node.children if child.is_named and child.type != "comment")
+        if first.type == "list":
+            return self._list(first, state, stdin, lambda last: self._piped(node, [last, *others], state, stdin))
+        body = first.child_by_field_name("body") if first.type == "redirected_statement" else None
+        if body is not None and body.type == "list":
+            return self._list(
+                body, state, stdin, lambda last: self._piped(node, [(first, last), *others], state, stdin)
+            )
+        return self._piped(node, [first, *others], state, stdin)
+
+    def _piped(self, node: Node, stages: Sequence[Stage], state: State, stdin: Output) -> Output:
         before, outermost = len(self.reading.acts), not self.reading.piped
         self.reading.piped = True
         output = self._stages(stages, state, stdin)
@@ -110,7 +129,7 @@ class Walk:
             if "pipe" in acts[i].via and acts[i].effect in ("fetch_and_run", "unknown", "send"):
                 acts[i] = acts[i].but(text=whole)
 
-    def _stages(self, stages: Sequence[Node], state: State, stdin: Output) -> Output:
+    def _stages(self, stages: Sequence[Stage], state: State, stdin: Output) -> Output:
         output = stdin
         for i, stage in enumerate(stages):
             own = state.copy()
@@ -119,7 +138,11 @@ class Walk:
             if i < len(stages) - 1:
                 own.stdout = None
             before = len(self.reading.acts)
-            given = self.statement(stage, own, output)
+            if isinstance(stage, tuple):
+                redirected, body = stage
+                given = self._redirected_body(redirected, body, own, output)
+            else:
+                given = self.statement(stage, own, output)
             if output.secret:
                 self._carries_secret(before)
             keeps = given.fetched or (output.fetched if i else "")
@@ -143,32 +166,34 @@ class Walk:
         return self.statements(node.children, state, stdin)
 
     def _if_statement(self, node: Node, state: State, stdin: Output) -> Output:
-        output, before, was = Output(), state.cwds, state.unsure
+        first, before, was = len(self.reading.acts), state.cwds, state.unsure
         state.unsure = True
         for child in node.children:
             if child.is_named and child.type != "comment":
                 self.statement(child, state, stdin)
                 state.cwds = either_folder(state.cwds, before)
         state.unsure = was
-        return output
+        return Output.of(self.reading.acts[first:], stdin)
 
     def _elif_clause(self, node: Node, state: State, stdin: Output) -> Output:
-        self.statements(node.children, state, stdin)
-        return Output()
+        return self.statements(node.children, state, stdin)
 
     _else_clause = _elif_clause
 
     def _while_statement(self, node: Node, state: State, stdin: Output) -> Output:
-        before, was = state.cwds, state.unsure
+        first, before, was = len(self.reading.acts), state.cwds, state.unsure
         state.unsure = True
         self.statements(node.children, state, stdin)
         state.cwds, state.unsure = either_folder(state.cwds, before), was
-        return Output(secret=stdin.secret, fetched=stdin.fetched)
+        return Output.of(self.reading.acts[first:], stdin)
 
     def _c_style_for_statement(self, node: Node, state: State, stdin: Output) -> Output:
         for variable in _names(node):
             state.variables[variable] = [Word(("0",))]
         body = node.child_by_field_name("body")
+        for child in node.children:
+            if body is None or child.id != body.id:
+                self.expand.inside(child, state)
         return self._while_statement(body, state, stdin) if body is not None else Output()
 
     def _for_statement(self, node: Node, state: State, stdin: Output) -> Output:
@@ -184,17 +209,19 @@ class Walk:
         return self._while_statement(body, state, stdin) if body is not None else Output()
 
     def _case_statement(self, node: Node, state: State, stdin: Output) -> Output:
-        before, was = state.cwds, state.unsure
+        first, before, was = len(self.reading.acts), state.cwds, state.unsure
         state.unsure = True
         for child in node.children:
             if child.type == "case_item":
-                values = {value.id for value in child.children_by_field_name("value")}
+                values = {value.id: value for value in child.children_by_field_name("value")}
+                for value in values.values():
+                    self.expand.inside(value, state)
                 self.statements([part for part in child.children if part.id not in values], state, stdin)
                 state.cwds = either_folder(state.cwds, before)
             elif child.is_named:
                 self.expand.inside(child, state)
         state.unsure = was
-        return Output()
+        return Output.of(self.reading.acts[first:], stdin)
 
     def _function_definition(self, node: Node, state: State, stdin: Output) -> Output:
         name, body = node.child_by_field_name("name"), node.child_by_field_name("body")
@@ -214,10 +241,33 @@ class Walk:
         reading.called.add(body.id)
         was, state.parameters = state.parameters, tuple(words)
         output = self.statement(body, state, stdin)
+        self.look_back(body, state)
         state.parameters = was
         reading.running.discard(body.id)
         reading.depth -= 1
         return output
+
+    def look_back(self, node: Node, state: State) -> None:
+        """Reads the substitutions that nobody came by, wherever the parser has put them."""
+        if not SUBSTITUTES.search(node.text or b"") or self.reading.exhausted:
+            return
+        for overlooked in self._overlooked(node):
+            self.reading.pay(WORK_OF_OVERLOOKED)
+            self.reading.unknown("sh", "a substitution where none is expected", state)
+            if overlooked.type in SUBSTITUTIONS:
+                self.expand.word(overlooked, state.copy())
+            else:  # the parser takes backquotes in `${x:=…}` for a word
+                self.reading.shell(text_of(overlooked).replace("`", " "), state.copy())
+
+    def _overlooked(self, node: Node) -> Iterator[Node]:
+        for child in node.children:
+            if child.type in UNEXPANDED or (child.type in SUBSTITUTIONS and child.id not in self.substituted):
+                if child.type in SUBSTITUTIONS:
+                    yield child
+            elif child.children:
+                yield from self._overlooked(child)
+            elif child.is_named and LEFT_OVER.search(child.text or b""):
+                yield child
 
     # assignments
 
@@ -353,18 +403,23 @@ class Walk:
                 acts[i] = acts[i].but(text=kept_text(node))
 
     def _redirected_statement(self, node: Node, state: State, stdin: Output) -> Output:
-        acts, before = self.reading.acts, len(self.reading.acts)
-        output = self._redirected(node, state, stdin)
-        self._said(before, node)
+        """`a && b > f` redirects b alone, though the parser counts a to it."""
         body = node.child_by_field_name("body")
+        if body is not None and body.type == "list":
+            return self._list(body, state, stdin, lambda last: self._redirected_body(node, last, state, stdin))
+        return self._redirected_body(node, body, state, stdin)
+
+    def _redirected_body(self, node: Node, body: Node | None, state: State, stdin: Output) -> Output:
+        acts, before = self.reading.acts, len(self.reading.acts)
+        output = self._redirected(node, body, state, stdin)
+        self._said(before, node)
         if body is not None and body.type == "command":  # its redirections belong to a command
             own, whole = kept_text(body), kept_text(node)
             acts[before:] = [act.but(text=whole) if act.text == own else act for act in acts[before:]]
         return output
 
-    def _redirected(self, node: Node, state: State, stdin: Output) -> Output:
+    def _redirected(self, node: Node, body: Node | None, state: State, stdin: Output) -> Output:
         """Where a statement is fed from and writes to ends with it, unless `exec` alone redirects the shell itself."""
-        body = node.child_by_field_name("body")
         standard = {name: socket for name, socket in state.sockets.items() if name in STANDARD}
         output = self._with_redirects(node, body, state, stdin)
         if body is None or text_of(body).strip() != "exec":
@@ -372,6 +427,7 @@ class Walk:
             state.sockets = opened | standard
         else:
             state.stdout = state.sockets.get("1")
+            self.reading.connected = self.reading.connected or bool(state.sockets)
         return output
 
     def _with_redirects(self, node: Node, body: Node | None, state: State, stdin: Output) -> Output:
@@ -435,7 +491,9 @@ class Walk:
         if root.has_error or command is None or command.type != "command":
             self.reading.unknown("sh", "a heredoc that cannot be parsed", state)
             return Output(None, piped=True)
-        word = Walk(self.reading, ()).expand.word(command.children[-1], state)
+        walk = Walk(self.reading, ())
+        word = walk.expand.word(command.children[-1], state)
+        walk.look_back(root, state)
         return Output(word.text if word.known else word.texts[0], word.fetched, word.secret, True)
 
     def _after(self, after: Sequence[tuple[str, Node]], state: State, output: Output) -> Output:
@@ -462,6 +520,7 @@ class Walk:
 
     def redirect(self, node: Node, state: State, stdin: Output) -> Output:
         """`> f` writes, `< f` feeds, `<<<` feeds a text, `<(…)` is fed from a command."""
+        from gradproof.gate.acts.programs import Command, held
         from gradproof.gate.acts.targets import touch
 
         operator = next((child.type for child in node.children if not child.is_named), ">")
@@ -476,15 +535,19 @@ class Walk:
                 if operator in (">&", "<&", "&>&") and re.fullmatch(r"\d+|-", word.text):
                     stdin = self._duplicated(word.text, descriptor, state, stdin)
                     continue
-                if word.inner is not None or word.texts[0].startswith("/dev/fd/"):
+                if word.inner is not None or is_descriptor(word.texts[0]):
                     stdin = Output(word.inner, word.fetched, word.secret, True)
                     continue
+                if operator in (">&", "<&") and not word.known:
+                    self.reading.connected = True
                 acts = touch(self.reading, effect, "sh", word, state)
                 # Nothing closes a socket here: the command that would may never run.
                 state.sockets.update((descriptor, act) for act in acts if _is_socket(act, word))
                 if effect == "read":
                     nothing = "" if word.text == "/dev/null" else None
                     host = _host_of(state.sockets.get(descriptor))
+                    if (known := held(Command(self.reading, "sh", [], state), [word])) is not None:
+                        nothing, host = known.text, known.fetched
                     stdin = Output(nothing, host, any(act.scope == "secret" for act in acts), True)
         return stdin
 
@@ -511,7 +574,8 @@ class Walk:
                     if output.fetched:
                         state.fetched[path] = output.fetched
                     elif output.text is not None:
-                        state.written[path] = output.text
+                        kept = state.written.get(path, "") if _appends(node) else ""
+                        state.written[path] = (kept + output.text)[:MOST_HELD]
 
     # words
 
@@ -525,6 +589,10 @@ def _descriptor(node: Node, effect: str) -> str:
         last = before.children[-1]
         own = text_of(last) if last.type == "number" else ""
     return own or ("0" if effect == "read" else "1")
+
+
+def _appends(node: Node) -> bool:
+    return any(child.type in (">>", "&>>") for child in node.children)
 
 
 def _is_socket(act: Act, word: Word) -> bool:

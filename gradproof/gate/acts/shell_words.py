@@ -189,6 +189,7 @@ class WordReader:
     def _substitution(self, node: Node, state: State) -> Word:
         """What a command prints, as far as that is known."""
         inner = [child for child in node.children if child.is_named]
+        self.walk.substituted.add(node.id)
         own = replace(state.copy(), stdout=None)
         before = len(self.reading.acts)
         if len(inner) == 1 and inner[0].type == "file_redirect":  # $(< f)
@@ -201,17 +202,18 @@ class WordReader:
         return Word(texts, output.fetched, secret, substituted=True)
 
     def _process(self, node: Node, state: State) -> Word:
+        self.walk.substituted.add(node.id)
         output = self.walk.statements([child for child in node.children if child.is_named], state.copy())
         return Word(("/dev/fd/63",), output.fetched, output.secret, output.text if output.text is not None else UNKNOWN)
 
     def inside(self, node: Node, state: State) -> None:
-        """Reads the substitutions anywhere inside a node, for what they do."""
-        for child in node.children:
-            if child.type in ("command_substitution", "process_substitution"):
-                self.word(child, state)
-            elif child.type == "ERROR" or child.is_missing:
-                self.reading.unknown("sh", "shell that cannot be parsed", state)
-            else:
+        """Reads the substitutions anywhere in a node, for what they do."""
+        if node.type in ("command_substitution", "process_substitution"):
+            self.word(node, state)
+        elif node.type == "ERROR" or node.is_missing:
+            self.reading.unknown("sh", "shell that cannot be parsed", state)
+        else:
+            for child in node.children:
                 self.inside(child, state)
 
 

@@ -40,7 +40,9 @@ PLAIN = re.compile(
 )
 TOUCHES = re.compile(
     r"(?i)\b(?:pg_read_file|pg_ls_dir|lo_import|lo_export|load_file|into\s+(?:out|dump)file|xp_cmdshell|sys_exec|sys_eval|dblink\w*|load_extension|readfile|writefile"
-    r"|pg_terminate_backend|pg_cancel_backend|pg_reload_conf|pg_rotate_logfile|pg_(?:read|stat|write)\w*_file|lo_put|set_config)\b"
+    r"|pg_terminate_backend|pg_cancel_backend|pg_reload_conf|pg_rotate_logfile|pg_(?:read|stat|write)\w*_file|lo_put|lo_unlink|lo_create|lo_from_bytea|set_config|setval|pg_drop_replication_slot|pg_promote|query_to_xml"
+    r"|http_(?:get|post|put|patch|delete)|utl_http|utl_file|sp_oacreate|sp_configure|openrowset|opendatasource|read_text|read_blob"
+    r"|set\s+(?:global|persist|password))\b"
 )
 COPY, PROGRAM = re.compile(r"(?i)\bcopy\b"), re.compile(r"(?i)\b(?:to|from)\s+program\b")
 
@@ -116,9 +118,10 @@ def _statement(node: Any) -> Iterator[SqlAct]:
     if isinstance(node, exp.Command):
         verb = str(node.this).upper()
         if verb in ("SHOW", "EXPLAIN", "VACUUM", "ANALYZE", "DESCRIBE", "BEGIN", "END", "LISTEN", "CHECKPOINT"):
-            yield SqlAct(
-                "unknown" if verb == "EXPLAIN" and "analyze" in str(node.expression).lower() else "read", verb.lower()
-            )
+            rest = str(node.expression).lower()
+            runs = (verb == "EXPLAIN" and "analyze" in rest) or (verb == "VACUUM" and "into " in rest)
+            why = f"SQL's {verb}, which runs what it explains or writes a file" if runs else ""
+            yield SqlAct("unknown" if runs else "read", verb.lower(), why=why)
         elif verb in ("GRANT", "REVOKE"):
             yield SqlAct("change_rights", verb.lower())
         else:
@@ -144,7 +147,8 @@ def _statement(node: Any) -> Iterator[SqlAct]:
     elif isinstance(node, exp.Insert):
         yield SqlAct("write", "insert", table)
     elif isinstance(node, exp.Merge):
-        yield SqlAct("write", "merge", table)
+        deletes = re.search(r"(?i)\bthen\s+delete\b", node.sql()) is not None
+        yield SqlAct("delete" if deletes else "write", "merge", table)
     elif isinstance(node, exp.Create):
         kind_of = str(node.args.get("kind") or "").upper()
         if kind_of in ("FUNCTION", "PROCEDURE", "TRIGGER", "EVENT"):

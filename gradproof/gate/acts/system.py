@@ -8,7 +8,7 @@ from gradproof.gate.acts.act import ActScope, ActTarget, Effect
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, apply, here, locate, reader
+from gradproof.gate.acts.programs import Command, apply, fetched_from, here, locate, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word
@@ -29,6 +29,12 @@ def dd(command: Command) -> Output | None:
     return None
 
 
+RUNS_FROM_TAR = (
+    *("--to-command", "-I", "--use-compress-program", "--checkpoint-action", "--rsh-command", "--rmt-command"),
+    *("-F", "--info-script", "--new-volume-script"),
+)
+
+
 @reader("tar")
 def tar(command: Command) -> Output | None:
     """Creates or takes apart an archive; the first word may be flags without a dash."""
@@ -45,23 +51,28 @@ def tar(command: Command) -> Output | None:
                 "--exclude",
                 "-T",
                 "-X",
-                "--to-command",
-                "-I",
-                "--use-compress-program",
-                "--checkpoint-action",
+                *RUNS_FROM_TAR,
                 "--transform",
             }
         )
     )
     parsed = parse(words, deed)
-    for runs in parsed.values("--to-command", "-I", "--use-compress-program", "--checkpoint-action", "--rsh-command"):
+    for runs in parsed.values(*RUNS_FROM_TAR):
         text = runs.text.removeprefix("exec=")
         if text not in ("pigz", "zstd", "gzip", "xz", "bzip2", "lz4", "pbzip2", "zstdmt"):
             command.shell(text, command.beside())
     file, folder = parsed.value("-f", "--file"), parsed.value("-C", "--directory")
     creates = parsed.has("-c", "--create", "-r", "-u", "--append", "--update")
     lists = parsed.has("-t", "--list")
-    if file is not None and file.text != "-":
+    host = (
+        "" if file is None or parsed.has("--force-local") else file.text.partition(":")[0] if ":" in file.text else ""
+    )
+    there = bool(host) and "/" not in host
+    if file is not None and there and not creates:
+        _archive_there(command, "read", file)
+    elif file is not None and there:
+        pass  # once it is known what it holds
+    elif file is not None and file.text != "-":
         command.touch("write" if creates else "read", file)
     state = command.beside()
     if folder is not None and creates:
@@ -75,14 +86,43 @@ def tar(command: Command) -> Output | None:
         if parsed.has("--remove-files"):
             for word in parsed.positional:
                 inner.touch("delete", word, folder=True)
+        if file is not None and there:
+            _archive_there(command, "send", file)
     elif not lists:
         if parsed.has("-P", "--absolute-names"):
             command.act("write", "unknown", marks=("flag:absolute-names",))
+        _unpacked(command, file, folder)
         if folder is not None:
             command.touch("write", folder, folder=True)
         elif not parsed.has("-O", "--to-stdout"):
             here(command, "write")
     return None
+
+
+def _unpacked(command: Command, archive: Word | None, folder: Word | None) -> None:
+    """What an archive holds that was fetched in this call was fetched for it, too."""
+    state = command.state
+    host = command.stdin.fetched if archive is None or archive.text == "-" else ""
+    if archive is not None and not host:
+        paths = resolved(command.reading, archive, state)
+        host = next((host for path in paths if (host := fetched_from(state, path))), "")
+    if host:
+        folders = resolved(command.reading, folder, state) if folder is not None else state.cwds
+        state.fetched.update(dict.fromkeys((path for path in folders if path), host))
+
+
+def _archive_there(command: Command, effect: Effect, file: Word) -> None:
+    """`tar cf HOST:FILE`: the archive lies on another machine."""
+    host, _, path = file.text.partition(":")
+    scope: ActScope = "unknown" if UNKNOWN in host else "remote"
+    command.act(effect, scope, ActTarget("host", host.rpartition("@")[2].replace(UNKNOWN, "?"), within=path))
+
+
+@reader("unzip")
+def unzip(command: Command) -> Output | None:
+    parsed = parse(command.words, command.deed)
+    _unpacked(command, next(iter(parsed.positional), None), parsed.value("-d"))
+    return apply(command, command.deed, parsed)
 
 
 @reader("chmod")
@@ -135,7 +175,7 @@ def kill(command: Command) -> Output | None:
         not names and words and len(words) > 1 and words[0].text == "-1" and words[1].text != "-1"
     ):
         words = words[1:]
-    if parsed.has("-l", "-L", "--list", "-0"):
+    if parsed.has("-l", "-L", "--list") or "-0" in command.texts[:1]:  # asks whether they are there
         command.act("read", "local")
         return None
     users = parsed.values("-u", "-U")

@@ -9,6 +9,7 @@ from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.paths import (
     UNKNOWN,
     alternatives,
+    is_descriptor,
     is_loopback,
     place,
     resolve,
@@ -21,9 +22,18 @@ from gradproof.gate.acts.word import Word
 
 DEFAULT_PORTS = {"http": "80", "https": "443"}
 WORK_OF_ACT = 1.5  # to place it, decide it, and write it down without secrets
+IPV4_PART = re.compile(r"0[xX][0-9a-fA-F]{1,8}|0[0-7]{0,11}|[1-9]\d{0,9}", re.ASCII)
 METADATA = (  # hosts of a cloud that hand out credentials
     *("169.254.169.254", "metadata.google.internal", "100.100.100.200", "fd00:ec2::254", "169.254.170.2"),
-    *("169.254.170.23", "fd00:ec2::23", "192.0.0.192", "168.63.129.16", "instance-data", "metadata.tencentyun.com"),
+    *(
+        "169.254.170.23",
+        "fd00:ec2::23",
+        "192.0.0.192",
+        "168.63.129.16",
+        "instance-data",
+        "metadata",
+        "metadata.tencentyun.com",
+    ),
 )
 
 
@@ -48,7 +58,7 @@ def touch(
             if "/dev/null" in text:
                 continue
             target = ActTarget("host", host, folder, None, unglobbed(text).replace(UNKNOWN, "?"))
-        elif text == "-" or text.startswith("/dev/fd/"):
+        elif text == "-" or is_descriptor(text):
             continue
         else:
             located = place(text, effect, reading.around, UNKNOWN if UNKNOWN in cwd else cwd, folder=folder)
@@ -92,7 +102,7 @@ def of_url(text: str) -> tuple[ActTarget, ActScope]:
         host, _, port = host.partition(":")
     if not host or UNKNOWN in host or "$" in host:
         return ActTarget("host", host.replace(UNKNOWN, "?")), "unknown"
-    host = _dotted(host)
+    host = _dotted(host.lower().removeprefix("::ffff:"))
     within_ = rest[len(authority) :].split("?", 1)[0].strip("/")
     if port.isdigit() and port != DEFAULT_PORTS.get(text.partition("://")[0].lower()):
         within_ = f":{port}/{within_}".rstrip("/")
@@ -102,11 +112,17 @@ def of_url(text: str) -> tuple[ActTarget, ActScope]:
 
 
 def _dotted(host: str) -> str:
-    """An IPv4 address that is written as one number, in dots."""
-    if not host[:1].isdigit() or "." in host or not re.fullmatch(r"\d{8,10}|0[xX][0-9a-fA-F]{8}", host):
+    """An IPv4 address in the ways that systems understand one: fewer numbers than four, octal or hexadecimal ones."""
+    parts = host.split(".")
+    if not host[:1].isdigit() or len(parts) > 4 or not all(IPV4_PART.fullmatch(part) for part in parts):
         return host
-    number = int(host, 0) if not host.isdigit() else int(host)
-    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0)) if number < 2**32 else host
+    *leading, last = (
+        int(part, 16 if part[1:2] in "xX" and part[1:] else 8 if part[0] == "0" else 10) for part in parts
+    )
+    if any(number > 255 for number in leading) or last >= 256 ** (5 - len(parts)):
+        return host
+    number = last + sum(part << (24 - 8 * i) for i, part in enumerate(leading))
+    return ".".join(str(number >> shift & 255) for shift in (24, 16, 8, 0))
 
 
 def fetch_and_run(program: str, host: str, state: State) -> Act:

@@ -18,11 +18,11 @@ from gradproof.gate.acts import programs
 from gradproof.gate.acts.act import Act, ActScope, ActTarget, Effect
 from gradproof.gate.acts.databases import in_database, statements
 from gradproof.gate.acts.knowledge import knowledge
-from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback
+from gradproof.gate.acts.paths import TILDE, Surroundings, is_loopback, may_be_secret
 from gradproof.gate.acts.programs import Command, run
 from gradproof.gate.acts.requests import METHODS, request
 from gradproof.gate.acts.shell import MOST_WORK, Reading
-from gradproof.gate.acts.shell_state import NO_INPUT, State
+from gradproof.gate.acts.shell_state import NO_INPUT, Output, State
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.unread import unread
 from gradproof.gate.acts.variables import assigned
@@ -38,9 +38,13 @@ SHELL_NAMES |= {
     "command",
     "zsh",
 }
+PROGRAM_ARGUMENTS = ("program", "executable", "exe", "binary")
+WORD_ARGUMENTS = ("args", "arguments", "argv", "params", "parameters")
+INPUT_ARGUMENTS = ("stdin", "input", "standard_input")
+ENVIRONMENT_ARGUMENTS = ("env", "environment", "environ", "env_vars", "environment_variables", "envs")
 SHELL_ARGUMENTS = ("command", "cmd", "script", "commands", "shell_command", "bash_command", "commandline", "cmdline")
 PATH_ARGUMENTS = re.compile(
-    r"(?i)^(?:file|path|file_?path|dir|directory|folder|filename|notebook_path|root|target_file|absolute_path|relative_workspace_path|paths|files|.*_path|.*_dir|.*_file|attachments?|source|destination|src|dst|old_path|new_path)$"
+    r"(?i)^(?:file|path|file_?path|dir|directory|folder|filename|notebook_path|root|target_file|absolute_path|relative_workspace_path|paths|files|.*_path|.*_dir|.*_file|attachments?|source|destination|src|dst|old_path|new_path|target|dest|output|save_as)$"
 )
 URL_ARGUMENTS = re.compile(r"(?i)^(?:url|uri|endpoint|link|href|webhook|webhook_url|base_url|.*_url)$")
 TO_ARGUMENTS = re.compile(
@@ -49,7 +53,8 @@ TO_ARGUMENTS = re.compile(
 AMOUNT_ARGUMENTS = re.compile(
     r"(?i)^(?:amount|amount_cents|total|price|value|sum|quantity|amount_usd|cents|payment_amount)$"
 )
-SQL_ARGUMENTS = re.compile(r"(?i)^(?:sql|query|statement|statements|sql_query|sqlquery)$")
+SQL_ARGUMENTS = re.compile(r"(?i)^(?:sql|query|queries|statement|statements|sql_query|sqlquery)$")
+SHORT_SQL_ARGUMENTS = re.compile(r"(?i)^(?:q|command|text|input|expression)$")
 SQL_TOOLS = re.compile(
     r"(?i)sql|postgres|mysql|sqlite|database|(?:^|_)db(?:_|$)|bigquery|snowflake|redshift|clickhouse|duckdb|supabase"
 )
@@ -130,12 +135,29 @@ LOCAL_SERVERS = (
 MONEY = re.compile(
     r"(?i)(?:^|_|\b)(?:pay|payment|payments|payout|payouts|charge|charges|transfer|purchase|buy|order|checkout|refund|wire|withdraw|donate|invoice_pay|stripe|paypal|bank|trade|subscribe|remit)(?:_|\b|$)"
 )
+FILE_URL = re.compile(r"(?i)^file:(?://(?:localhost)?)?(?=/)")
+HOSTED = re.compile(r"github|gitlab|bitbucket|gist|drive|dropbox|onedrive|sharepoint|notion|s3|cloud|ftp|ssh|remote")
+PLACES_THERE = frozenset(("repo", "owner", "repository", "bucket"))
+METHOD_ARGUMENTS = ("method", "verb", "httpmethod", "requestmethod")
+BODY_ARGUMENTS = frozenset(("body", "data", "json", "payload", "form", "content"))
+ACTION_ARGUMENTS = ("action", "operation", "op", "method")
+MADE_LATER = re.compile(r"\$[({]|`")
+HOLDS_SECRETS = re.compile(
+    r"(?i)secret|passw|credential|vault|keychain|bitwarden|lastpass|keepass|api_?key|private_?key"
+)
+SAVES = re.compile(r"(?i)screenshot|export|save|download|dump|record")
+CARRIES = re.compile(r"(?i)upload|attach")
+RUNS_PYTHON = re.compile(r"(?i)python|jupyter|ipython|notebook|ide|execute_?code|code_?interpreter|repl")
 FORMS = re.compile(r"(?i)fill|submit|click|type|press|upload|select_option|drag|evaluate")
 KEYS = r"-----BEGIN [A-Z ]*PRIVATE KEY|\bAKIA[A-Z0-9]{16}\b|\bgh[pousr]_\w{30,}|\bsk_live_\w{16,}|\bxox[abp]-\w{8,}"
 FREE_TEXT = re.compile(
     r"(?i)^(?:text|body|content|contents|message|subject|description|summary|comment|prompt|reason|note|new_string|old_string"
     r"|file_text|new_str|old_str|html|markdown|caption|name|title|timeout|limit|offset|explanation)$"
 )
+JOINED = frozenset(("and", "then", "replace"))
+STAGES = frozenset(("$where", "$function", "$accumulator", "$out", "$merge"))  # of MongoDB's queries
+CHANGES_GRAPH = re.compile(r"(?i)\b(?:delete|remove|drop|set|merge|create|call|load)\b")
+BROWSERS = re.compile(r"(?i)evaluate|puppeteer|playwright|browser|javascript")
 PATH_EFFECTS = ("read", "write", "delete", "execute", "change_rights")
 MOVES = re.compile(r"(?i)move|rename")
 MAIL = re.compile(r"(?i)mail|message|slack|discord|teams|telegram|sms|whatsapp|notify|tweet|invite")
@@ -184,6 +206,7 @@ def read_call(
     sends = any(act.effect in ("send", "spend") for act in reading.acts)
     said = _said(tool, arguments, sends)
     acts = list(dict.fromkeys(act if act.details is not None else act.but(details=said) for act in reading.acts))
+    acts = _carrying(acts, reading.connected)
     if read_secret:
         acts = [act.but(marks=act.marks | {"payload:secret"}) if _leaves(act) else act for act in acts]
     if not acts:
@@ -250,6 +273,25 @@ def _rest(reading: Reading, arguments: Mapping[str, Any]) -> str:
     return "\n".join((rest, *said, *(() if rest else reading.written.values())))
 
 
+def _carrying(acts: Sequence[Act], connected: bool) -> list[Act]:
+    """What is sent after a secret was read may be that secret; where a connection stays open, before it as well."""
+    first = next((i for i, act in enumerate(acts) if act.effect == "read" and act.scope == "secret"), None)
+    if first is None:
+        return list(acts)
+    before = [] if connected else list(acts[:first])
+    return [*before, *(_with_secret(act) if _sends(act) else act for act in acts[len(before) :])]
+
+
+def _sends(act: Act) -> bool:
+    """A request that writes to a host sends as well; what a command writes that runs there does not."""
+    writes = act.effect == "write" and act.target.kind == "host" and "elsewhere" not in act.via
+    return act.scope not in ("local", "project", "temp") and (act.effect == "send" or writes)
+
+
+def _with_secret(act: Act) -> Act:
+    return act.but(effect="send", marks=act.marks | {"payload:secret"})
+
+
 def _leaves(act: Act) -> bool:
     return act.effect in ("send", "publish") and act.scope not in ("local", "project", "temp")
 
@@ -297,14 +339,37 @@ def _tightened(act: Act) -> Act:
 def is_shell(tool: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a call holds a shell command."""
     name = base_name(tool)
-    if name in SHELL_NAMES:
+    if name in SHELL_NAMES or _started(arguments):
         return True
+    if tool.lower() == "slashcommand":  # of the agent, not of a shell
+        return False
     command = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
     if command is None:
         return False
     if name in ("str_replace_editor", "str_replace_based_edit_tool"):
         return False
-    return isinstance(command, str | list) and (name not in FILE_TOOLS or "path" not in arguments)
+    return isinstance(command, str | list | Mapping) and (name not in FILE_TOOLS or "path" not in arguments)
+
+
+def _started(arguments: Mapping[str, Any]) -> list[str]:
+    """A program and its arguments, given as such: `{"argv": [...]}`, `{"program": "rm", "args": [...]}`."""
+    argv = arguments.get("argv")
+    if isinstance(argv, list) and argv and all(isinstance(word, str) for word in argv):
+        return argv
+    program = next((arguments[key] for key in PROGRAM_ARGUMENTS if isinstance(arguments.get(key), str)), None)
+    words = _program_words(arguments)
+    return [program, *words] if program is not None and words is not None else []
+
+
+def _program_words(arguments: Mapping[str, Any]) -> list[str] | None:
+    """The words that a program is to be run with, in an argument of their own."""
+    for key in WORD_ARGUMENTS:
+        given = arguments.get(key)
+        if isinstance(given, list) and all(isinstance(word, str) for word in given):
+            return given
+        if isinstance(given, str):
+            return given.split()
+    return None
 
 
 def base_name(tool: str) -> str:
@@ -320,9 +385,11 @@ def server_name(tool: str) -> str:
 def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
     name = base_name(tool)
     state = reading.state()
-    if is_shell(tool, arguments):
-        return _shell(reading, tool, arguments, state)
     command = Command(reading, tool, [], state)
+    if is_shell(tool, arguments):
+        if BROWSERS.search(tool):  # a script for a page, which is no shell
+            command.act("execute", "remote")
+        return _shell(reading, tool, arguments, state)
     own = server_name(tool) in ("", *LOCAL_SERVERS)  # any other server may call its tool what it likes
     if (name in INTERNAL and own) or tool.lower() in AGENTS_OWN:
         command.act("read", "local")
@@ -352,7 +419,11 @@ def _read(reading: Reading, tool: str, arguments: Mapping[str, Any]) -> None:
 def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: State) -> None:
     given = next((arguments[key] for key in SHELL_ARGUMENTS if key in arguments), None)
     if given is None:
-        given = next((value for value in arguments.values() if isinstance(value, str | list)), None)
+        given = _started(arguments) or next(
+            (v for v in arguments.values() if isinstance(v, str | list | Mapping)), None
+        )
+    fed = next((arguments[key] for key in INPUT_ARGUMENTS if isinstance(arguments.get(key), str)), None)
+    stdin = NO_INPUT if fed is None or fed is given else Output(fed, piped=True)
     named = [value for key, value in arguments.items() if key.lower() in FOLDER_ARGUMENTS and value]
     folders = sorted({value for value in named if isinstance(value, str)})
     if len(folders) != 1 and named:
@@ -360,23 +431,34 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     for folder in folders[:1]:
         inner = Command(reading, "cd", [Word((TILDE + folder[1:] if folder.startswith("~") else folder,))], state)
         programs.BUILTINS["cd"](inner)
-    if isinstance(given, list) and all(isinstance(word, str) for word in given):
+    if isinstance(given, Mapping):
+        _shell(reading, tool, given, state)
+    elif isinstance(given, list) and all(isinstance(word, str) for word in given):
         if arguments.get("shell") not in (None, False):
-            reading.shell(" ".join(given), state)
+            reading.shell(" ".join(given), state, stdin)
+        elif given is arguments.get("commands"):
+            for one in given:
+                reading.shell(one, state, stdin)
         else:
-            _words(reading, given, state)
+            _words(reading, given, state, stdin)
     elif isinstance(given, list):
         for one in given:
             _shell(reading, tool, {"command": one} if not isinstance(one, Mapping) else one, state)
     elif isinstance(given, str):
-        args = arguments.get("args")
-        if isinstance(args, list) and all(isinstance(word, str) for word in args) and " " not in given:
+        args = _program_words(arguments)
+        written = next((arguments[key] for key in WORD_ARGUMENTS if isinstance(arguments.get(key), str)), "")
+        if written:
+            reading.shell(f"{given} {written}", state, stdin)
+        elif args is not None and " " not in given:
             if PROGRAM.fullmatch(given):
-                _words(reading, [given, *args], state)
+                _words(reading, [given, *args], state, stdin)
             else:  # what no program is called is meant for a shell
-                reading.shell(" ".join((given, *map(shlex.quote, args))), state)
+                reading.shell(" ".join((given, *map(shlex.quote, args))), state, stdin)
         else:
-            reading.shell(given, state)
+            reading.shell(given, state, stdin)
+        name = base_name(tool)  # a tool that is called like a program may be given its words alone
+        if name in knowledge().programs and given.split()[:1] != [name]:
+            reading.shell(f"{name} {given}", reading.state())
         for key in SHELL_ARGUMENTS:  # which of several is run, the tool knows
             if isinstance(other := arguments.get(key), str) and other != given:
                 reading.shell(other, reading.state())
@@ -388,21 +470,23 @@ def _shell(reading: Reading, tool: str, arguments: Mapping[str, Any], state: Sta
     else:
         reading.unknown(tool, "a command that is no text")
     reading.left_defined(state)
-    environment = arguments.get("env")
-    if isinstance(environment, Mapping):
-        for name, value in environment.items():
+    for environment in (arguments[key] for key in ENVIRONMENT_ARGUMENTS if key in arguments):
+        if isinstance(environment, list):
+            pairs = (text.partition("=") for text in environment if isinstance(text, str))
+            environment = {name: value for name, _, value in pairs}
+        for name, value in environment.items() if isinstance(environment, Mapping) else ():
             if isinstance(value, str):
                 assigned(reading, str(name), [Word((value,))], state)
 
 
-def _words(reading: Reading, words: Sequence[str], state: State) -> None:
+def _words(reading: Reading, words: Sequence[str], state: State, stdin: Output = NO_INPUT) -> None:
     """A list: one command as words, or a list of whole commands."""
     if (len(words) > 1 and all(" " in word for word in words)) or (len(words) == 1 and not PROGRAM.fullmatch(words[0])):
         for text in words:
-            reading.shell(text, state)
+            reading.shell(text, state, stdin)
         return
     if words:
-        run(reading, [Word((word,)) for word in words], state, NO_INPUT, None)
+        run(reading, [Word((word,)) for word in words], state, stdin, None)
 
 
 # files
@@ -430,6 +514,11 @@ def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
         for match in re.finditer(r"(?m)^\+\+\+ (?:b/)?(\S+)", text):
             command.touch("write", path_word(match[1]))
             touched = True
+    for key in ("glob", "include"):
+        if isinstance(pattern := arguments.get(key), str) and may_be_secret(pattern.rpartition("/")[2]):
+            command.act("read", "secret", ActTarget("path", pattern))
+    if effect != "read" and _hosted(server_name(command.program), arguments):
+        command.act(effect, "remote", ActTarget("resource", command.program))
     if (
         name == "glob"
         and isinstance(arguments.get("pattern"), str)
@@ -446,26 +535,38 @@ def _file(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
 
 def path_word(text: str) -> Word:
     """A path that no shell expands; a leading ~ is meant as a home all the same."""
-    text = text.removeprefix("file://")
+    text = FILE_URL.sub("", text)
     return Word((TILDE + text[1:] if text.startswith("~") else text,))
+
+
+def _hosted(server: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a tool works on what lies at a service, such as a repository there, though it is given a path."""
+    return bool(HOSTED.search(server)) or not PLACES_THERE.isdisjoint(map(str.lower, arguments))
 
 
 # SQL and HTTP
 
 
 def _is_sql(tool: str, arguments: Mapping[str, Any]) -> bool:
-    keys = [key for key in arguments if SQL_ARGUMENTS.match(key) and isinstance(arguments[key], str)]
-    if not keys:
-        return False
-    if any(key.lower().startswith("sql") for key in keys) or SQL_TOOLS.search(tool):
+    given = list(_sql_texts(arguments))
+    if any(key.lower().startswith("sql") for key, _ in given) or (given and SQL_TOOLS.search(tool)):
         return True
-    return bool(
+    return any(
         re.match(
             r"(?is)\s*(?:select\s.*\bfrom\b|insert\s+into\b|update\s+\S+\s+set\b|delete\s+from\b|truncate\s+table\b"
             r"|(?:drop|alter|create)\s+(?:table|database|schema|index|view|user|role)\b|with\s+\S+\s+as\b|grant\s.*\bto\b)",
-            str(arguments[keys[0]]),
+            text,
         )
+        for key, text in (*given, *_sql_texts(arguments, SHORT_SQL_ARGUMENTS))
     )
+
+
+def _sql_texts(arguments: Mapping[str, Any], names: re.Pattern[str] = SQL_ARGUMENTS) -> Iterator[tuple[str, str]]:
+    """Arguments that may hold SQL, however deep."""
+    for key, value in leaves("", arguments):
+        own = key.rpartition(".")[2]
+        if names.match(own) and isinstance(value, str):
+            yield own, value
 
 
 def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
@@ -485,12 +586,11 @@ def _sql(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         or "local" in re.split(r"[_\W]", tool.lower())
     ):
         scope = "local"
-    for key, value in arguments.items():
-        if SQL_ARGUMENTS.match(key) and isinstance(value, str):
-            before = len(command.reading.acts)
-            statements(command, value, scope, database)
-            if len(command.reading.acts) == before:
-                command.act("read", scope, ActTarget("table", database))
+    for _, value in list(_sql_texts(arguments)) or list(_sql_texts(arguments, SHORT_SQL_ARGUMENTS)):
+        before = len(command.reading.acts)
+        statements(command, value, scope, database)
+        if len(command.reading.acts) == before:
+            command.act("read", scope, ActTarget("table", database))
 
 
 def _is_http(name: str, arguments: Mapping[str, Any]) -> bool:
@@ -498,24 +598,35 @@ def _is_http(name: str, arguments: Mapping[str, Any]) -> bool:
     if FORMS.search(name):
         return False
     return has_url and (
-        "method" in arguments
+        bool(_method(arguments))
         or bool(re.search(r"http|request|fetch|curl|api|url|web|browse|navigate|download|scrape|crawl", name))
     )
 
 
 def _http(command: Command, name: str, arguments: Mapping[str, Any]) -> None:
-    method = str(arguments.get("method") or "").upper()
-    body = next((key for key in ("body", "data", "json", "payload", "form", "content") if arguments.get(key)), None)
+    method = _method(arguments)
+    body = next((key for key, value in leaves("", arguments) if value and BODY_ARGUMENTS & set(key.split("."))), None)
     if not method:
         acted = [part for part in NAME_PARTS.findall(name) if part.upper() in METHODS]
         method = acted[0].upper() if acted else "POST" if body and name not in WEB_TOOLS else "GET"
     done, secret = False, carries_key(arguments)
     for key, value in leaves("", arguments):
         if URL_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and isinstance(value, str) and value:
-            request(command, method, Word((value,)), payload=body is not None, secret_payload=secret)
+            url = Word((value,), substituted=bool(MADE_LATER.search(value)))
+            request(command, method, url, payload=body is not None, secret_payload=secret)
             done = True
+        elif PATH_ARGUMENTS.match(key.rsplit(".", 1)[-1]) and str(value).startswith(("/", "~", "../", "./")):
+            command.touch("write", path_word(value))
     if not done:  # a search
         command.act("read", "remote", ActTarget("host", name))
+
+
+def _method(arguments: Mapping[str, Any]) -> str:
+    """The method of a request, by whatever name it is given and however deep."""
+    for key, value in leaves("", arguments):
+        if key.rpartition(".")[2].lower().replace("_", "") in METHOD_ARGUMENTS and isinstance(value, str):
+            return value.upper()
+    return ""
 
 
 def carries_key(arguments: Mapping[str, Any]) -> bool:
@@ -551,6 +662,9 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         )
     if effect == "write" and re.search(r"(?i)merge|release|deploy", name):
         effect = "publish"
+    if effect == "write" and CARRIES.search(name):
+        effect = "send"
+    effect, verb = _as_told(arguments, effect, verb)
     if FORMS.search(name) and any(URL_ARGUMENTS.match(key) for key in arguments):
         effect = "send"
     moves = bool(MOVES.search(name)) and effect == "write"
@@ -560,13 +674,32 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         to = " ".join(_values(arguments, TO_ARGUMENTS))
         command.act("spend", "remote", ActTarget("recipient", to.lower(), amount=amount))
         return
-    acted = False
+    acted, hosted = False, _hosted(server, arguments)
+    if effect == "read" and HOLDS_SECRETS.search(f"{server}_{name}".replace("1password", "vault")):
+        command.act("read", "secret", ActTarget("resource", tool))
+        acted = True
+    said = {part for key, _ in leaves("", arguments) for part in key.split(".")}
+    if not STAGES.isdisjoint(said):  # a search that runs code, or writes what it finds
+        command.unknown("a query that may do anything")
+    if "cypher" in name and CHANGES_GRAPH.search(" ".join(str(value) for _, value in leaves("", arguments))):
+        effect = "delete"
     for key, value in leaves("", arguments):
         leaf = key.rsplit(".", 1)[-1]
         if not isinstance(value, str) or not value:
             continue
+        if effect == "execute" and leaf == "code":
+            _code(command, tool, arguments, value)
+        if (
+            effect == "read"
+            and leaf in ("resource", "kind", "resource_type", "resourceType")
+            and HOLDS_SECRETS.search(value)
+        ):
+            command.act("read", "secret", ActTarget("resource", value))
         if leaf in SHELL_ARGUMENTS:
             command.reading.shell(value, command.state)
+            acted = True
+        elif URL_ARGUMENTS.match(leaf) and FILE_URL.match(value):
+            command.touch(effect if effect in PATH_EFFECTS else "read", path_word(value))
             acted = True
         elif URL_ARGUMENTS.match(leaf) and ("://" in value or "." in value):
             target, scope = of_url(value)
@@ -574,10 +707,12 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
             acted = True
         elif PATH_ARGUMENTS.match(leaf) and _is_path(leaf, value, server):
             here_effect: Effect = effect if effect in PATH_EFFECTS else "read"
+            if effect == "read" and SAVES.search(name):
+                here_effect = "write"
             if moves and leaf.lower() in ("source", "src", "old_path", "from", "path"):
                 here_effect = "delete"
             command.touch(here_effect, path_word(value), folder=moves)
-            acted = acted or effect not in ("send", "publish")
+            acted = acted or (effect not in ("send", "publish") and not (hosted and effect != "read"))
     recipients = _values(arguments, TO_ARGUMENTS)
     if effect == "send":
         hidden = carries_key(arguments) or any(act.scope == "secret" for act in command.reading.acts)
@@ -588,6 +723,8 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
     if not acted:
         local = server in LOCAL_SERVERS or is_loopback(str(arguments.get("host", "")))
         scope: ActScope = "local" if local or (effect == "read" and not server) else "remote"
+        if scope == "remote" and effect in ("write", "publish", "execute") and carries_key(arguments):
+            command.act("send", "remote", ActTarget("resource", tool), marks=["payload:secret"])
         if effect == "execute" and verb == "":
             scope = "unknown" if not server else "remote"
         named = [
@@ -599,6 +736,27 @@ def _other(command: Command, tool: str, arguments: Mapping[str, Any]) -> None:
         command.act(effect, scope, ActTarget("resource", "/".join(named)[:200], amount=amount))
 
 
+def _as_told(arguments: Mapping[str, Any], effect: Effect, verb: str) -> tuple[Effect, str]:
+    """`{"action": "delete"}` says more than the name of a tool does, where it is worse."""
+    verbs = knowledge().verbs
+    for key, value in leaves("", arguments):
+        if key.rpartition(".")[2].lower() in ACTION_ARGUMENTS and isinstance(value, str) and len(value) < 40:
+            for part in NAME_PARTS.findall(value):
+                told = verbs.get(part.lower())
+                if told in SEVERITY and SEVERITY.index(told) < (SEVERITY.index(effect) if effect in SEVERITY else 99):
+                    effect, verb = told, part.lower()
+    return effect, verb
+
+
+def _code(command: Command, tool: str, arguments: Mapping[str, Any], text: str) -> None:
+    """Code that a tool runs: Python, unless something else is said."""
+    language = str(arguments.get("language") or ("python" if RUNS_PYTHON.search(tool) else "")).lower()
+    if language.startswith(("py", "ipy")):
+        programs.READERS["code"](programs.replace_words(command, [Word((text,))], command.state, "code.py"))
+    else:
+        command.unknown("code in a language that is not known")
+
+
 def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
     """The worst verb among the first words of a name; a tool without a verb runs."""
     verbs = knowledge().verbs
@@ -606,7 +764,13 @@ def named_effect(words: Sequence[str]) -> tuple[Effect, str]:
     if not spoken:
         return "execute", ""
     leading = [pair for pair in spoken if pair[1] in words[:1]]
-    if leading and leading[0][0] in ("read",) and not any(pair[0] in ("delete", "spend") for pair in spoken):
+    joined = not JOINED.isdisjoint(words)  # `list_and_forward` does both
+    if (
+        leading
+        and leading[0][0] == "read"
+        and not joined
+        and not any(pair[0] in ("delete", "spend") for pair in spoken)
+    ):
         return leading[0]
     return min(spoken, key=lambda pair: SEVERITY.index(pair[0]) if pair[0] in SEVERITY else 0)
 

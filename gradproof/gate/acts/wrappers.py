@@ -13,6 +13,8 @@ from gradproof.gate.acts.programs import Command, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word, below
 
+ASKS_NOTHING = ("-n", "--non-interactive", "-S", "--stdin", "-k", "-A")  # how sudo asks for a password
+
 
 @reader("wrapper")
 def wrapper(command: Command) -> Output | None:
@@ -30,7 +32,7 @@ def wrapper(command: Command) -> Output | None:
         return None
     if own.get("privileged"):
         state.via = state.via | {"privileged"}
-        said = [f"{name} {value.text}" for name, value in parsed.options if value is not None]
+        said = [f"{name} {value.text if value else ''}" for name, value in parsed.options if name not in ASKS_NOTHING]
         state.context = state.context | {f"{command.program} {text}" for text in said}
     words = parsed.positional
     folder = parsed.value(*own.get("chdir", "").split())
@@ -42,12 +44,17 @@ def wrapper(command: Command) -> Output | None:
     if own.get("assigns"):
         words = _assignments(command, words, state)
     words = words[own.get("skip", 0) :]
+    if len(words) > 1 and words[0].text in own.get("code", "").split():  # `flock FILE -c CODE`
+        return command.shell(words[1].text, state, command.stdin)
     if own.get("joined"):
         return command.shell(" ".join(word.text for word in words), state, command.stdin) if words else None
     if not words:
         if own.get("privileged") or own.get("shell"):
             command.state = state
             command.act("execute", "system" if own.get("privileged") else "local")
+        if command.program == "env":  # all variables, among them those that hold tokens
+            command.act("read", "local")
+            return Output(secret=True, piped=True)
         return None
     return command.again(words, state)
 
@@ -72,12 +79,16 @@ def _assignments(command: Command, words: list[Word], state) -> list[Word]:
 def xargs(command: Command) -> Output | None:
     """The words come from what it is fed with."""
     deed = replace(
-        command.deed, values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--max-procs"})
+        command.deed,
+        values=command.deed.values | frozenset({"-n", "-P", "-L", "-s", "-d", "-E", "-a", "--arg-file", "--max-procs"}),
     )
     deed = replace(deed, values=deed.values | {"-I", "-i", "--replace"}, flags={"-0": "read"})
     parsed = parse(command.words, deed, stop=True)
     words = parsed.positional or [Word(("echo",))]
     stdin = command.stdin
+    for file in parsed.values("-a", "--arg-file"):
+        acts = command.touch("read", file)
+        stdin = Output(None, "", any(act.scope == "secret" for act in acts), True)
     if stdin.text is not None and UNKNOWN not in stdin.text:
         fed = [Word((piece,), stdin.fetched, stdin.secret) for piece in stdin.text.split()[:64]]
     else:
@@ -122,8 +133,10 @@ def ssh(command: Command) -> Output | None:
         cwds=(f"/{UNKNOWN}",),
         context=command.state.context | user | {option for option in chosen if option not in SSH_QUIET},
     )
-    if command.stdin.secret:
+    if command.stdin.secret or any(word.secret for word in words):
         command.act("send", scope, ActTarget("host", name), marks=("payload:secret",))
+    elif "pipe" in command.state.via and command.stdin.text is None:
+        command.act("send", scope, ActTarget("host", name))
     if any(flag in ("-L", "-R", "-D", "-N", "-f") for flag, _ in parsed.options) and not words:
         command.act("send", scope, ActTarget("host", name))
         return None
@@ -165,7 +178,8 @@ def find(command: Command) -> Output | None:
                 _matched(command, word, narrow)
         elif texts[i] in ("-exec", "-execdir", "-ok", "-okdir"):
             end = next((j for j in range(i + 1, len(texts)) if texts[j] in (";", "+", "\\;")), len(texts))
-            matched = listed or tuple(text for word in roots for text in _below(word, narrow))
+            named = _joined(roots, names) if narrow else ()
+            matched = listed or named or tuple(text for word in roots for text in _below(word, narrow))
             words = [_replaced(word, "{}", matched) for word in command.words[i + 1 : end]]
             command.again(words, stdin=Output())
             i = end

