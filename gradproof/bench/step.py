@@ -77,7 +77,7 @@ def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
             raise ValueError(f"--rows {rows} needs a --size in the suite step; the sizes are {', '.join(SIZES)}")
         return list(DEFAULTS[device])
     if size not in SIZES:
-        raise ValueError(f"there is no size {size!r} to step; the sizes are {', '.join(SIZES)}")
+        raise ValueError(f"there is no size {size!r}; the sizes are {', '.join(SIZES)}")
     if rows is not None:
         return [StepCase(size, rows)]
     usual = [case for case in DEFAULTS[device] if case.size == size]

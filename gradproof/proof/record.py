@@ -165,6 +165,8 @@ def load_record(path: Path) -> dict[str, Any]:
         kept = json.loads(path.read_text())
         if kept["version"] != VERSION or not isinstance(kept["gradients"], dict):
             raise KeyError("version")
+    except FileNotFoundError:
+        raise CannotRun(f"there is no file {path}; write it with `gradproof verify CASE --record {path}`") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise CannotRun(f"{path} was not written by this version of `gradproof verify --record`") from None
     return kept

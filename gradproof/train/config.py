@@ -167,7 +167,7 @@ class TrainConfig:
 def read_config(file: Path) -> dict[str, Any]:
     """The options in a TOML or JSON file."""
     if not file.is_file():
-        raise ValueError(f"{file}: there is no such config file")
+        raise ValueError(f"there is no config file {file}")
     try:
         text = file.read_text(encoding="utf-8")
         options = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)

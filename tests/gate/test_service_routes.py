@@ -204,7 +204,9 @@ def test_rules_are_previewed_replaced_and_hold_at_once(client):
     assert after["rules"][0]["reason"] == "people release" and not after["default"]
     blocked = client.decided("npm publish", session="rules")
     assert (blocked["decision"], blocked["by"]) == ("block", "rule") and "people release" in blocked["reason"]
-    assert "somebody else has changed the rules" in reason(client("PUT", "/v1/rules", {"text": "", "stamp": before["stamp"]}), 409)
+    assert "somebody else has changed the rules" in reason(
+        client("PUT", "/v1/rules", {"text": "", "stamp": before["stamp"]}), 409
+    )
     assert "must be deny or allow" in reason(client("PUT", "/v1/rules", {"text": "[[den]]\ntool='x'"}), 422)
     assert client("GET", "/v1/rules").json()["text"] == text
     client("PUT", "/v1/rules", {"text": before["text"]})
@@ -263,7 +265,9 @@ def test_versions_and_rollback(client):
     assert client.decided("ls")["version"] == second
     listed = client("GET", "/v1/versions").json()
     assert listed["serving"] == second and [v["version"] for v in listed["versions"]] == [1, second]
-    assert f"version {second} is serving now, not 1" in reason(client("POST", "/v1/versions/rollback", {"serving": 1}), 409)
+    assert f"version {second} is serving now, not 1" in reason(
+        client("POST", "/v1/versions/rollback", {"serving": 1}), 409
+    )
     done = client("POST", "/v1/versions/rollback", {"serving": second}).json()
     assert done == {"serving": 1, "before": second}
     assert client.decided("ls")["version"] == 1

@@ -18,7 +18,7 @@ export function warnings(status) {
   if (used >= 1) told.push(["bad", "The journal is full: old decisions are dropped as new ones come."]);
   else if (used >= FULL) told.push(["warn", `The journal is ${share(used, 0)} full.`]);
   if (shadow) told.push(["warn", "Shadow mode: calls are decided and recorded, and nothing is blocked."]);
-  if (!safe) told.push(["warn", "Unprotected: an agent that runs as this user can change the gate. Run the gate as a user of its own."]);
+  if (!safe) told.push(["warn", "Unprotected: an agent that runs as this user can change the gate. Run the gate as a separate user."]);
   if (daemon.learner && daemon.learner.running === false) told.push(["warn", "The learner is not running: corrections hold, but no new version is made."]);
   if (drift?.errors?.drift) told.push(["warn", "The error rate is rising."]);
   if (drift?.inputs?.drift) told.push(["warn", "Input distribution: shifted."]);
@@ -55,9 +55,9 @@ export class Status {
     const learner = daemon.learner ?? {};
     const cards = [
       card("Protection", status.protected ? "Protected" : "Unprotected", status.protected ? "good" : "warn",
-        status.protected ? "The store belongs to another user than the agents'." : "An agent that runs as the gate's user can change its files through any program."),
+        status.protected ? "The store and the agents belong to different users." : "An agent that runs as the gate's user can change its files through any program."),
       card("Mode", status.shadow ? "Shadow" : "Enforcing", status.shadow ? "warn" : "good",
-        status.shadow ? `Of ${count(status.shadowed?.decisions ?? 0, "recent call")}, ${status.shadowed?.ask ?? 0} would have been asked about and ${status.shadowed?.block ?? 0} blocked.` : "Blocked calls are refused; questions wait for an answer."),
+        status.shadow ? `Of ${count(status.shadowed?.decisions ?? 0, "recent call")}, the gate would have asked about ${status.shadowed?.ask ?? 0} and blocked ${status.shadowed?.block ?? 0}.` : "Blocked calls are refused; questions wait for an answer."),
       card("Journal", `${share(status.used, 0)} used`, status.used >= FULL ? "warn" : "good",
         [el("progress", { max: 1, value: Math.min(1, status.used ?? 0), "aria-label": "Journal used" }), `${count(counts.decisions ?? 0, "decision")}, ${count(counts.signals ?? 0, "signal")}, ${counts.pending ?? 0} waiting to be learned, ${count(counts.pinned ?? 0, "pinned mistake")}.`]),
       this.auditCard(audit),
