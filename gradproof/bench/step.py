@@ -114,7 +114,7 @@ def check_same_machine(record: Mapping[str, Any], device: str, file: str) -> Non
         if here[name] != there.get(name):
             raise ValueError(
                 f"{file} was measured with {name} {there.get(name)}, here it is {here[name]}; name another file, or "
-                "leave --resume out to measure everything anew"
+                "omit --resume to measure everything again"
             )
 
 

@@ -129,7 +129,7 @@ class TrainConfig:
         if self.model == "transformer" and self.members > 1:
             raise ValueError("members: a transformer cannot be an ensemble; moe and dense models can")
         if self.model == "transformer" and self.minutes is not None:
-            raise ValueError("minutes: not available for a text; use --steps")
+            raise ValueError("minutes: not available for text; use --steps")
         if self.task == "regression" and (self.model == "transformer" or self.data.partition(":")[0] == "synthetic"):
             what = "a transformer learns text" if self.model == "transformer" else "the synthetic set has classes"
             raise ValueError(f"task = 'regression': {what}; it needs a table with a numeric --target")
