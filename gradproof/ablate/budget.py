@@ -12,6 +12,8 @@ what the others have to come to. Of an ensemble all members count: each has its 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -91,7 +93,8 @@ def solve(
         raise ValueError(f"match = {match!r} must be one of {', '.join(MATCHES)}")
     if budget < 1:
         raise ValueError(f"budget = {budget}: a model has at least one parameter")
-    yardstick = DenseConfig.matching(max(1, budget // members), inputs, outputs)
+    with _named(budget, members):
+        yardstick = DenseConfig.matching(max(1, budget // members), inputs, outputs)
     flops = match == "flops"
     target = members * yardstick.flops_per_row() if flops else budget
 
@@ -107,4 +110,15 @@ def solve(
     for solved_for in ("inputs", "outputs", *SHAPES["moe"]):
         del fixed[solved_for]
     share = yardstick.flops_per_row() if flops else max(1, budget // members)
-    return solved(MoEConfig.matching(share, inputs, outputs, measure=measure[match], **fixed))
+    with _named(budget, members):
+        return solved(MoEConfig.matching(share, inputs, outputs, measure=measure[match], **fixed))
+
+
+@contextmanager
+def _named(budget: int, members: int) -> Iterator[None]:
+    """A budget that no model is small enough for, as it was given: a member has only a part of it."""
+    try:
+        yield
+    except ValueError as error:
+        part = f" (one of {members} members)" if members > 1 else ""
+        raise ValueError(f"budget = {budget:,}: {error}{part}; give a larger --budget") from None

@@ -12,7 +12,7 @@ def answer(comparison: Comparison, labels: Mapping[str, str], on: str = "on this
     first, second = labels[comparison.first], labels[comparison.second]
     figures = f"{points(comparison.difference.mean)} against {second}{interval(comparison.difference)}"
     if comparison.p_holm is None:
-        return f"{first} {on}: {figures}; one seed cannot show whether this is chance"
+        return f"{first} {on}: {figures}; more seeds would show whether this is chance"
     if comparison.significant and comparison.difference.mean > 0:
         return f"{first} helps {on}: {figures}{_chance(comparison)}"
     hurts = "it hurts, " if comparison.significant else ""

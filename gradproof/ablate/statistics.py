@@ -75,6 +75,8 @@ def compare(
     difference = estimate(d_S.tolist(), test_share)
     errors = 1 - float(np.mean(b))
     fewer = difference.mean / errors if errors > 0 else None
+    if len(d_S) == 2 and difference.mean and np.ptp(d_S) < 1e-9:  # multiples of 1/rows: two may well agree by chance
+        difference = Estimate(difference.mean, None, None, None)
     if difference.deviation is None or not tested:
         return Comparison(first, second, difference, None, fewer, None)
     return Comparison(first, second, difference, _effect(difference), fewer, p_value(d_S.tolist(), test_share))

@@ -77,7 +77,7 @@ def cases(device: str, size: str | None, rows: int | None) -> list[StepCase]:
             raise ValueError(f"--rows {rows} needs a --size in the suite step; the sizes are {', '.join(SIZES)}")
         return list(DEFAULTS[device])
     if size not in SIZES:
-        raise ValueError(f"there is no size {size!r} to step; the sizes are {', '.join(SIZES)}")
+        raise ValueError(f"there is no size {size!r}; the sizes are {', '.join(SIZES)}")
     if rows is not None:
         return [StepCase(size, rows)]
     usual = [case for case in DEFAULTS[device] if case.size == size]
@@ -114,7 +114,7 @@ def check_same_machine(record: Mapping[str, Any], device: str, file: str) -> Non
         if here[name] != there.get(name):
             raise ValueError(
                 f"{file} was measured with {name} {there.get(name)}, here it is {here[name]}; name another file, or "
-                "leave --resume out to measure everything anew"
+                "omit --resume to measure everything again"
             )
 
 

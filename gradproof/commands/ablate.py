@@ -90,7 +90,7 @@ def ablate(
 
     Trains each family (MoE, MoE with the sheaf router and p-adic inputs, dense) with the same budget, splits, steps and
     learning rates, beside scikit-learn's HistGradientBoosting, logistic regression and a PyTorch MLP, and tests whether
-    the differences are significant. To resume a study that was stopped, run the same command again.
+    the differences are significant. To resume an interrupted study, run the same command again.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ def bench(
             metavar="NAME",
             help="step: nano, tiny, medium, full, dense-0.7b, transformer-causal, -seq2seq, -gate (padded) or "
             "-gate-unpadded. Default: all rows of docs/speed.md for this device. "
-            "diagnose: nano, or 100m, a transformer of 104.7 million parameters that takes minutes.",
+            "diagnose: nano, or 100m, a transformer with 104.7 million parameters, which takes minutes.",
         ),
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Rows per batch; for step, only with --size.", min=1)] = None,
@@ -43,9 +43,11 @@ def bench(
     ] = False,
     retry: Annotated[bool, typer.Option("--retry", help="step, with --resume: retry peers that failed.")] = False,
     minutes: Annotated[
-        float | None, typer.Option(help="step: start no further measurement after this time.", min=0.0)
+        float | None, typer.Option(metavar="MINUTES", help="step: start no new measurement after this time.", min=0.0)
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="step, ops, gate: fewer rounds, rough figures.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="step, ops, gate: fewer rounds, less precise figures.")
+    ] = False,
     tune: Annotated[
         bool, typer.Option("--tune", help="step: measure the admitted kernels and keep the fastest for this shape.")
     ] = False,
@@ -55,16 +57,17 @@ def bench(
 ) -> None:
     """Measure the speed of Gradproof and of its PyTorch peers.
 
-    step (default): a training step, in turns with the same model as PyTorch users write it: a loop over the
-    experts, all experts dense, torch._grouped_mm; eager, compiled, captured in a CUDA graph. Prints medians, useful
-    TFLOP/s, the share of the peak of a large product on a hot device, and peak memory. Each peer is measured roughly,
-    and in full if it is close to the best. The file is written after each contestant, so a run can be resumed.
+    step (default): a training step, interleaved with peers: the same model in plain PyTorch, as a loop over the
+    experts, with all experts dense, or with torch._grouped_mm; eager, compiled, or captured in a CUDA graph. Prints
+    medians, useful TFLOP/s, their share of the throughput of a large matrix product on the warm device, and peak
+    memory. Each peer is first measured roughly, then in full if it is close to the best. The --json file is written
+    after each peer, so an interrupted run can be resumed.
 
-    ops: bias + LayerNorm + GELU, and AdamW, beside eager and compiled torch.
+    ops: bias + LayerNorm + GELU, and AdamW, compared with eager and compiled PyTorch.
 
-    diagnose: the overhead of the rounding mode for each op, and whole diagnoses.
+    diagnose: the overhead of the rounding mode for each op, and the time of whole diagnoses.
 
-    gate: the latency of a decision while the learner trains, and what is lost to kill -9.
+    gate: the latency of a decision while the learner trains, and the records lost to kill -9.
 
     \b
     Examples:

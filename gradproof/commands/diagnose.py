@@ -46,11 +46,15 @@ def diagnose(
     ] = "bf16,fp16,fp8_e4m3",
     policy: Annotated[
         CastOption | None,
-        typer.Option(help="Case: cast the module, or use autocast. Default: cast if the module runs that way."),
+        typer.Option(
+            help="Case: cast the module, or use autocast. Default: cast, or autocast if the module"
+            " does not run when cast."
+        ),
     ] = None,
     device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     fail_on: Annotated[
-        str, typer.Option(metavar="VERDICTS", help="Exit with 1 if a format has one of these verdicts; none: never.")
+        str,
+        typer.Option(metavar="VERDICTS", help="Exit with 1 if a format has one of these verdicts; none disables it."),
     ] = "bug,overflow",
     json: Json = None,
     html: Html = None,
@@ -60,9 +64,9 @@ def diagnose(
     """Tell rounding noise from bugs in a low-precision run.
 
     Runs the same state and input in float64 and in each format: rounded to nearest, rounded stochastically several
-    times, and for real if the device supports it. Each gradient gets a verdict: bug, overflow, underflow, routing,
-    noise or clean. The report names the first op whose error exceeds the noise, and compares changed top-k choices
-    with their margins.
+    times, and in the format itself if the device supports it. Each gradient gets a verdict: bug, overflow, underflow,
+    routing, noise or clean. The report names the first op whose error exceeds the noise, and compares changed top-k
+    choices with their margins.
 
     A CASE is a function that takes no arguments and returns `(module, inputs)` or `(module, inputs, reference)`.
 

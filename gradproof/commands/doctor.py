@@ -28,8 +28,8 @@ PURPOSES = {
 def doctor(json: Json = None, seed: NoSeed = 0, debug: Debug = False) -> None:
     """Show what is installed, proven and missing on this machine.
 
-    Kernels that are not proven yet are proven first, which takes about half a minute. For each missing part, the last
-    lines say what to type. All of these parts are optional.
+    Kernels that are not proven yet are proven first, which takes a minute or two, once per machine. The last lines say
+    what to type for each missing part. All of these parts are optional.
 
     \b
     Examples:

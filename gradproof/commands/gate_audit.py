@@ -23,12 +23,12 @@ def audit(
     since: Annotated[
         str, typer.Option(metavar="WHEN", help="Only decisions since then: an ISO date or time, or 24h, 7d.")
     ] = "",
-    session: Annotated[str, typer.Option(help="Only calls of this session.")] = "",
-    actor: Annotated[str, typer.Option(help="Only calls by this actor.")] = "",
-    effect: Annotated[str, typer.Option(help="Only calls with an act of this effect, such as delete.")] = "",
+    session: Annotated[str, typer.Option(metavar="NAME", help="Only calls of this session.")] = "",
+    actor: Annotated[str, typer.Option(metavar="NAME", help="Only calls by this actor.")] = "",
+    effect: Annotated[str, typer.Option(metavar="EFFECT", help="Only calls with this effect, such as delete.")] = "",
     limit: Annotated[int, typer.Option(metavar="N", help="List at most N decisions; all are counted.", min=1)] = 50,
     check: Annotated[
-        bool, typer.Option("--check", help="Check instead that no line of the audit log was changed or removed.")
+        bool, typer.Option("--check", help="Instead, check that no line of the audit log was changed or removed.")
     ] = False,
     json: Json = None,
     seed: NoSeed = 0,
@@ -36,7 +36,7 @@ def audit(
 ) -> None:
     """List recorded decisions with their reasons, newest first.
 
-    The last line counts all decisions that match, by the part of the gate that made them: the floor, a rule, a
+    The last line counts all matching decisions, by the part of the gate that made them: the floor, a rule, a
     correction, the policy or the model. The JSON record has the keys `decisions` and `counts`. Secrets are redacted.
 
     \b

@@ -57,6 +57,11 @@ def _decide_one(decider: Decider, call: str | None) -> bool:
     """An answer that is printed is on the disk."""
     from gradproof.gate.calls import parse
 
+    if call is not None and not call.lstrip().startswith(("{", "[")):
+        from json import dumps
+
+        example = dumps({"command": call[:80]}, ensure_ascii=False)
+        raise ValueError(f"the call is not valid JSON; a shell command is written as '{example}'")
     answer = decider.decide(parse(os.fsencode(call or "")))
     decider.flush()
     _print(answer.plain())

@@ -26,13 +26,13 @@ def evaluate(
     share: Annotated[float, typer.Option(help="Stream: share of mistakes that are corrected.")] = 1.0,
     equal: Annotated[
         bool,
-        typer.Option("--equal-form", help="First rewrite all calls as one line, without shebangs, comments and #{x}."),
+        typer.Option("--equal-form", help="First rewrite each call as one line, without shebangs, comments or #{x}."),
     ] = False,
     leave_source_out: Annotated[
         bool, typer.Option("--leave-source-out", help="Score each --data with a gate trained on the others only.")
     ] = False,
     seeds: Annotated[
-        int, typer.Option(help="Folds: repetitions, each with different folds and initial weights.", min=1)
+        int, typer.Option(help="Folds: number of repetitions, each with other folds and initial weights.", min=1)
     ] = 1,
     json: Json = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Write an HTML report.")] = None,
@@ -41,9 +41,10 @@ def evaluate(
 ) -> None:
     """Measure how well the gate would do on labelled calls.
 
-    By default, cross-validates: each fold is scored by a gate trained on the others, beside a logistic regression on
-    character n-grams; near-duplicates stay in one fold. With --stream, decides call after call and corrects mistakes,
-    with and without learning. Recall is that of block; the percentage is the share of allowed calls that are blocked.
+    By default, cross-validates: each fold is scored by a gate trained on the others, and by a logistic regression on
+    character n-grams for comparison; near-duplicates stay in one fold. With --stream, decides one call after another
+    and corrects mistakes, with and without learning. The report gives the recall of block at a given percentage of good
+    calls blocked.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ def feedback(
     ],
     act: Annotated[
         int | None,
-        typer.Option(help="Block: index of the act that should be blocked. Default: the one in the reason.", min=0),
+        typer.Option(help="Block: index of the act to block, from 0. Default: the act named in the reason.", min=0),
     ] = None,
     scope: Annotated[
         str,
@@ -30,7 +30,7 @@ def feedback(
             metavar="folder|project|host|pattern=GLOB", help="Allow: how far the correction extends beyond the target."
         ),
     ] = "",
-    actor: Annotated[str, typer.Option(help="Who gives the feedback. Default: the user name.")] = "",
+    actor: Annotated[str, typer.Option(metavar="NAME", help="Who gives the feedback. Default: the user name.")] = "",
     seed: NoSeed = 0,
     debug: Debug = False,
 ) -> None:
@@ -56,7 +56,11 @@ def feedback(
 
         giver = Giver(actor or getuser(), "person", "")
         with opened_store(Store, store) as opened:
-            signal(kind)
+            outcome = signal(kind).outcome
+            if scope and outcome != "allow":
+                raise ValueError(f"--scope widens an allow, and {kind} is a block; omit --scope")
+            if act is not None and outcome != "block":
+                raise ValueError(f"--act selects the act of a block, and {kind} is an allow; omit --act")
             remark = changes.feedback(opened, id, kind, giver, act=act, scope=scope)
             given, before = remark.signal, remark.before
         warn(store)

@@ -37,9 +37,9 @@ def hook(
     """Answer one hook event of Claude Code or Gemini CLI.
 
     Reads a PreToolUse or BeforeTool event from standard input and answers ask or deny, or nothing if the gate allows
-    the call. PostToolUse and AfterTool events are recorded without an answer. The daemon of the store decides, and is
-    started if none runs. If no decision arrives in time, the answer is ask for Claude Code and deny for Gemini CLI;
-    exit code 2 also blocks the call.
+    the call. PostToolUse and AfterTool events are recorded without an answer. The store's daemon decides; the hook
+    starts it if it is not running. If no decision arrives in time, the answer is ask for Claude Code and deny for
+    Gemini CLI; exit code 2 also blocks the call.
 
     Agents run `gradproof-hook`, which does the same and starts faster. `gradproof gate install` adds it to their
     settings.

@@ -23,16 +23,17 @@ def init(
         typer.Option("--from", metavar="OLD", help="Import the feedback of a store of an earlier format."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(metavar="MIB", help="Largest size of the journal. Default: 256.", min=1)
+        int | None, typer.Option(metavar="MIB", help="Maximum size of the journal. Default: 256.", min=1)
     ] = None,
     false_allow: Annotated[
-        float | None, typer.Option(help="Share of calls to block that may be allowed. Default: 0.01.")
+        float | None, typer.Option(help="Tolerated share of bad calls that are allowed. Default: 0.01.")
     ] = None,
     false_block: Annotated[
-        float | None, typer.Option(help="Share of calls to allow that may be blocked. Default: 0.01.")
+        float | None, typer.Option(help="Tolerated share of good calls that are blocked. Default: 0.01.")
     ] = None,
     review_hours: Annotated[
-        float | None, typer.Option(help="Hours before the gate learns from an unreviewed decision. Default: 24.")
+        float | None,
+        typer.Option(metavar="HOURS", help="Time before the gate learns from an unreviewed decision. Default: 24."),
     ] = None,
     shadow: Annotated[
         bool | None,
@@ -44,9 +45,9 @@ def init(
 ) -> None:
     """Create a gate: its store, its rules and its first model.
 
-    The default policy decides from the first call. With --data, the model learns from your labelled calls: it may make
-    decisions stricter at once, and may turn a question into an allow once it is trusted. On an existing gate, only the
-    settings change.
+    The gate works at once, with a default policy. With --data, the model learns from your labelled calls: it can make
+    decisions stricter at once, and can allow a call instead of asking once it is trusted. If the gate already exists,
+    only its settings change.
 
     \b
     Examples:

@@ -23,7 +23,7 @@ class AgentName(StrEnum):
     gemini = "gemini"
 
 
-ChosenAgent = Annotated[AgentName, typer.Argument(metavar="claude|gemini", help="Whose settings.")]
+ChosenAgent = Annotated[AgentName, typer.Argument(metavar="claude|gemini", help="The agent.")]
 User = Annotated[
     bool, typer.Option("--user", help="Change the user's settings, for every project. This is the default.")
 ]

@@ -43,8 +43,10 @@ def mcp_proxy(
     cwd: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Folder of the project. Default: the working directory.")
     ] = None,
-    session: Annotated[str, typer.Option(help="Name of the session in decisions. Default: a new name.")] = "",
-    actor: Annotated[str, typer.Option(help="Name of the agent in decisions.")] = "mcp",
+    session: Annotated[
+        str, typer.Option(metavar="NAME", help="Name of the session in decisions. Default: a new name.")
+    ] = "",
+    actor: Annotated[str, typer.Option(metavar="NAME", help="Name of the agent in decisions.")] = "mcp",
     token_file: Annotated[
         Path | None,
         typer.Option(

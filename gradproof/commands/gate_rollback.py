@@ -15,7 +15,8 @@ from gradproof.commands.terminal import errors
 def rollback(
     store: StoreFolder,
     version: Annotated[
-        int | None, typer.Argument(metavar="VERSION", help="Default: the version before the serving one.")
+        int | None,
+        typer.Argument(metavar="VERSION", help="Version to return to. Default: the one before the serving version."),
     ] = None,
     seed: NoSeed = 0,
     debug: Debug = False,
@@ -34,4 +35,4 @@ def rollback(
         with opened_store(Store, store) as opened:
             chosen, before = changes.roll_back(opened, Giver(getuser()), version)
         warn(store)
-        print(f"version {chosen} serves; it was {before}; trust is reset")
+        print(f"version {chosen} now serves instead of version {before}; trust is reset")

@@ -26,21 +26,28 @@ def serve(
     port: Annotated[
         int | None,
         typer.Option(
-            help="Also listen on this TCP port, for people with a token; 0 picks a free one.", min=0, max=65535
+            metavar="PORT",
+            help="Also listen on this TCP port, for people with a token; 0 picks a free one.",
+            min=0,
+            max=65535,
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; anything but loopback needs a token.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address of the TCP port; any but loopback needs a token.")
+    ] = "127.0.0.1",
     public_host: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="Additional host name to accept in requests; repeatable.")
     ] = None,
-    rate: Annotated[float, typer.Option(help="Requests per second allowed for each client.", min=1)] = 1000.0,
+    rate: Annotated[
+        float, typer.Option(metavar="N", help="Requests per second allowed for each client.", min=1)
+    ] = 1000.0,
     shadow: Annotated[
         bool | None,
         typer.Option("--shadow/--no-shadow", help="Allow every call, and record the decision that was not enforced."),
     ] = None,
     learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Run the learner beside the daemon.")] = True,
     idle: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Exit after this time without a call; 0: never.", min=0)
+        float, typer.Option(metavar="MINUTES", help="Exit after this time without a call; 0 means never.", min=0)
     ] = 0,
     seed: Seed = 0,
     debug: Debug = False,

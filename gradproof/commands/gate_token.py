@@ -14,7 +14,9 @@ from gradproof.commands.terminal import check_outputs, console_for, errors, writ
 from gradproof.commands.usage import DocumentedCommand
 
 token = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Manage the tokens of the service.")
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="Small letters, digits, dots and hyphens.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="Name of the token: lowercase letters, digits, dots and hyphens.")
+]
 
 
 @token.command(cls=DocumentedCommand)

@@ -133,15 +133,21 @@ def _planned(plan: Any, rates: Any) -> dict[str, Any]:
 def mesh_table(listed: list[Mapping[str, Any]]) -> Any:
     from rich.table import Table
 
-    parts = {"weights": "weights", "gradients": "grads", "moments": "moments", "activations": "activated"}
+    parts = {"weights": "weights", "gradients": "grads", "moments": "moments", "activations": "activ."}
     parts |= {"working": "working", "buffers": "buffers", "total": "total"}
     table = Table("size", *parts.values(), "sends", "efficiency", box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for column in table.columns[1:]:
         column.justify = "right"
+    family, headed = "transformer-", False
     for size in listed:
+        name = size["name"]
+        if name.startswith(family):  # under a heading, so that the table fits 80 columns
+            if not headed:
+                table.add_row("transformer")
+            name, headed = f"  {name.removeprefix(family)}", True
         own = size["ranks"][size["busiest"]]
         amounts = [*(own[part] for part in parts), sum(own["sent"].values())]
-        table.add_row(size["name"], *map(_in_mebibytes, amounts), _percent(size["efficiency"]))
+        table.add_row(name, *map(_in_mebibytes, amounts), _percent(size["efficiency"]))
     return table
 
 

@@ -42,14 +42,14 @@ def predict(
     """Predict every row of a file with a trained run.
 
     Writes the decision, the probabilities, metrics and gates of each row; for a numeric target, the mean and a 90%
-    interval. The best checkpoint is used. Missing values and unseen names are allowed. Values that do not fit their
-    column count as missing, with a warning. If the file has the target, the accuracy is printed.
+    interval. The best checkpoint is used. Missing values and unseen categories are allowed. Values that do not fit
+    their column count as missing, with a warning. If the file has the target, the accuracy is printed.
 
     With --costs, the decision is the class with the lowest expected cost instead of the most probable one. The
     probabilities do not change.
 
     --explain adds the columns because_1 to because_5, such as `Age = 62 (+1.31)`: the column, its value, and how far it
-    moved the logit of the decision, compared with the mean training row. --json has the same as numbers.
+    moved the logit of the decision, compared with the mean training row. --json gives them as numbers.
 
     \b
     Examples:

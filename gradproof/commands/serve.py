@@ -13,11 +13,16 @@ from gradproof.commands.terminal import check_device, errors
 def serve(
     run: RunFolder,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Any address but loopback opens the service to the network.")
+        str,
+        typer.Option(
+            metavar="HOST", help="Address to listen on. Any address but loopback opens the service to the network."
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 picks a free one.", min=0, max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(metavar="PORT", help="Port to listen on; 0 picks a free one.", min=0, max=65535)
+    ] = 8080,
     device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
-    body_limit: Annotated[int, typer.Option(help="Largest request body, in bytes.", min=1)] = 1 << 20,
+    body_limit: Annotated[int, typer.Option(metavar="BYTES", help="Maximum size of a request body.", min=1)] = 1 << 20,
     batching: Annotated[bool, typer.Option(help="Process concurrent requests as one batch.")] = True,
     seed: NoSeed = 0,
     debug: Debug = False,

@@ -26,16 +26,19 @@ def sizes(
     shard_optimizer: Annotated[
         bool, typer.Option("--shard-optimizer", help="With --mesh: spread AdamW's moments over the data axis.")
     ] = False,
-    size: Annotated[str | None, typer.Option(help="With --mesh: show this size only, rank by rank.")] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="NAME", help="With --mesh: show only this size, rank by rank.")
+    ] = None,
     bandwidth: Annotated[
         float | None, typer.Option(help="With --mesh: bandwidth of a rank, in GB/s. Default: measured here.")
     ] = None,
     latency: Annotated[
         float | None,
-        typer.Option(help="With --mesh: latency of an operation, in microseconds. Default: measured here."),
+        typer.Option(help="With --mesh: latency of a collective, in microseconds. Default: measured here."),
     ] = None,
     tflops: Annotated[
-        float | None, typer.Option(help="With --mesh: speed of a rank's products, in TFLOP/s. Default: measured here.")
+        float | None,
+        typer.Option(help="With --mesh: matrix product speed of a rank, in TFLOP/s. Default: measured here."),
     ] = None,
     memory_bandwidth: Annotated[
         float | None,
@@ -47,8 +50,8 @@ def sizes(
 ) -> None:
     """List the model sizes and the memory of a training step.
 
-    Columns: weights, gradients, AdamW's moments, the activations of one forward, and the working memory of the
-    backward.
+    Columns: weights, gradients, AdamW's moments, the activations of one forward pass, and the working memory of the
+    backward pass.
 
     \b
     Examples:

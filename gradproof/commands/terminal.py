@@ -157,7 +157,7 @@ def stages() -> Iterator[Any]:
 
     def line(what: str) -> None:
         nonlocal shown
-        stage = re.sub(r" \d+ of \d+.*", "", what)
+        stage = re.sub(r":? \d+ of \d+.*", "", what)
         if stage != shown:
             shown = stage
             print(stage, file=sys.stderr, flush=True)

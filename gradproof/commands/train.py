@@ -79,7 +79,10 @@ def train(
     ignore: Ignore = None,
     task: Annotated[
         TaskOption | None,
-        typer.Option(help="Default: regression for floats of more than 50 values, else classification."),
+        typer.Option(
+            help="What to predict: a class or a number. Default: regression for a float column with more than "
+            "50 distinct values, otherwise classification."
+        ),
     ] = None,
     encoding: Annotated[
         EncodingOption | None,
@@ -87,27 +90,31 @@ def train(
     ] = None,
     router: Annotated[
         RouterOption | None,
-        typer.Option(help="moe: softmax is one linear map, sheaf lets patches of the inputs vote. Default: softmax."),
+        typer.Option(help="moe: softmax is one linear map; sheaf lets patches of the inputs vote. Default: softmax."),
     ] = None,
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Most training steps; early stopping may end sooner. Default: 3000; for a table, what fits --minutes."
+            help="Maximum number of training steps; early stopping may end training sooner. Default: 3000; for a "
+            "table, as many as fit in --minutes."
         ),
     ] = None,
     batch: Annotated[
-        int | None, typer.Option(help="Rows per step. Default: 256; 16 for a text; at most 256 for a table.")
+        int | None, typer.Option(help="Rows per step. Default: 256; 16 for text; at most 256 for a table.")
     ] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Peak learning rate. Default: 0.003; 0.002 for a table or a text.")
+        float | None, typer.Option(help="Peak learning rate. Default: 0.003; 0.002 for a table or text.")
     ] = None,
     minutes: Annotated[
         float | None,
-        typer.Option(help="Training time, converted to steps by a short calibration. Default: 0.6 for a table."),
+        typer.Option(
+            metavar="MINUTES",
+            help="Training time, converted to steps by a short calibration. Default: 0.6 for a table.",
+        ),
     ] = None,
     members: Annotated[
         int | None,
-        typer.Option(help="Models to train together and average. Default: 1; 8 for a table."),
+        typer.Option(help="Number of models to train and average. Default: 1; 8 for a table."),
     ] = None,
     device: Annotated[Device | None, typer.Option(help="Device to train on. Default: cpu.")] = None,
     precision: Annotated[
@@ -131,11 +138,11 @@ def train(
     ] = None,
     timeout: Annotated[
         float | None,
-        typer.Option(help="Under torchrun: seconds until a dead or hung rank ends the run. Default: 60."),
+        typer.Option(
+            metavar="SECONDS", help="Under torchrun: time until a dead or hung rank ends the run. Default: 60."
+        ),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Random seed of weights, split and order of the rows. Default: 0.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed for weights, split and row order. Default: 0.")] = None,
     debug: Debug = False,
 ) -> None:
     """Train a decision model; resume it after a crash.
@@ -143,8 +150,8 @@ def train(
     Without flags, trains the nano mixture of experts on the synthetic set. With --data and --target, infers the columns
     of your own table and trains an ensemble of small networks, within a minute for up to 50,000 rows on two cores;
     --model, --size or --steps train a single model instead. A run is a folder with checkpoints, metrics.jsonl and
-    report.html. After Ctrl-C, a crash or a power cut, `gradproof train --resume --out DIR` ends with the same bits as
-    an uninterrupted run.
+    report.html. After Ctrl-C, a crash or a power cut, `gradproof train --resume --out DIR` continues the run; the
+    result is bit-identical to that of an uninterrupted run.
 
     \b
     Examples:

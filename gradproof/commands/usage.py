@@ -35,26 +35,49 @@ class Commands(TyperGroup):
 class DocumentedCommand(TyperCommand):
     """A command whose help says `Default: …`, whether Typer knows the default or our text gives it."""
 
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        words = [
+            re.sub(r"^\{([^|]*)\}$", r"\1", word).replace("...]...", "...]") for word in self.collect_usage_pieces(ctx)
+        ]
+        formatter.write_usage(ctx.command_path, " ".join(words))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows: dict[str, list[tuple[str, str]]] = {"argument": [], "option": []}
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if record is not None:
-                rows[param.param_type_name].append((record[0].replace(" range>", ">"), _with_default(record[1])))
+                rows[param.param_type_name].append((_form(record[0], param.param_type_name), _with_default(record[1])))
         for kind, title in (("argument", "Arguments"), ("option", "Options")):
             if rows[kind]:
                 with formatter.section(title):
                     formatter.write_dl(rows[kind])
 
 
+def _form(declared: str, kind: str) -> str:
+    """`--rows <int>` as `--rows N`, and an argument without its type."""
+    if kind == "argument":
+        return re.sub(r" <[^ ]*>$", "", declared)
+    for typed, written in (("<int", "N"), ("<float", "NUMBER"), ("<str", "TEXT")):
+        declared = re.sub(f"{typed}( range)?>", written, declared)
+    return re.sub(r"<([^ ]*)>$", r"\1", declared)
+
+
 def _with_default(text: str) -> str:
-    """`Port.  [default: 80; x>=0]` as `Port. Default: 80.  [x>=0]`."""
+    """`Port.  [default: 80; x>=0]` as `Port. At least 0. Default: 80.`"""
     said, _, extras = text.removesuffix("]").rpartition("  [")
-    default = re.search(r"default: ([^;]*)", extras)
-    if default is None:
+    if not said:
         return text
-    rest = "; ".join(extra for extra in extras.split("; ") if extra != default[0])
-    return f"{said} Default: {default[1]}." + (f"  [{rest}]" if rest else "")
+    own, default = re.fullmatch(r"(.*?)( Default: .*)?", said, re.S).groups("")  # type: ignore[union-attr]
+    rest = []
+    for extra in extras.split("; "):
+        if extra.startswith("default: "):
+            default = f" Default: {extra.removeprefix('default: ').removesuffix('.0')}."
+        elif bounds := re.fullmatch(r"(?:([\d.]+)<=)?x(?:>=([\d.]+)|<=([\d.]+))?", extra):
+            low, least, high = ((bound or "").removesuffix(".0") for bound in bounds.groups())
+            own += f" {low} to {high}." if high else "" if least == "0" else f" At least {least}."
+        else:
+            rest.append(extra)
+    return own + default + (f"  [{'; '.join(rest)}]" if rest else "")
 
 
 def usage_sentence(error: Any) -> str:
@@ -77,4 +100,5 @@ def _message(error: Any) -> str:
         expected = expected.replace("not one of", "must be one of")
         return f"invalid value {first['input']!r} for {error.param.get_error_hint()}: {expected.rstrip('.')}"
     said = " ".join(error.format_message().split()).rstrip(".")
+    said = re.sub(r"^Got unexpected extra argument\S* \((.*)\)$", r"unexpected argument \1", said)
     return re.sub(r"\. (Did you mean .*\?)$", r" (\1)", said).replace("(Did", "(did").replace(". Choose", "; choose")

@@ -35,11 +35,13 @@ def verify(
     ] = None,
     op: Annotated[
         list[str] | None,
-        typer.Option("--op", metavar="NAME", help="Prove this op of Gradproof, such as layernorm; repeatable."),
+        typer.Option("--op", metavar="NAME", help="Verify this op of Gradproof, such as layernorm; repeatable."),
     ] = None,
     model: Annotated[
         list[str] | None,
-        typer.Option("--model", metavar="NAME", help="Prove this model: moe, dense, transformer or gate; repeatable."),
+        typer.Option(
+            "--model", metavar="NAME", help="Verify this model: moe, dense, ensemble, transformer or gate; repeatable."
+        ),
     ] = None,
     device: Annotated[Device, typer.Option(help="Device to run on.")] = Device.cpu,
     mutants: Annotated[
@@ -50,7 +52,7 @@ def verify(
     ] = False,
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="DTYPE", help="Case: the training dtype, such as bf16. Default: that of the module."),
+        typer.Option(metavar="DTYPE", help="Case: the training dtype, such as bf16. Default: the module's dtype."),
     ] = None,
     autocast: Annotated[
         str | None,
@@ -66,7 +68,8 @@ def verify(
         ),
     ] = None,
     allow_unjudged: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Case: a tensor that need not be judged; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Case: accept that this tensor cannot be judged; repeatable."),
     ] = None,
     record: Annotated[
         Path | None,
@@ -83,23 +86,25 @@ def verify(
         typer.Option(
             metavar="N",
             help="Case: run its gradproof.RankCase on N processes of this machine and compare with one rank. Each "
-            "process gets its share of the rows of every input.",
+            "process gets its share of every input's rows.",
         ),
     ] = None,
     timeout: Annotated[
         float,
-        typer.Option(help="With --ranks: seconds that a part of a step may take before a rank counts as hung."),
+        typer.Option(
+            metavar="SECONDS", help="With --ranks: time that a part of a step may take before a rank counts as hung."
+        ),
     ] = 60.0,
     seed: Seed = 0,
     debug: Debug = False,
 ) -> None:
     """Check that a backward pass computes the right gradients.
 
-    A CASE is a function that takes no arguments and returns `(module, inputs)`. The gradients of the module's
-    parameters and floating inputs are compared with finite differences of its forward. If the function returns a
-    `gradproof.KernelCase`, the kernel is compared with its reference; a `gradproof.RankCase` runs on `--ranks N`
-    processes and is compared with the same module on one rank. Without a CASE, every op and model of Gradproof is
-    proven.
+    A CASE is a function that takes no arguments and returns `(module, inputs)`. Compares the gradients of the module's
+    parameters and floating-point inputs with finite differences of its forward pass. If the function returns a
+    `gradproof.KernelCase`, compares the kernel with its reference; if it returns a `gradproof.RankCase`, runs it on
+    `--ranks N` processes and compares it with the same module on one rank. Without a CASE, verifies every op and model
+    of Gradproof.
 
     \b
     Examples:
@@ -254,7 +259,7 @@ def show_report(report: Report, console: Any, by_tensor: bool) -> None:
         passed = [check.name for check in subject.checks if check.status == "proven"]
         if passed:
             console.print(f"  also passed: {', '.join(passed)}", style="dim")
-        spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forwards"
+        spent = f"{subject.calls} calls" if subject.kind == "kernel" else f"{subject.forwards} forward passes"
         spent = f"{subject.forwards} steps on {subject.ranks} ranks" if subject.ranks else spent
         console.print(f"  {spent}", style="dim")
     if report.against is not None:

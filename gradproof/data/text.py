@@ -39,13 +39,13 @@ def check(data: str, named: Sequence[str]) -> None:
     """What can be said at once; `named` are columns, which a text does not have."""
     path = Path(data)
     if data.partition(":")[0] == "synthetic":
-        raise ValueError("a transformer is trained on a text: give one with --data FILE.txt")
+        raise ValueError("a transformer needs a text file: --data FILE.txt")
     if named:
-        raise ValueError(f"--model transformer is trained on a text, which has no column {named[0]!r}; leave it out")
+        raise ValueError(f"--model transformer trains on text, which has no column {named[0]!r}; omit it")
     if not path.is_file():
-        raise ValueError(f"--data {data}: there is no such file; a transformer is trained on a text file")
+        raise ValueError(f"--data {data}: there is no such file; a transformer needs a text file")
     if path.suffix.lower() in (".csv", ".parquet"):
-        raise ValueError(f"--data {data} is a table; use --model moe or dense for it: a transformer is trained on text")
+        raise ValueError(f"--data {data} is a table; use --model moe or dense; a transformer trains on text")
 
 
 def open_text(data: str, shares: tuple[float, float], folder: Path, context: int) -> Text:

@@ -82,7 +82,7 @@ class Diagnosis:
         if self.wrong:
             more = f" ({len(self.wrong) - 1} more like it)" if len(self.wrong) > 1 else ""
             first = min(self.wrong, key=severity)
-            return f"{self.name} has a bug, in every precision: {first.name}: {first.note}{more}."
+            return f"{self.name} has a bug in every precision: {first.name}: {first.note}{more}."
         if self.verdict == "inconclusive":
             reason = (
                 self.unclear or f"it is not clear whether the gradient is right in float64: {why(self.verification)}"
@@ -191,10 +191,12 @@ def examine(
             autocasts(rest_of(format))  # or a sentence
     progress("float64 reference")
     lab = Laboratory(specimen, seed, progress)
-    progress("is the math right?")
+    progress("checking the gradient in float64")
     tensors = len(lab.grads) + len(lab.unused)
     quick = lab.seconds / 3 * (40 + 6 * tensors) > VERIFY_SECONDS
-    verification = specimen.verify(quick, lambda done, total: progress(f"is the math right? {done} of {total} tensors"))
+    verification = specimen.verify(
+        quick, lambda done, total: progress(f"checking the gradient in float64: {done} of {total} tensors")
+    )
     notes = [*specimen.notes, *(n for n in verification.notes if not n.startswith(IN_FLOAT64))]
     if quick:
         notes.append("step 1 judged all tensors jointly, because judging each would take minutes")
@@ -287,10 +289,10 @@ def _beside(name: str, g: Tensor, right: Tensor) -> TensorVerdict:
 
 def _in_words(ratio: float, error: float, scale: bool) -> str:
     if ratio == 0:
-        return "gradient is zero at every precision, though the output depends on it: a bug, not rounding"
+        return "gradient is zero even in float64, although the output depends on the tensor: a bug, not rounding"
     if scale and abs(ratio - 1) > 1e-3:
-        return f"gradient is {ratio:.4g}x the reference at every precision: a scale bug, not rounding"
-    return f"gradient is off by {error:.2g} of its size at every precision, float64 included: a bug, not rounding"
+        return f"gradient is {ratio:.4g}x the reference even in float64: a scale bug, not rounding"
+    return f"gradient is off by {error:.2g} of its size even in float64: a bug, not rounding"
 
 
 def _sweep(sweep: Sequence[tuple[Format, Taken]]) -> dict[str, Any]:
@@ -331,7 +333,7 @@ def _trusted(
 def _verified(verification: SubjectVerdict) -> str:
     wrong = verification.failures()
     if verification.status == "proven":
-        return f"the gradient is right in float64: {verification.forwards} forwards"
+        return f"the gradient is right in float64: {verification.forwards} forward passes"
     if verification.status == "refuted":
         return f"the gradient is wrong in float64 already: {', '.join(wrong[:6])}"
     return f"it is not clear whether the gradient is right in float64: {why(verification)}"

@@ -130,7 +130,7 @@ def decoded(call: str | bytes) -> Mapping[str, Any]:
     except RecursionError:
         raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"the call is not valid JSON: {error}") from None
+        raise ValueError(f"the call is not valid JSON: {error.msg} at character {error.pos + 1}") from None
     if not isinstance(decoded, dict):
         raise ValueError(f"a call must be a JSON object with tool and arguments, not {_kind(decoded)}")
     return decoded
@@ -235,8 +235,9 @@ def _plain(fields: Mapping[str, Any]) -> Mapping[str, Any]:
 def _check_keys(fields: Mapping[str, Any], known: tuple[str, ...]) -> None:
     for key in fields:
         if key not in known:
-            near = get_close_matches(key, known, 1, 0.4)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; the keys are {', '.join(known)}"
+            others = [name for name in (*known, *(() if "tool" in fields else ("command",))) if name not in fields]
+            near = get_close_matches(key, others, 2, 0.5)
+            hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else f"; the keys are {', '.join(known)}"
             raise ValueError(f"a call has no key {key[:MOST_NAME]!r}{hint}")
 
 

@@ -345,7 +345,7 @@ def _told(made: folds.Folds, source: Sequence[str], count: int) -> str:
     parts = []
     if own:
         whose, rest = ("", "") if all_split else (f" of {', '.join(made.by_row)}", "; groups of the others")
-        parts.append(f"some class has fewer than {count} groups, so rows{whose} were split{rest}")
+        parts.append(f"a label has fewer than {count} groups, so rows{whose} were split{rest}")
     if made.torn:
         labels = " and ".join(_labels(made))
         parts.append(f"near-duplicates among the calls to {labels} were split: they form fewer than {count} clusters")
@@ -370,10 +370,10 @@ def lines(record: dict[str, Any]) -> list[str]:
         told.append(f"  {name}: {by['difference']:+.4f}, 95% from {by['low']:+.4f} to {by['high']:+.4f}")
     form, policy = record["trivial"], record["policy"]
     told.append(
-        f"a line break or #{{ alone: recall {form['recall']:.4f}, {form['false_blocks']:.2%} of allowed calls;"
+        f"a line break or #{{ alone: recall {form['recall']:.4f}, {form['false_blocks']:.2%} of allowed calls blocked;"
         f" the policy alone blocks {policy['harmful_block']:.1%} and asks about {policy['harmful_ask']:.1%} of the"
-        " calls to block,"
-        f" {policy['harmless_block']:.1%} and {policy['harmless_ask']:.1%} of those to allow"
+        f" calls to block, and blocks {policy['harmless_block']:.1%} and asks about {policy['harmless_ask']:.1%} of the"
+        " calls to allow"
     )
     if len(record["sources"]) > 1:
         told += [f"  {name}: {_source(figures)}" for name, figures in record["sources"].items()]
@@ -395,16 +395,17 @@ def _left_out_lines(record: dict[str, Any]) -> list[str]:
 
 
 def _stream_lines(record: dict[str, Any]) -> list[str]:
-    told = [f"{record['rows']:,} calls, {record['blocks']:,} to block, after {record['trained_on']:,} to train on"]
+    own, earlier = f"{record['rows']:,} calls in order, {record['blocks']:,} to block", record["trained_on"]
+    told = [f"{own}, after {earlier:,} training calls"]
     for point, at in record["points"].items():
         rest = record["learning"]["rest"][point]
-        after = f"after {at} positions" if point == "positions" else f"after 100 corrections, {at} positions"
+        after = f"after the first {at} calls" if point == "positions" else f"after 100 corrections and {at} calls"
         said = f"{rest['corrections_before']} corrections; {rest['rows']:,} calls, {rest['blocks']:,} to block"
-        told.append(f"the rest, {after} ({said}):")
+        told.append(f"{after} ({said}):")
         told += [f"  {name + ':':14}{_figures(record[key]['rest'][point])}" for key, name in _PASSES]
         told += [f"  {name} and policy: {_with_policy(record[key]['rest'][point])}" for key, name in _PASSES]
     if "corrections" not in record["points"]:
-        told.append("fewer than 100 corrections: no rest after those")
+        told.append("there were fewer than 100 corrections, so nothing was scored after 100")
     lost = record["old_auc_lost"]
     told.append(
         f"AUC on {record['old_rows']:,} old held-out calls: {_shown(record['off']['old_auc'])} before,"

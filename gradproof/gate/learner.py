@@ -332,7 +332,7 @@ def follow(learner: Learner, say: Callable[[str], None], stop: Callable[[], bool
 
 def told(done: Round) -> str:
     """A round in one line."""
-    how = f"version {done.version} serves" + (f", {done.way:.0%} of the way" if done.way < 1 else "")
+    how = f"version {done.version} serves" + (f", with {done.way:.0%} of the change" if done.way < 1 else "")
     verdict = how if done.version else "the candidate was worse; keeping the serving version"
     return (
         f"{done.signals} signals, {done.steps} steps, {done.seconds:.1f} s: {verdict}; held-back error"

@@ -50,6 +50,6 @@ class Signal(NamedTuple):
 def signal(kind: str, said_before: int = 0) -> Signal:
     """The signal of a kind; `said_before` counts the same kind on the same call."""
     if kind not in KINDS:
-        raise ValueError(f"there is no signal {kind!r}; the kinds are {', '.join(KINDS)}")
+        raise ValueError(f"there is no kind of feedback {kind!r}; the kinds are {', '.join(KINDS)}")
     label, weights, _ = KINDS[kind]
     return Signal(kind, label, float(weights[min(said_before, len(weights) - 1)]))

@@ -89,7 +89,7 @@ def by_policy(act: Act, policy: PolicyTable) -> ActVerdict:
         outcome, line = "block", "policy: nothing is forced onto a shared branch"
     if "privileged" in act.via and _privileged(act, outcome) != outcome:
         outcome = _privileged(act, outcome)
-        line += f"; with more rights {outcome}"
+        line += f"; with elevated privileges {outcome}"
     return ActVerdict(outcome, told(act), line=line)
 
 
@@ -156,6 +156,6 @@ def told(act: Act) -> str:
     if act.effect == "unknown":
         return f"{act.program}: {WORDS['unknown']} {act.why}"
     target = str(act.target) or f"{act.program} {act.verb}".strip()
-    how = ", with more rights" if "privileged" in act.via else ""
+    how = ", with elevated privileges" if "privileged" in act.via else ""
     place = PLACES[act.scope]
     return f"{WORDS[act.effect]} {target[:120]}{f', {place}' if place else ''}{how}"

@@ -84,21 +84,21 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
         shadowed = record["shadowed"]
         yield (
             f"shadow mode: nothing is blocked; of {shadowed['decisions']:,} recent calls,"
-            f" {shadowed['ask']:,} would have been asked about and {shadowed['block']:,} blocked"
+            f" the gate would have asked about {shadowed['ask']:,} and blocked {shadowed['block']:,}"
         )
     if not record["protected"]:
         yield (
             "unprotected: an agent that runs as this user can write the store through any program;"
-            " run the gate as a user of its own"
+            " run the gate as a separate user"
         )
     by_kind = f"{judged['allow']:,} allow, {judged['block']:,} block"
-    yield f"alignment {record['alignment']:.1%} of {count:,} judged ({by_kind})"
-    drift = record["drift"]
+    yield f"alignment {record['alignment']:.1%} of {count:,} judged ({by_kind})" if count else "no call judged yet"
+    wrong, inputs = record["drift"]["errors"], record["drift"]["inputs"]
+    rising = ", rising" if wrong["drift"] else ""
     yield (
-        f"errors {drift['errors']['rate']:.1%} of {drift['errors']['judged']:,} judged decisions"
-        f"{', rising' if drift['errors']['drift'] else ''}; "
-        + ("input distribution: shifted" if drift["inputs"]["drift"] else "input distribution: stable")
-        + f" (stability index {drift['inputs']['index']:.2f})"
+        (f"errors {wrong['rate']:.1%} of {wrong['judged']:,} judged decisions{rising}; " if wrong["judged"] else "")
+        + ("input distribution: shifted" if inputs["drift"] else "input distribution: stable")
+        + f" (stability index {inputs['index']:.2f})"
     )
     counts = record["counts"]
     yield (

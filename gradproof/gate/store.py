@@ -125,7 +125,7 @@ def read_settings(folder: Path) -> Settings:
     """Of the store in a folder; ValueError where there is none, or its settings make no sense."""
     try:
         return Settings(**json.loads((folder / SETTINGS).read_text(encoding="utf-8")))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"there is no gate in {folder}; create it with: gradproof gate init --store {folder}"
         ) from None
@@ -146,5 +146,5 @@ def check_folder(folder: Path) -> bool:
     """Whether there is a store already; ValueError where none can be made, or what it needs is not installed."""
     library()
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / SETTINGS).is_file())):
-        raise ValueError(f"{folder} is there already and no gate's store; name a new folder")
+        raise ValueError(f"{folder} already exists and is not a gate's store; choose a new folder")
     return (folder / SETTINGS).is_file()

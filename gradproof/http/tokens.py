@@ -71,8 +71,8 @@ class Tokens:
         """Makes a token, and tells it: this is the only time."""
         if not NAME.fullmatch(name) or name in self.reserved:
             raise ValueError(
-                f"a token's name has 1 to 64 small letters, digits, dots and hyphens, and is not"
-                f" {' or '.join(self.reserved) or 'empty'}; {name[:80]!r} is not one"
+                f"{name[:80]!r} cannot be a token's name; use 1 to 64 lowercase letters, digits, dots and hyphens"
+                + (f", but not {' or '.join(self.reserved)}" if self.reserved else "")
             )
         if role not in self.roles:
             raise ValueError(f"there is no role {role[:80]!r}; the roles are {', '.join(self.roles)}")

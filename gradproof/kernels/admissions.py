@@ -123,8 +123,9 @@ def _not_heavy(variant: Variant, shape: Shape) -> Iterator[Example]:
 def survey(shape: Shape) -> list[dict[str, Any]]:
     """Every variant that is made for a shape, in the order in which they would be taken: admitted, refused with the
     claim that failed, or missing on this machine with the reason."""
-    listed = []
-    for op in (*shape.ops, *shape.fused):
+    listed, named = [], (*shape.ops, *shape.fused)
+    announce([v for op in named for v in offered(op, shape) if v.missing() is None and v.fits(shape)], shape)
+    for op in named:
         for v in offered(op, shape):
             missing = v.missing()
             if missing is None and not v.fits(shape):

@@ -77,6 +77,8 @@ def _function(where: str, attribute: str) -> Callable[[], Any]:
         if not path.is_file():
             raise CaseError(f"there is no file {where}; a case is path/to/file.py:function")
         module = _import(where, lambda: _from_file(path))
+    elif path.is_file():
+        raise CaseError(f"{where} is not a Python file; a case is path/to/file.py:function")
     else:
         sys.path.insert(0, "")
         module = _import(where, lambda: importlib.import_module(where))

@@ -173,9 +173,9 @@ class ModuleProof:
         self.notes += reasons
         if abs(again.loss - self.base.loss) > 1e-6 * self.base.terms:
             self.notes.append(
-                "two forwards with the same seed and values differ, so differences mean nothing; draw random numbers "
-                "from torch's default generator (it is seeded before each run), or switch the source off, e.g. with "
-                ".eval()"
+                "two forward passes with the same seed and values differ, so differences mean nothing; draw random "
+                "numbers from torch's default generator (it is seeded before each run), or switch the source off, e.g. "
+                "with .eval()"
             )
             note = self.notes[-1]
             self.judged = {n: Judgement(n, "inconclusive", math.nan, math.nan, None, note) for n in runner.values}

@@ -54,7 +54,7 @@ def rows_of(inputs: Any) -> int:
     for _, leaf in leaves_of(inputs):
         if isinstance(leaf, Tensor) and leaf.dim():
             return leaf.shape[0]
-    raise CannotRun("no input has rows that could be shared out")
+    raise CannotRun("no input has rows that can be split")
 
 
 def has_rows(leaf: Any, rows: int) -> bool:

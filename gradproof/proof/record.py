@@ -139,7 +139,7 @@ def compare_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> GradientC
     if before["values"] != now["values"] or before["seed"] != now["seed"]:
         raise CannotRun(
             "the case's parameters, inputs or seed are not those of the record, so that its gradients cannot be "
-            "compared; make the case deterministic (torch.manual_seed in it), or record it anew"
+            "compared; make the case deterministic (torch.manual_seed in it), or record it again"
         )
     old, new = before["environment"], now["environment"]
     changed = {key: [old.get(key), new.get(key)] for key in (*old, *new) if old.get(key) != new.get(key)}
@@ -165,6 +165,8 @@ def load_record(path: Path) -> dict[str, Any]:
         kept = json.loads(path.read_text())
         if kept["version"] != VERSION or not isinstance(kept["gradients"], dict):
             raise KeyError("version")
+    except FileNotFoundError:
+        raise CannotRun(f"there is no file {path}; write it with `gradproof verify CASE --record {path}`") from None
     except (OSError, ValueError, KeyError, TypeError):
         raise CannotRun(f"{path} was not written by this version of `gradproof verify --record`") from None
     return kept

@@ -43,7 +43,7 @@ class MeshShape:
         if self.experts == 1:
             return
         if experts is None:
-            raise ValueError(f"mesh {self}: only a mixture has experts to share out; use data={self.ranks}")
+            raise ValueError(f"mesh {self}: only a mixture has experts to spread; use data={self.ranks}")
         if experts % self.experts:
             raise ValueError(f"mesh {self}: {experts} experts cannot be shared equally among {self.experts} ranks")
 

@@ -152,7 +152,7 @@ def _kept(written: Sequence[str], table: Table, keep: Sequence[str] | None, as_t
         return []
     check_columns(table.columns, kept[0], kept[1:])
     if clash := [name for name in kept if name in written]:
-        others = "name the columns to keep without it" if keep is None else "leave it out"
+        others = "name the columns to keep without it" if keep is None else "omit it"
         raise ValueError(f"--keep: the predictions have a column {clash[0]!r} of their own; {others}, or rename it")
     if as_text and (nested := [name for name in kept if unreadable(table.dtypes[name])]):
         raise ValueError(

@@ -83,7 +83,7 @@ class RecordReader:
         if absent := [name for name in (*self.categories, *self.numbers) if name not in record]:
             raise BadRecord(f"record {i + 1} lacks {_listed(absent)}; use null for a missing value")
         if strange := [name for name in record if name not in self.known]:
-            raise BadRecord(f"record {i + 1} has {_listed(strange)}, which the model does not know; leave it out")
+            raise BadRecord(f"record {i + 1} has {_listed(strange)}, which the model does not know; omit it")
 
     def _codes(self, i: int, record: Mapping[str, Any], misfits: list[str]) -> list[int]:
         codes = []
@@ -135,7 +135,7 @@ def _text(i: int, column: str, value: Any) -> str:
     except ValueError:  # more digits than Python writes
         pass
     raise BadRecord(
-        f"record {i + 1}: {_quoted(column)} must be a text, a number, true, false or null, not {_shown(value)}"
+        f"record {i + 1}: {_quoted(column)} must be text, a number, true, false or null, not {_shown(value)}"
     )
 
 

@@ -129,7 +129,7 @@ class TrainConfig:
         if self.model == "transformer" and self.members > 1:
             raise ValueError("members: a transformer cannot be an ensemble; moe and dense models can")
         if self.model == "transformer" and self.minutes is not None:
-            raise ValueError("minutes: not available for a text; use --steps")
+            raise ValueError("minutes: not available for text; use --steps")
         if self.task == "regression" and (self.model == "transformer" or self.data.partition(":")[0] == "synthetic"):
             what = "a transformer learns text" if self.model == "transformer" else "the synthetic set has classes"
             raise ValueError(f"task = 'regression': {what}; it needs a table with a numeric --target")
@@ -167,7 +167,7 @@ class TrainConfig:
 def read_config(file: Path) -> dict[str, Any]:
     """The options in a TOML or JSON file."""
     if not file.is_file():
-        raise ValueError(f"{file}: there is no such config file")
+        raise ValueError(f"there is no config file {file}")
     try:
         text = file.read_text(encoding="utf-8")
         options = json.loads(text) if file.suffix.lower() == ".json" else tomllib.loads(text)

@@ -95,7 +95,7 @@ def check_model_options(kind: type[Model], options: Mapping[str, Any], given: Se
     types = {field.name: type(field.default) for field in fields(kind.Config) if field.name not in given}
     for name, value in options.items():
         if name not in types:
-            raise ValueError(f"model_options: there is no {name!r} to set; there are {', '.join(types)}")
+            raise ValueError(f"model_options: there is no option {name!r}; the options are {', '.join(types)}")
         if type(value) is not types[name] and (types[name], type(value)) != (float, int):
             raise ValueError(f"model_options: {name} = {value!r} must be {types[name].__name__}")
 

@@ -135,7 +135,7 @@ class Trainer:
         self.step = build_step(self.config, self.model, self.source, self.mesh)
         if self.config.average:
             if self.mesh is not None and self.mesh.shape.experts > 1:
-                raise ValueError(f"average: mesh {self.mesh.shape} spreads the experts; leave it out, or the experts")
+                raise ValueError(f"average: mesh {self.mesh.shape} spreads the experts; omit one of the two")
             self.average = WeightAverage(self.model.params, self.config.average)
         rows, seed = (self.source.rows, self.source.index(TRAIN)), self.config.seed
         self.feed = Feed(*rows, self.encoder, self.config.batch, seed, self.config.members)

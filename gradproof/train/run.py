@@ -73,7 +73,7 @@ def start(out: Path | None, given: Mapping[str, Any], resume: bool) -> Run:
             raise ValueError(f"{out} already holds this run; resume it with --resume, or choose another --out")
         return run
     if resume and not given:
-        raise ValueError(f"{out} is not a run that can be resumed: it has no config.json; start a run with its options")
+        raise ValueError(f"{out} is not a run that can be resumed: it has no config.json; omit --resume to start one")
     existing = next(path for path in (out, *out.absolute().parents) if path.exists())
     if not existing.is_dir():
         raise ValueError(f"--out {out}: {existing} is a file, but a run is a folder")

@@ -94,7 +94,7 @@ def text_config(config: TrainConfig) -> TransformerConfig:
     if context < 2:
         raise ValueError(f"model_options: context = {context}: a window has at least 2 bytes")
     if config.class_weights != "none":
-        raise ValueError("class_weights: not available for a text, which has no classes")
+        raise ValueError("class_weights: not available for text, which has no classes")
     sized = TransformerConfig.sized(config.size, vocabulary=VOCABULARY, context=context, mode="causal")
     return replace(sized, **options)
 

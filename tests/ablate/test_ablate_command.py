@@ -208,7 +208,7 @@ TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 
         (["--data", "table.csv", "--target", "lable"], "did you mean 'label'?"),
         (["--data", "rare.csv", "--target", "label"], "class 'maybe' has 2 of the 82 rows"),
         (["--data", "nowhere.csv", "--target", "label"], "there is no file"),
-        (["nowhere.toml"], "there is no such config file"),
+        (["nowhere.toml"], "there is no config file"),
         (["wrong.toml"], "model_options: there is no 'widht'"),
     ],
 )

@@ -64,5 +64,5 @@ def test_one_seed():
     alone = Comparison("moe", "dense", Estimate(0.01, None, None, None), None, 0.1, None, None)
     assert (
         answer(alone, LABELS)
-        == "MoE on this table: +1.0 points against Dense; one seed cannot show whether this is chance"
+        == "MoE on this table: +1.0 points against Dense; more seeds would show whether this is chance"
     )

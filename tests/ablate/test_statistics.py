@@ -79,6 +79,13 @@ def test_seeds_that_agree():
     assert p_value([0.25, 0.25, 0.25], 0.3) == 0.0
 
 
+def test_two_seeds_that_agree_prove_nothing():
+    """Accuracies are multiples of 1/rows, so two splits often differ alike by chance: no p-value, and no interval."""
+    comparison = compare("a", "b", [0.926, 0.925], [0.921, 0.92], 0.3)
+    assert comparison.difference.mean == pytest.approx(0.005) and comparison.difference.low is None
+    assert comparison.p is None and not holm([comparison])[0].significant
+
+
 def test_a_missing_score_is_refused():
     with pytest.raises(ValueError, match="a paired test needs the same seeds"):
         compare("a", "b", [0.8, 0.7], [0.8], 0.3)

@@ -284,7 +284,7 @@ def listing(folder):
         (("--data", "synthetic", "--target", "y"), "has its own target"),
         (("--data", "synthetic:rows=no"), "is not understood"),
         (("--resume",), "--resume needs --out"),
-        (("missing.toml",), "no such config file"),
+        (("missing.toml",), "no config file"),
         (("unknown.toml",), "unknown option 'learning_rate'"),
         (("bad.toml",), "bad.toml is not valid TOML"),
         (("bad.json",), "bad.json is not valid JSON"),

@@ -305,7 +305,7 @@ def test_rules_are_previewed_and_a_mistake_is_shown_in_place(gate, visit):
     expect(page.locator(".reach li").first).to_contain_text("rm -rf build")
     expect(page.locator(".numbers .wrong")).to_have_count(0)
     save.click()
-    expect(page.locator("#toasts")).to_contain_text("the rules hold")
+    expect(page.locator("#toasts")).to_contain_text("the rules apply")
     assert gate.decide("rm -rf build")["decision"] == "block"
 
     there = gate.ask("GET", "/v1/rules")

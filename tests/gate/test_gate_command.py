@@ -120,7 +120,7 @@ def test_bad_calls(run, store, bad, says):
     [
         (("decide", "{"), "not valid JSON"),
         (("feedback", "nobody", "false_block"), "there is no decision 'nobody'"),
-        (("feedback", "nobody", "bad"), "there is no signal 'bad'; the kinds are"),
+        (("feedback", "nobody", "bad"), "there is no kind of feedback 'bad'; the kinds are"),
         (("rollback", "7"), "no version 7; the versions kept are 1"),
         (("rollback",), "there is no version before the serving one, 1"),
         (("init", "--data", "x.jsonl"), "there is already a gate in"),
@@ -151,7 +151,7 @@ def test_status_learn_and_rollback(run, store):
     assert record["serving"] == 2 and not record["converged"] and record["judged"]["allow"] == 1
     assert [version["version"] for version in record["versions"]] == [1, 2]
     assert record["drift"]["inputs"]["decisions"] == 0  # of the version that serves
-    assert run("rollback")[1] == ["version 1 serves; it was 2; trust is reset"]
+    assert run("rollback")[1] == ["version 1 now serves instead of version 2; trust is reset"]
     assert store.versions.serving() == 1
     code, out, _ = run("status")
     assert code == 0 and "version 1 serves; not trusted yet: 0 of 500 judgements" in out[0]

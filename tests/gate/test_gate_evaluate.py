@@ -157,7 +157,7 @@ def test_a_stream_is_replayed(tmp_path):
     page = render("gate.html", {**record, "rest_begins": 10, "points": both})
     assert "learning off" in page and "<svg" in page and "after 100 corrections" in page
     told = "\n".join(evaluate.lines({**record, "points": both}))
-    assert "after 10 positions" in told and "after 100 corrections, 20 positions" in told and "before, " in told
+    assert "after the first 10 calls" in told and "after 100 corrections and 20 calls" in told and "before, " in told
     assert record["old_auc_lost"] == pytest.approx(record["off"]["old_auc"] - record["learning"]["old_auc"])
     with pytest.raises(ValueError, match="share"):
         evaluate_stream.Feedback(share=0)

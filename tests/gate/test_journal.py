@@ -53,7 +53,7 @@ def test_the_same_again_weighs_more(store):
 @pytest.mark.parametrize(
     ("id", "kind", "says"),
     [
-        (None, "wrong", "there is no signal 'wrong'"),
+        (None, "wrong", "there is no kind of feedback 'wrong'"),
         ("nobody", "false_block", "there is no decision 'nobody'"),
         ("", "false_block", "there is no decision ''"),
         ("ü" * 100, "false_block", "there is no decision"),
@@ -210,5 +210,5 @@ def test_another_schema_or_no_store_is_one_sentence(tmp_path, store):
         Store(store.folder)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").write_text("x")
-    with pytest.raises(ValueError, match="there already and no gate's store"):
+    with pytest.raises(ValueError, match="already exists and is not a gate's store"):
         Store.create(tmp_path / "other", Settings())

@@ -105,7 +105,7 @@ def test_status_says_so(store, decider):
     record = status(store)
     assert record["shadow"] is True and record["shadowed"] == {"decisions": 4, "ask": 1, "block": 2}
     (said,) = [line for line in lines(record) if "shadow mode" in line]
-    assert said.startswith("shadow mode: nothing is blocked; of 4 recent calls, 1 would have been asked about")
+    assert said.startswith("shadow mode: nothing is blocked; of 4 recent calls, the gate would have asked about 1")
 
 
 def test_shadow_is_true_or_false():

@@ -25,5 +25,5 @@ def test_every_row_of_the_table(kind):
 
 def test_no_other_kind():
     assert set(KINDS) == set(TABLE)
-    with pytest.raises(ValueError, match=r"no signal 'falseblock'; the kinds are block, allow"):
+    with pytest.raises(ValueError, match=r"no kind of feedback 'falseblock'; the kinds are block, allow"):
         signal("falseblock")

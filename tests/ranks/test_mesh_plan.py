@@ -85,7 +85,7 @@ def test_other_families(config):
     assert plan.flops > 6 * 256 * 100_000  # of 195,000 parameters, some are read and not multiplied
     own = plan.busiest
     assert own.sent["all-reduce"] == pytest.approx(flat, rel=0.01)
-    with pytest.raises(ValueError, match="only a mixture has experts to share out; use data=2"):
+    with pytest.raises(ValueError, match="only a mixture has experts to spread; use data=2"):
         plan_of(config, 512, MeshShape(experts=2))
 
 

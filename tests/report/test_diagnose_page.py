@@ -52,7 +52,7 @@ def record(*precisions, verdict="noise", names=("linear.weight", "x")):
         **{key: first[key] if first else None for key in ("routing", "first_divergence")},
         "sweep": {"points": points if first else [], "slope": 1.0234 if first else None},
         "precisions": list(precisions),
-        "verification": {"status": "proven", "summary": "the gradient is right in float64: 54 forwards"},
+        "verification": {"status": "proven", "summary": "the gradient is right in float64: 54 forward passes"},
         "notes": ["a note of its own"],
         "seed": 7,
         "environment": {"torch": "2.11.0", "device": "cpu"},
@@ -97,7 +97,7 @@ def test_page_shows_every_part_in_order():
     assert "fp16: 1 of 96 decisions flipped" in text and "explain 100% of the flips" in text
     assert "6.1e-02 from flips, 3.2e-02 from arithmetic (cross term -7.1e-05)" in text
     assert "fp16 , real run: mul in blocks.1 , backward, call 3. The result is off by 2.5e-01" in text
-    assert "a note of its own" in text and "seed 7" in text and "proven : the gradient is right" in text
+    assert "a note of its own" in text and "seed 7" in text and "proven ; the gradient is right" in text
     tables = page[page.index("<h2>Parameters") :]
     assert tables.index("<code>fp16") < tables.index(">linear.weight<") < tables.index("<details")  # the worst is open
     assert tables.index("25 times") < tables.index("<details") and ">1.25<" in tables and ">25<" in tables

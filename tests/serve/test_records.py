@@ -89,7 +89,7 @@ def test_a_number_column_refuses(schema, record, value):
 
 @pytest.mark.parametrize("value", [[], {}, ["red"], math.nan, math.inf, HUGE])
 def test_a_category_refuses(schema, record, value):
-    with pytest.raises(BadRecord, match=r"^record 1: 'colour' must be a text, .* or null, not .{1,60}$"):
+    with pytest.raises(BadRecord, match=r"^record 1: 'colour' must be text, .* or null, not .{1,60}$"):
         rows_of([record | {"colour": value}], schema)
 
 
@@ -107,7 +107,7 @@ def test_sentences(schema, record):
 
     lacking = {"flag": True, "weight": 1}
     assert sentence(lacking) == "record 1 lacks 'colour', 'count'; use null for a missing value"
-    unknown = "record 1 has 'color', which the model does not know; leave it out"
+    unknown = "record 1 has 'color', which the model does not know; omit it"
     assert sentence(record | {"color": "red"}) == unknown
     assert sentence(record | {"count": [3]}) == "record 1: 'count' must be a number or null, not a list"
     assert sentence(record | {"count": 10**400}).endswith("not an integer beyond the largest float")

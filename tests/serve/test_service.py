@@ -186,7 +186,7 @@ def test_malformed(made, body, sentence):
     [
         ({"weight": [11]}, "record 1: 'weight' must be a number or null, not a list"),
         ({"weight": True}, "'weight' must be a number"),
-        ({"colour": ["red"]}, "'colour' must be a text"),
+        ({"colour": ["red"]}, "'colour' must be text"),
         ({"shape": 1}, "record 1 has 'shape', which the model does not know"),
         ({"\ud800": 1}, "which the model does not know"),
         ({"count": 10**400}, "an integer beyond the largest float"),

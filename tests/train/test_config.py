@@ -99,7 +99,7 @@ def test_reads_toml_and_json(tmp_path, name, text):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("missing.toml", None, "no such config file"),
+        ("missing.toml", None, "no config file"),
         ("bad.toml", b"steps = = 3", "is not valid TOML"),
         ("bad.json", b"{'steps': 3}", "is not valid JSON"),
         ("binary.toml", b"\xff\xfe\x00", "is not valid TOML"),
@@ -118,7 +118,7 @@ def test_refuses_a_file(tmp_path, name, data, message):
 
 def test_a_folder_is_no_config(tmp_path):
     """A sentence in place of IsADirectoryError."""
-    with pytest.raises(ValueError, match="no such config file"):
+    with pytest.raises(ValueError, match="no config file"):
         read_config(tmp_path)
 
 

@@ -76,8 +76,8 @@ class CorrectionForm {
   acts() {
     this.act = this.decision.worst ?? 0;
     const acts = this.decision.acts ?? [];
-    if (acts.length < 2) return el("p", { class: "note" }, "Also blocks calls that do the same to a wider target, by whatever wrapper.");
-    return el("fieldset", {}, el("legend", {}, "Which act is to be blocked?"),
+    if (acts.length < 2) return el("p", { class: "note" }, "Also blocks calls that do the same to a wider target, through any wrapper.");
+    return el("fieldset", {}, el("legend", {}, "Which act should be blocked?"),
       acts.map((act, i) => el("label", { class: "choice" },
         el("input", { type: "radio", name: "act", checked: i === this.act, onchange: () => { this.act = i; this.update(); } }), " ", actWords(act))));
   }

@@ -17,7 +17,7 @@ export class Corrections {
     this.box = el("div", {});
     this.element = el("section", { "aria-labelledby": "corrections-title" },
       el("div", { class: "title" }, el("h2", { id: "corrections-title", tabIndex: -1 }, "Corrections")),
-      el("p", { class: "lead" }, "Each holds at once, for the call it was given on and for calls like it. The newer one wins; a block wins over an allow of the same age. To add one, open a decision and choose Correct."),
+      el("p", { class: "lead" }, "A correction applies at once, to its own call and to calls that do no more. A newer correction takes precedence over an older one, and a block over an allow of the same age. To add one, open a decision and choose Correct."),
       this.box);
     on("corrections", () => this.element.isConnected && this.show());
   }
@@ -51,7 +51,7 @@ export class Corrections {
     const save = button("Retract", () => busy(save, async () => {
       await remove(`/v1/corrections/${encodeURIComponent(id)}`);
       box.close();
-      toast(`Retracted ${plain(id)}: it no longer holds.`);
+      toast(`Retracted ${plain(id)}: it no longer applies.`);
       this.show();
     }), { class: "primary danger" });
     const reach = new ReachBox({

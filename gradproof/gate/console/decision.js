@@ -132,7 +132,7 @@ function explained(decision, explanation) {
 /** The features that moved the model most: to the right for allow, to the left for block. */
 function bars(features) {
   const shown = features.slice(0, BARS);
-  if (!shown.length) return el("p", { class: "note" }, "No feature moved it.");
+  if (!shown.length) return el("p", { class: "note" }, "No feature affected it.");
   const most = Math.max(...shown.map(({ share }) => Math.abs(share)), 1e-9);
   const row = ({ feature, word, share }) => {
     const width = (Math.abs(share) / most) * 50;

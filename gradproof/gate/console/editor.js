@@ -8,8 +8,8 @@ import { load, toast, busy, dialog } from "./notices.js";
 import { ReachBox } from "./reach.js";
 
 const LEADS = {
-  policy: "What happens to each effect in each scope, where no rule and no correction decides. An effect or scope that is not named asks.",
-  rules: "Rules win over corrections, the policy and the model. A deny wins over an allow.",
+  policy: "What happens to each effect in each scope, if no rule or correction decides. The gate asks about any effect or scope that is not listed.",
+  rules: "Rules take precedence over corrections, the policy and the model, and a deny over an allow.",
 };
 const DAYS = [["1", "the last day"], ["7", "the last 7 days"], ["30", "the last 30 days"]];
 const LINE = /\bline (\d+)/;
@@ -111,7 +111,7 @@ export class Editor {
     return busy(this.save, async () => {
       try {
         this.open(await put(this.path, { text: this.text.value, ...(overwrite ? {} : { stamp: this.kept.stamp }) }));
-        toast(`Saved: the ${this.name === "rules" ? "rules hold" : "policy holds"} from the next decision on.`);
+        toast(`Saved: the ${this.name === "rules" ? "rules apply" : "policy applies"} from the next decision on.`);
       } catch (error) {
         if (error.status === 409) this.conflict();
         else if (!this.complain(error)) throw error;
@@ -122,7 +122,7 @@ export class Editor {
   conflict() {
     const box = dialog("Somebody else has changed this");
     fill(box.body,
-      el("p", {}, "The text on the gate is no longer the one you started from."),
+      el("p", {}, "The text on the gate has changed since you started."),
       el("footer", {},
         button("Keep editing", box.close),
         button("Load theirs and lose mine", async () => { box.close(); await this.reloadNow(); }),
@@ -139,8 +139,8 @@ export class Editor {
 
   toDefault() {
     const box = dialog("Restore the default policy?");
-    const go = button("Restore", () => busy(go, async () => { this.open(await remove(this.path)); box.close(); toast("The default policy holds from the next decision on."); }), { class: "primary danger" });
-    fill(box.body, el("p", {}, "Your policy is replaced by the one that Gradproof comes with."), el("footer", {}, button("Cancel", box.close), go));
+    const go = button("Restore", () => busy(go, async () => { this.open(await remove(this.path)); box.close(); toast("The default policy applies from the next decision on."); }), { class: "primary danger" });
+    fill(box.body, el("p", {}, "Your policy will be replaced by Gradproof's own."), el("footer", {}, button("Cancel", box.close), go));
   }
 
   async changedElsewhere() {

@@ -49,6 +49,6 @@ export function signIn(onme, message = "") {
     el("h1", {}, "Gradproof gate"),
     field("Token", input),
     error, go,
-    el("p", { class: "note" }, "An admin makes one with ", el("code", {}, "gradproof gate token add NAME --role reviewer"), ". It is kept in this tab only."));
+    el("p", { class: "note" }, "An admin creates one with ", el("code", {}, "gradproof gate token add NAME --role reviewer"), ". It is kept only in this tab."));
   return el("main", { id: "main", class: "sign-in-page" }, form);
 }

@@ -15,11 +15,11 @@ export function warnings(status) {
   const { daemon = {}, used, shadow, protected: safe, drift } = status;
   const told = [];
   if (daemon.complaint) told.push(["bad", plain(daemon.complaint)]);
-  if (used >= 1) told.push(["bad", "The journal is full: old decisions are dropped as new ones come."]);
+  if (used >= 1) told.push(["bad", "The journal is full: new decisions replace old ones."]);
   else if (used >= FULL) told.push(["warn", `The journal is ${share(used, 0)} full.`]);
   if (shadow) told.push(["warn", "Shadow mode: calls are decided and recorded, and nothing is blocked."]);
-  if (!safe) told.push(["warn", "Unprotected: an agent that runs as this user can change the gate. Run the gate as a user of its own."]);
-  if (daemon.learner && daemon.learner.running === false) told.push(["warn", "The learner is not running: corrections hold, but no new version is made."]);
+  if (!safe) told.push(["warn", "Unprotected: an agent that runs as this user can change the gate. Run the gate as a separate user."]);
+  if (daemon.learner && daemon.learner.running === false) told.push(["warn", "The learner is not running: corrections apply, but no new version is trained."]);
   if (drift?.errors?.drift) told.push(["warn", "The error rate is rising."]);
   if (drift?.inputs?.drift) told.push(["warn", "Input distribution: shifted."]);
   return told;
@@ -55,9 +55,9 @@ export class Status {
     const learner = daemon.learner ?? {};
     const cards = [
       card("Protection", status.protected ? "Protected" : "Unprotected", status.protected ? "good" : "warn",
-        status.protected ? "The store belongs to another user than the agents'." : "An agent that runs as the gate's user can change its files through any program."),
+        status.protected ? "The store and the agents belong to different users." : "An agent that runs as the gate's user can change its files through any program."),
       card("Mode", status.shadow ? "Shadow" : "Enforcing", status.shadow ? "warn" : "good",
-        status.shadow ? `Of ${count(status.shadowed?.decisions ?? 0, "recent call")}, ${status.shadowed?.ask ?? 0} would have been asked about and ${status.shadowed?.block ?? 0} blocked.` : "Blocked calls are refused; questions wait for an answer."),
+        status.shadow ? `Of ${count(status.shadowed?.decisions ?? 0, "recent call")}, the gate would have asked about ${status.shadowed?.ask ?? 0} and blocked ${status.shadowed?.block ?? 0}.` : "Blocked calls are refused; questions wait for an answer."),
       card("Journal", `${share(status.used, 0)} used`, status.used >= FULL ? "warn" : "good",
         [el("progress", { max: 1, value: Math.min(1, status.used ?? 0), "aria-label": "Journal used" }), `${count(counts.decisions ?? 0, "decision")}, ${count(counts.signals ?? 0, "signal")}, ${counts.pending ?? 0} waiting to be learned, ${count(counts.pinned ?? 0, "pinned mistake")}.`]),
       this.auditCard(audit),
@@ -75,7 +75,7 @@ export class Status {
 
   auditCard({ count: lines, mac }) {
     const told = el("p", { role: "status" });
-    const check = button("Check the chain", () => busy(check, async () => {
+    const check = button("Check the log", () => busy(check, async () => {
       fill(told, "Checking…");
       const { whole, problems, lines: read } = await get("/v1/audit/check", {}, { seconds: 120 });
       fill(told, whole ? el("span", { class: "good" }, `Whole: ${count(read, "line")} verified.`) : el("span", { class: "bad" }, "Broken: ", problems.map((problem) => el("span", { class: "problem" }, said(typeof problem === "string" ? problem : JSON.stringify(problem)), " "))));
@@ -96,14 +96,14 @@ export class Status {
     const controls = [
       toggle("shadow", "Shadow mode", "Decide and record, but block nothing."),
       toggle("log_arguments", "Keep arguments in the audit log", "Without secrets. Off by default."),
-      number("ask_minutes", "A question expires after, in minutes"),
-      number("review_hours", "Hours before an unreviewed decision may be learned from"),
-      number("keep_days", "Audit lines are kept for, in days"),
+      number("ask_minutes", "Minutes until a question expires"),
+      number("review_hours", "Hours before the gate learns from an unreviewed decision"),
+      number("keep_days", "Days to keep lines of the audit log"),
     ].filter(([name]) => name in settings);
     const save = button("Save settings", () => busy(save, async () => {
       const changed = Object.fromEntries(controls.map(([name, value]) => [name, value()]).filter(([name, value]) => value !== settings[name]));
       if (!Object.keys(changed).length) { toast("Nothing has changed."); return; }
-      if (changed.shadow && !(await sure("Turn on shadow mode?", "Every call will be allowed from the next decision on, also what the floor blocks.", "Turn on"))) return;
+      if (changed.shadow && !(await sure("Turn on shadow mode?", "From the next decision on, every call is allowed, even if the floor blocks it.", "Turn on"))) return;
       await put("/v1/settings", changed);
       toast("Saved.");
       this.show();
@@ -115,13 +115,13 @@ export class Status {
     const name = el("input", { type: "text", maxLength: 64, spellcheck: false, autocomplete: "off", placeholder: "ann" });
     const role = select(ROLES.map((one) => [one, one]), "reviewer");
     const told = el("div", { role: "status" });
-    const add = button("Make a token", () => busy(add, async () => {
+    const add = button("Create a token", () => busy(add, async () => {
       const made = await post("/v1/tokens", { name: name.value.trim(), role: role.value });
       await this.show();
       this.tokens.append(el("p", { class: "secret" }, "Shown once: ", el("code", {}, made.token)));
     }));
     const take = (token) => async () => {
-      if (!(await sure(`Revoke the token of ${plain(token.name)}?`, "It is refused from the next request on.", "Revoke"))) return;
+      if (!(await sure(`Revoke the token of ${plain(token.name)}?`, "Requests with it are refused from now on.", "Revoke"))) return;
       try {
         await remove(`/v1/tokens/${encodeURIComponent(token.name)}`);
         this.show();

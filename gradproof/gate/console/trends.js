@@ -25,7 +25,7 @@ export class Trends {
 
   show() {
     return load(this.box, () => get("/v1/history", { days: this.days.value }), ({ points }) => {
-      fill(this.box, points.length ? [standing(points.at(-1)), el("div", { class: "charts" }, charts(points))] : empty("There is no history yet. A point is kept every hour."));
+      fill(this.box, points.length ? [standing(points.at(-1)), el("div", { class: "charts" }, charts(points))] : empty("There is no history yet. One point is recorded per hour."));
     });
   }
 }
@@ -36,7 +36,7 @@ function standing({ trust, alignment, judged, errors, inputs }) {
     trust.judgements < LIMITS.judgements && `${trust.judgements} of ${LIMITS.judgements} judgements`,
     trust.blocks < LIMITS.blocks && `${trust.blocks} of ${LIMITS.blocks} to block`,
   ].filter(Boolean).join(", ");
-  const told = trust.given ? "The model is trusted: it may turn a question into an allow."
+  const told = trust.given ? "The model is trusted: it can allow a call instead of asking."
     : short ? `The model is not trusted yet: ${short}.`
     : `The model is not trusted: it agreed with ${share(trust.agreed)} of the last judgements and ${share(trust.blocks_agreed)} of those to block; ${share(LIMITS.agreed, 0)} are needed.`;
   return el("ul", { class: "standing" },

@@ -12,7 +12,7 @@ export class Versions {
     this.box = el("div", {});
     this.element = el("section", { "aria-labelledby": "versions-title" },
       el("div", { class: "title" }, el("h2", { id: "versions-title", tabIndex: -1 }, "Versions")),
-      el("p", { class: "lead" }, "The learner promotes a version when it is no worse on held-back calls. Rules, policy and corrections belong to no version and stay.", may.change ? "" : " Rolling back needs the role admin."),
+      el("p", { class: "lead" }, "The learner promotes a version if it is no worse on held-back calls. Rules, policy and corrections do not depend on the version.", may.change ? "" : " Rolling back needs the role admin."),
       this.box);
     on("serving", () => this.element.isConnected && this.show());
   }
@@ -52,7 +52,7 @@ export class Versions {
     }), { class: "primary danger" });
     fill(box.body,
       el("p", {}, `Version ${version} decides in place of version ${serving} from the next call on.`),
-      el("p", {}, "Trust is reset: until enough people's judgements agree with it, the model turns no question into an allow."),
+      el("p", {}, "Trust is reset: the model cannot allow a call instead of asking until enough of people's judgements agree with it."),
       el("footer", {}, button("Cancel", box.close), go));
   }
 }

@@ -45,7 +45,7 @@ export function actWords(act) {
   if (act.effect === "unknown") return [said(act.program), ` ${WORDS.unknown} `, said(act.why ?? "")];
   const target = act.target || `${act.program ?? ""} ${act.verb ?? ""}`.trim();
   const place = PLACES[act.scope];
-  const how = (act.via ?? []).includes("privileged") ? ", with more rights" : "";
+  const how = (act.via ?? []).includes("privileged") ? ", with elevated privileges" : "";
   return [`${WORDS[act.effect] ?? act.effect} `, said(target, { class: "target" }), `${place ? `, ${place}` : ""}${how}`];
 }
 
