@@ -40,7 +40,7 @@ def serve(
     ] = None,
     learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Run the learner beside the daemon.")] = True,
     idle: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Exit after this time without a call; 0: never.", min=0)
+        float, typer.Option(metavar="MINUTES", help="Exit after this time without a request; 0: never.", min=0)
     ] = 0,
     seed: Seed = 0,
     debug: Debug = False,

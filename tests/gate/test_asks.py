@@ -76,6 +76,15 @@ def test_once_ends_with_its_time_and_with_a_later_block(decider, store):
     assert asked(decider).decision == "block"
 
 
+@pytest.mark.parametrize("kind", ["override_block", "false_allow"])
+def test_who_blocks_once_takes_back_what_was_allowed_once(decider, store, kind):
+    """Another reviewer, or the same one on second thoughts: the call is asked about again."""
+    question = asked(decider)
+    answer(store, question.id, once=True)
+    store.journal.remark(question.id, kind, once=True, giver=Giver("bob"))
+    assert asked(decider).decision == "ask"
+
+
 def test_once_does_not_pass_what_is_blocked(decider, store):
     """Neither by the floor nor by a rule."""
     blocked = asked(decider, f"rm -rf {store.folder}")

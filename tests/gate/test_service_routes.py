@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import threading
+from contextlib import suppress
+from urllib.parse import quote
 
 import pytest
 from service_client import reason
 
+from gradproof.gate import changes
 from gradproof.gate.calls import MOST_BYTES, parse
 from gradproof.gate.daemon import tidy
 
@@ -204,7 +208,9 @@ def test_rules_are_previewed_replaced_and_hold_at_once(client):
     assert after["rules"][0]["reason"] == "people release" and not after["default"]
     blocked = client.decided("npm publish", session="rules")
     assert (blocked["decision"], blocked["by"]) == ("block", "rule") and "people release" in blocked["reason"]
-    assert "somebody else has changed the rules" in reason(client("PUT", "/v1/rules", {"text": "", "stamp": before["stamp"]}), 409)
+    assert "somebody else has changed the rules" in reason(
+        client("PUT", "/v1/rules", {"text": "", "stamp": before["stamp"]}), 409
+    )
     assert "must be deny or allow" in reason(client("PUT", "/v1/rules", {"text": "[[den]]\ntool='x'"}), 422)
     assert client("GET", "/v1/rules").json()["text"] == text
     client("PUT", "/v1/rules", {"text": before["text"]})
@@ -244,6 +250,7 @@ def test_a_preview_never_calls_the_floor_off(client):
 def test_settings(client):
     assert client("GET", "/v1/settings").json()["shadow"] is False
     assert client("PUT", "/v1/settings", {"shadow": True}).json()["shadow"] is True
+    assert client("GET", "/v1/status").json()["shadow"] is True and client("GET", "/healthz").json()["shadow"] is True
     answer = client.decided("rm -rf /")
     assert (answer["decision"], answer["shadow"], answer["would_block"]) == ("allow", "block", True)
     asked = client.decided(PUSH.format("shadow"))
@@ -251,9 +258,60 @@ def test_settings(client):
     assert "expires" not in asked
     reason(client("GET", f"/v1/asks/{asked['id']}"), 404)
     assert client("PUT", "/v1/settings", {"shadow": False}).json()["shadow"] is False
+    assert client("GET", "/v1/status").json()["shadow"] is False
     assert client.decided("rm -rf /")["decision"] == "block"
     for wrong in ({"ask_minutes": 0}, {"false_allow": 1}, {"schema": 2}, {"keep_days": -1}, {"audit_head": "/x"}):
         reason(client("PUT", "/v1/settings", wrong), 422)
+
+
+def test_changes_at_the_same_time(client, monkeypatch):
+    """Of two new texts for the same rules one is refused, and two changes to different settings both hold."""
+    before, checking = client("GET", "/v1/rules").json(), threading.Barrier(2)
+    checked, read = changes._check_stamp, changes.read_settings
+
+    def together(there):
+        with suppress(threading.BrokenBarrierError):  # the other one waits for its turn
+            checking.wait(0.5)
+        return there
+
+    monkeypatch.setattr(changes, "_check_stamp", lambda *said: together(checked(*said)))
+    monkeypatch.setattr(changes, "read_settings", lambda folder: together(read(folder)))
+
+    async def both(http, path, *bodies):
+        answers = await asyncio.gather(*(client.send(http, "PUT", path, body) for body in bodies))
+        return sorted(answer.status_code for answer in answers)
+
+    texts = [{"text": f"# {name}\n", "stamp": before["stamp"]} for name in ("one", "other")]
+    assert client.talk(lambda http: both(http, "/v1/rules", *texts)) == [200, 409]
+    checking.reset()
+    assert client.talk(lambda http: both(http, "/v1/settings", {"ask_minutes": 20}, {"keep_days": 30})) == [200, 200]
+    checking.reset()
+    told = client("GET", "/v1/settings").json()
+    assert (told["ask_minutes"], told["keep_days"]) == (20, 30)
+    client("PUT", "/v1/settings", {"ask_minutes": 15, "keep_days": 90})
+    client("PUT", "/v1/rules", {"text": before["text"]})
+
+
+def test_a_gate_that_people_look_at_is_not_idle(client):
+    """What asks whether it is up, and who is not let in, does not count as use."""
+    service = client.service
+    for method, path, role, used in (
+        ("GET", "/v1/asks", "reviewer", True),
+        ("GET", "/v1/me", "agent", True),
+        ("GET", "/healthz", "admin", False),
+        ("GET", "/healthz", "socket", False),
+        ("GET", "/metrics", "admin", False),
+        ("GET", "/v1/asks", "", False),
+    ):
+        service.last_request -= 1000
+        client(method, path, role=role)
+        assert (service.idle_seconds() < 500) is used, path
+
+
+@pytest.mark.parametrize("id", ["c", "c²", "c١", "c+1", "c 1", "c1_0", "c-1", "C1", "1", "c" + "9" * 60])
+def test_what_is_no_name_of_a_correction(client, id):
+    reason(client("DELETE", f"/v1/corrections/{quote(id)}"), 404)
+    reason(client("POST", "/v1/corrections/preview", {"retract": id[:32]}), 404)
 
 
 def test_versions_and_rollback(client):
@@ -263,7 +321,9 @@ def test_versions_and_rollback(client):
     assert client.decided("ls")["version"] == second
     listed = client("GET", "/v1/versions").json()
     assert listed["serving"] == second and [v["version"] for v in listed["versions"]] == [1, second]
-    assert f"version {second} is serving now, not 1" in reason(client("POST", "/v1/versions/rollback", {"serving": 1}), 409)
+    assert f"version {second} is serving now, not 1" in reason(
+        client("POST", "/v1/versions/rollback", {"serving": 1}), 409
+    )
     done = client("POST", "/v1/versions/rollback", {"serving": second}).json()
     assert done == {"serving": 1, "before": second}
     assert client.decided("ls")["version"] == 1
