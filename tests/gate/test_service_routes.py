@@ -242,6 +242,7 @@ def test_the_policy_is_previewed_replaced_and_the_default_again(client):
 
 def test_a_preview_never_calls_the_floor_off(client):
     client.decided(f"rm -rf {client.store.folder}")
+    client.decided("rm -rf ../not-the-floor")
     allow = '[[allow]]\ntool = "*"\n'
     rows = client("POST", "/v1/rules/preview", {"text": allow, "limit": 500}).json()["decisions"]
     assert rows and all(str(client.store.folder) not in row["text"] for row in rows)
@@ -315,20 +316,21 @@ def test_what_is_no_name_of_a_correction(client, id):
 
 
 def test_versions_and_rollback(client):
-    store = client.store
-    record = store.versions.get(1).record
-    second = store.versions.add(store.versions.weights(1), {**record, "came_from": 1})
+    store, first = client.store, client.store.versions.serving()
+    record = store.versions.get(first).record
+    second = store.versions.add(store.versions.weights(first), {**record, "came_from": first})
     assert client.decided("ls")["version"] == second
     listed = client("GET", "/v1/versions").json()
-    assert listed["serving"] == second and [v["version"] for v in listed["versions"]] == [1, second]
-    assert f"version {second} is serving now, not 1" in reason(
-        client("POST", "/v1/versions/rollback", {"serving": 1}), 409
+    assert listed["serving"] == second and [v["version"] for v in listed["versions"]][-2:] == [first, second]
+    assert f"version {second} is serving now, not {first}" in reason(
+        client("POST", "/v1/versions/rollback", {"serving": first}), 409
     )
     done = client("POST", "/v1/versions/rollback", {"serving": second}).json()
-    assert done == {"serving": 1, "before": second}
-    assert client.decided("ls")["version"] == 1
-    reason(client("POST", "/v1/versions/rollback", {}), 404)
+    assert done == {"serving": first, "before": second}
+    assert client.decided("ls")["version"] == first
     reason(client("POST", "/v1/versions/rollback", {"version": 77}), 404)
+    client("POST", "/v1/versions/rollback", {"version": 1})
+    reason(client("POST", "/v1/versions/rollback", {}), 404)  # there is none before the first
 
 
 def test_tokens_are_made_told_once_and_revoked(client):
@@ -356,8 +358,10 @@ def test_news_are_waited_for(client):
     news = client.talk(both)
     assert news["decisions"] > first["decisions"] and news["stamp"] != first["stamp"]
     assert client("GET", f"/v1/changes?stamp={news['stamp']}&wait=0.3").json() == news
+    before = client("GET", "/v1/rules").json()["text"]
     assert client("PUT", "/v1/rules", {"text": "# other\n"}).status_code == 200
     assert client("GET", "/v1/changes").json()["files"] != news["files"]
+    client("PUT", "/v1/rules", {"text": before})
 
 
 def test_status_history_and_metrics(client):
@@ -365,6 +369,8 @@ def test_status_history_and_metrics(client):
     assert told["daemon"]["address"] == "127.0.0.1:8377" and told["daemon"]["learner"]["running"] is False
     assert told["daemon"]["audit"]["count"] == client.store.audit.head().count
     before = len(client("GET", "/v1/history").json()["points"])
+    asked = client.decided(PUSH.format("counted"))
+    client("GET", f"/v1/decisions/{asked['id']}")
     tidy(client.service)
     tidy(client.service)  # a point an hour
     points = client("GET", "/v1/history").json()["points"]
@@ -378,6 +384,21 @@ def test_status_history_and_metrics(client):
 
 def test_the_audit_log_tells_everything_and_no_argument(client):
     client.decided("rm -rf ../topsecretname")
+    asked = [client.decided(PUSH.format(f"logged{i}")) for i in range(2)]
+    for one, role in zip(asked, ("reviewer", "admin"), strict=True):
+        client("POST", f"/v1/asks/{one['id']}", {"answer": "allow"}, role=role)
+    made = client("POST", "/v1/feedback", {"id": asked[0]["id"], "kind": "override_allow"}).json()
+    client("DELETE", f"/v1/corrections/{made['correction']}")
+    rules = client("GET", "/v1/rules").json()["text"]
+    client("PUT", "/v1/rules", {"text": '[[deny]]\nprogram = "npm"\nreason = "people release"\n'})
+    client("PUT", "/v1/rules", {"text": rules})
+    client("DELETE", "/v1/policy")
+    client("PUT", "/v1/settings", {"shadow": False})
+    serving = client.store.versions.serving()
+    client.store.versions.add(client.store.versions.weights(serving), client.store.versions.get(serving).record)
+    client("POST", "/v1/versions/rollback", {"version": serving})
+    client("POST", "/v1/tokens", {"name": "logged", "role": "agent"})
+    client("DELETE", "/v1/tokens/logged")
     report = client("GET", "/v1/audit/check").json()
     assert report["whole"] and report["lines"] == report["count"]
     lines, after = [], 0
