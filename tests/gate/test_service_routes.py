@@ -321,7 +321,7 @@ def test_versions_and_rollback(client):
     second = store.versions.add(store.versions.weights(first), {**record, "came_from": first})
     assert client.decided("ls")["version"] == second
     listed = client("GET", "/v1/versions").json()
-    assert listed["serving"] == second and [v["version"] for v in listed["versions"]][-2:] == [first, second]
+    assert listed["serving"] == second and {first, second} <= {v["version"] for v in listed["versions"]}
     assert f"version {second} is serving now, not {first}" in reason(
         client("POST", "/v1/versions/rollback", {"serving": first}), 409
     )
