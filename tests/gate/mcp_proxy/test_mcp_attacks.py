@@ -1,6 +1,5 @@
 """The attacks of `attacks.py` through the proxy: a server's tools run commands, and a real daemon decides."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 pytest.importorskip("mcp", reason="the extra `gate` is not installed")
 pytest.importorskip("fastapi", reason="the extra `serve` is not installed")
 
+import anyio
 from attacks import CORRECTIONS, CWD, HARMFUL, OPENING, hidden
 from daemon_process import DaemonProcess
 from made_calls import rows
@@ -69,18 +69,17 @@ async def runs(scene, tool, arguments, cwd=CWD):
     scene.ids += 1
     scene.doorkeeper.visitor = replace(scene.doorkeeper.visitor, cwd=cwd or "")
     scene.call(tool, scene.ids, arguments=arguments)
-    reached, answered = (asyncio.ensure_future(end.got()) for end in (scene.server, scene.client))
-    await asyncio.wait((reached, answered), return_when=asyncio.FIRST_COMPLETED)
-    if reached.done():
-        message = reached.result()
+    with anyio.fail_after(DECIDING):
+        while scene.server.nothing_more() and scene.client.nothing_more():
+            await anyio.sleep(0.001)
+    if not scene.server.nothing_more():
+        message = await scene.server.got()
         assert (message["id"], message["params"]["name"]) == (scene.ids, tool)
         scene.server.says({"jsonrpc": "2.0", "id": scene.ids, "result": {"content": []}})
-        assert (await answered)["result"] == {"content": []}
+        assert (await scene.client.got())["result"] == {"content": []}
         return True
-    reached.cancel()
-    said = text(answered.result())
+    said = text(await scene.client.got())
     assert "did not run" in said and "could not decide" not in said, said
-    assert scene.server.nothing_more()
     return False
 
 
