@@ -133,6 +133,14 @@ class Journal(Database):
         with self.env.begin() as txn:
             return next((bytes(key).decode() for key, _ in self.backwards(txn, "decisions")), "")
 
+    def oldest_logged(self) -> str:
+        """The oldest decision that is kept and has a line in the audit log; empty where there is none."""
+        with self.env.begin() as txn:
+            for key, value in txn.cursor(self.db["decisions"]):
+                if not json.loads(value).get("unlogged"):
+                    return bytes(key).decode()
+        return ""
+
     def expire(self, days: float) -> int:
         """Drops decisions that are older and that nobody remarked; how many. At most a thousand in one transaction."""
         gone = 0

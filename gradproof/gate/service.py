@@ -114,10 +114,8 @@ class GateService:
         journal, until = self.store.journal, time.monotonic() + WRITTEN
         while (record := journal.find(id)) is None and id in self._fresh and time.monotonic() < until:
             await asyncio.sleep(SOON)
-        if record is None:
-            raise Refused(404, f"there is no decision {id[:40]!r} in this store")
-        if not self.owns(visitor, record.get("actor", "")):
-            raise Refused(404, f"you have no decision {id[:40]!r}")
+        if record is None or not self.owns(visitor, record.get("actor", "")):
+            raise Refused(404, f"{'you have' if visitor.role == AGENT else 'there is'} no decision {id[:40]!r}")
         return record
 
     def idle_seconds(self) -> float:

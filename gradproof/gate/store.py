@@ -80,7 +80,7 @@ class Store:
         self.journal = Journal(folder / "journal", settings.journal_mebibytes, clock, self.key)
         self.versions = Versions(folder / "versions", settings.versions_mebibytes)
         head = Path(settings.audit_head or f"{os.path.abspath(folder)}.audit-head")
-        self.audit = AuditChain(folder / "audit", head, clock)
+        self.audit = AuditChain(folder / "audit", head, clock, self.journal.oldest_logged)
 
     @classmethod
     def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:

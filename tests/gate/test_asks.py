@@ -1,5 +1,7 @@
 """Questions that wait, and calls that are allowed once."""
 
+import shutil
+
 import pytest
 from made_calls import bash
 
@@ -130,6 +132,26 @@ def test_what_cannot_be_logged_asks(decider, store):
     store.audit.head_path.write_text("{}")
     answered = asked(decider, "git status")
     assert (answered.decision, answered.by) == ("ask", "floor") and "audit log" in decider.complaint
+
+
+def test_a_log_that_was_removed_with_its_head_is_missed(decider, store):
+    asked(decider, "git status")
+    decider.flush()
+    assert store.audit.check().whole
+    shutil.rmtree(store.audit.folder)
+    store.audit.head_path.unlink()
+    assert "decisions are there" in store.audit.check().problems[0]
+    asked(decider, "git status")
+    assert "was removed, and begun again" in store.audit.check().problems[0]
+
+
+def test_a_decision_that_could_not_be_logged_is_not_missed(decider, store):
+    store.audit.head_path.write_text("{}")
+    asked(decider, "git status")
+    store.audit.head_path.unlink()
+    asked(decider, "git status")
+    decider.flush()
+    assert store.audit.check().whole
 
 
 def test_a_call_that_ran_is_noted(decider, store):

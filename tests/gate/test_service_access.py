@@ -105,6 +105,9 @@ def test_an_agent_can_neither_judge_nor_see_others(client):
         assert "you have no" in reason(client("GET", path + others["id"], role="agent"), 404)
         assert "you have no" in reason(client("GET", path + mine["id"], role="socket"), 404)
         assert client("GET", path + others["id"], role="reviewer").status_code == 200
+        nobodys = "0" * 20
+        said = reason(client("GET", path + nobodys, role="agent"), 404).replace(nobodys, others["id"])
+        assert reason(client("GET", path + others["id"], role="agent"), 404) == said  # nor that there is one
     listed = client("GET", "/v1/decisions?limit=500", role="agent").json()["decisions"]
     assert listed and {row["actor"].split("/")[0] for row in listed} == {"agent"}
     judged = {"id": mine["id"], "kind": "false_block"}
