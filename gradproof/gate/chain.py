@@ -63,9 +63,8 @@ class ChainReport(NamedTuple):
 
 
 class AuditChain:
-    """The log in `folder`; its head is kept in `head`. Nothing is made before the first line. `known` is
-    the id of some decision that has a line, empty where there is none: by it a log shows that was removed with its head.
-    """
+    """The log in `folder`; its head is kept in `head`. Nothing is made before the first line. `known` is the id of some
+    decision that has a line, empty where there is none: without it, a log removed with its head would look new."""
 
     def __init__(
         self,

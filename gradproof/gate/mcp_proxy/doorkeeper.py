@@ -123,10 +123,11 @@ class Doorkeeper:
         try:
             if isinstance(state, str) and state.startswith(STATE):
                 return await self._called_again(params, tool, offer, person, deadline)
-            call, id = self._continued.get(state, ("", "")) if isinstance(state, str) else ("", "")
-            if id and call == _identity(params):
-                del self._continued[state]  # the server has asked back in the middle of a call that passed
-                return Passed(params, id)
+            if isinstance(state, str) and state in self._continued:
+                call, id = self._continued[state]
+                if call == _identity(params):
+                    del self._continued[state]  # the server has asked back in the middle of a call that passed
+                    return Passed(params, id)
             return await self._decided(params, tool, offer, ask, person, deadline)
         except UndecidedError as error:
             return TurnedAway(f"The gate could not decide on this call, so it did not run: {one_line(str(error), 300)}")
