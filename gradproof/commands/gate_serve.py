@@ -47,7 +47,7 @@ def serve(
     ] = None,
     learn: Annotated[bool, typer.Option("--learn/--no-learn", help="Run the learner beside the daemon.")] = True,
     idle: Annotated[
-        float, typer.Option(metavar="MINUTES", help="Exit after this time without a call; 0 means never.", min=0)
+        float, typer.Option(metavar="MINUTES", help="Exit after this time without a request; 0 means never.", min=0)
     ] = 0,
     seed: Seed = 0,
     debug: Debug = False,

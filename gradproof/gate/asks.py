@@ -112,6 +112,10 @@ class Asks:
         while txn.stat(self.database.db["grants"])["entries"] > MOST_GRANTS:
             _drop_first(txn, self.database.db["grants"])
 
+    def take_back(self, txn: Any, decision: dict[str, Any]) -> None:
+        """Somebody has blocked the call since: what allowed it once does not any more."""
+        txn.delete(_grant_key(decision.get("actor", ""), decision["digest"]), db=self.database.db["grants"])
+
     def granted(self, actor: str, digest: str, now: float) -> Correction | None:
         """What allows this call once."""
         with self.database.env.begin() as txn:

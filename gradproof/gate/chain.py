@@ -63,10 +63,17 @@ class ChainReport(NamedTuple):
 
 
 class AuditChain:
-    """The log in `folder`; its head is kept in `head`. Nothing is made before the first line."""
+    """The log in `folder`; its head is kept in `head`. Nothing is made before the first line. `known` is the id of some
+    decision that has a line, empty where there is none: without it, a log removed with its head would look new."""
 
-    def __init__(self, folder: Path, head: Path, clock: Callable[[], float] = time.time):
-        self.folder, self.head_path, self.clock = folder, head, clock
+    def __init__(
+        self,
+        folder: Path,
+        head: Path,
+        clock: Callable[[], float] = time.time,
+        known: Callable[[], str] = lambda: "",
+    ):
+        self.folder, self.head_path, self.clock, self.known = folder, head, clock, known
         self._key = b""
 
     def append(self, kind: str, *, sync: bool = False, **fields: Any) -> int:
@@ -136,8 +143,8 @@ class AuditChain:
     def check(self) -> ChainReport:
         """Whether every line is there, as it was written, in its order."""
         if not self.folder.is_dir():
-            problems = [f"the log {self.folder} is missing, but its head is there"] if self.head_path.exists() else []
-            return ChainReport(0, None, problems)
+            there = "its head is" if self.head_path.exists() else "decisions are" if self.known() else ""
+            return ChainReport(0, None, [f"the log {self.folder} is missing, but {there} there"] if there else [])
         with self._locked():
             try:
                 head = self._read_head()
@@ -166,6 +173,7 @@ class AuditChain:
             problems.append(
                 f"the head {self.head_path} is missing: it is unknown whether lines were removed at the end"
             )
+        known = self.known() if head and head.first == 1 else ""  # later, retention has removed lines
         right = 0
         for first, path in segments:
             if head and first < head.first:
@@ -176,6 +184,7 @@ class AuditChain:
                 expected, mac = first, ""  # what comes before is not known: the chain is taken up again
             unfinished = path == segments[-1][1]  # what its writer had no time to finish was never acknowledged
             for number, line in enumerate(_whole_lines(path) if unfinished else _lines(path), 1):
+                known = "" if known.encode() in line else known
                 said, expected, mac = self._check_line(line, expected, mac)
                 if said:
                     problems.append(f"{path.name}, line {number}: {said}")
@@ -187,6 +196,8 @@ class AuditChain:
             )
         elif head and expected == head.count + 1 and right and mac != head.mac and mac:
             problems.append("the last line differs from the head")
+        if known:
+            problems.append(f"the decision {known} has no line: the log was removed, and begun again")
         return ChainReport(right, head, problems)
 
     def _check_line(self, line: bytes, expected: int, before: str) -> tuple[str, int, str]:

@@ -6,8 +6,11 @@ survives kill -9 and a power failure. The audit log tells who changed what, and 
 
 from __future__ import annotations
 
+import fcntl
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +25,7 @@ from gradproof.gate.standing import parsed_table
 from gradproof.gate.store import SETTINGS, Settings, Store, read_settings
 
 MOST_TEXT = 1 << 17  # characters of a policy or of rules
+LOCK = "changes.lock"
 CHANGEABLE = ("shadow", "review_hours", "ask_minutes", "keep_days", "log_arguments", "false_allow", "false_block")
 
 
@@ -89,20 +93,22 @@ def write_policy(store: Store, text: str | None, giver: Giver, stamp: str | None
     """Replaces the policy, or with None takes the default one."""
     if text is not None:
         parsed_table(_checked(text), "the policy")
-    _check_stamp(policy_text(store)[0], stamp, "policy")
-    if text is None:
-        store.policy.unlink(missing_ok=True)
-    else:
-        write_atomically(store.policy, text, mode=PRIVATE)
-    _log(store, "policy", giver, stamp=stamp_of(policy_text(store)[0]))
+    with _one_at_a_time(store):
+        _check_stamp(policy_text(store)[0], stamp, "policy")
+        if text is None:
+            store.policy.unlink(missing_ok=True)
+        else:
+            write_atomically(store.policy, text, mode=PRIVATE)
+        _log(store, "policy", giver, stamp=stamp_of(policy_text(store)[0]))
 
 
 def write_rules(store: Store, text: str, giver: Giver, stamp: str | None = None) -> None:
     """Replaces the rules."""
     Rules.parse(_checked(text), "the rules")
-    _check_stamp(rules_text(store)[0], stamp, "rules")
-    write_atomically(store.rules, text, mode=PRIVATE)
-    _log(store, "rules", giver, stamp=stamp_of(text))
+    with _one_at_a_time(store):
+        _check_stamp(rules_text(store)[0], stamp, "rules")
+        write_atomically(store.rules, text, mode=PRIVATE)
+        _log(store, "rules", giver, stamp=stamp_of(text))
 
 
 def write_settings(store: Store, changes: Mapping[str, Any], giver: Giver) -> Settings:
@@ -111,10 +117,11 @@ def write_settings(store: Store, changes: Mapping[str, Any], giver: Giver) -> Se
         raise ValueError(
             f"{min(strange)!r} is not a setting that can be changed; the settings are {', '.join(CHANGEABLE)}"
         )
-    settings = replace(read_settings(store.folder), **changes)
-    text = json.dumps(asdict(settings), indent=1, allow_nan=False) + "\n"
-    write_atomically(Path(store.folder / SETTINGS), text, mode=PRIVATE)
-    _log(store, "settings", giver, **changes)
+    with _one_at_a_time(store):
+        settings = replace(read_settings(store.folder), **changes)
+        text = json.dumps(asdict(settings), indent=1, allow_nan=False) + "\n"
+        write_atomically(Path(store.folder / SETTINGS), text, mode=PRIVATE)
+        _log(store, "settings", giver, **changes)
     return settings
 
 
@@ -136,6 +143,15 @@ def _checked(text: str) -> str:
     except UnicodeEncodeError:
         raise ValueError("the text contains half a surrogate pair, which is not valid UTF-8") from None
     return text
+
+
+@contextmanager
+def _one_at_a_time(store: Store) -> Iterator[None]:
+    """Nobody changes a file between the look at it and its replacement: of two changes to one text, one is refused, and
+    two changes to different settings both hold."""
+    with open(store.folder / LOCK, "w", opener=lambda path, flags: os.open(path, flags, PRIVATE)) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _check_stamp(there: str, stamp: str | None, what: str) -> None:

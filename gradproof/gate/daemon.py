@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
-import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from gradproof.gate.service import AGENT, ROLES, GateService, app, counted, toke
 from gradproof.gate.store import TOKENS, Store, read_settings
 from gradproof.gate.supervisor import LearnerSupervisor, learner_command
 from gradproof.http.answers import AsgiApp, ConnectionScope
+from gradproof.http.connections import bounded_protocol
 from gradproof.http.door import Door, Visitor, own_hosts
 from gradproof.http.failures import Contained, place_of
 from gradproof.http.limits import RateLimit
@@ -37,6 +38,8 @@ SWITCH = 0.001  # seconds that a thread may keep Python from the loop
 SYNC, TIDY = 5.0, 3600.0  # seconds between two syncs of the audit log, and two rounds of retention and trend
 SOON = 60.0  # seconds until the first round
 DRAIN = 10  # seconds that answers have when the daemon ends
+PEOPLE, AGENTS = 512, 1024  # connections over TCP and on the socket: neither takes all file descriptors
+DESCRIPTORS = 4096  # that the process may open, where the system lets it
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -77,6 +80,7 @@ def run(store: Store, options: DaemonOptions) -> None:
         decider = Decider(store, port=sockets.port)
         try:
             sys.setswitchinterval(SWITCH)
+            _allow_descriptors()
             with _runner() as runner:
                 runner.run(_serve(store, decider, tokens, sockets, options))
         finally:
@@ -145,9 +149,9 @@ async def _serve(store: Store, decider: Decider, tokens: Tokens, sockets: _Socke
     unix, tcp = doors(service, options, hosts)
     gc.collect()
     gc.freeze()  # what is loaded stays: collections need not look at it again
-    servers = [_server(unix, peer_protocol(), sockets.unix)]
+    servers = [_server(unix, bounded_protocol(AGENTS, peer_protocol()), sockets.unix)]
     if sockets.tcp is not None:
-        servers.append(_server(tcp, "auto", sockets.tcp))
+        servers.append(_server(tcp, bounded_protocol(PEOPLE), sockets.tcp))
 
     def end() -> None:
         service.ending.set()
@@ -184,6 +188,14 @@ def _server(behind: AsgiApp, protocol: Any, listener: socket.socket) -> tuple[An
     options: dict[str, Any] = dict(log_level="error", access_log=False, server_header=False, ws="none", lifespan="off")
     config = uvicorn.Config(behind, http=protocol, timeout_graceful_shutdown=DRAIN, proxy_headers=False, **options)  # pyright: ignore[reportArgumentType]
     return Server(config), listener
+
+
+def _allow_descriptors() -> None:
+    """Many systems let a process open 1024 files unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _runner() -> asyncio.Runner:
@@ -235,9 +247,9 @@ def tidy(service: GateService) -> None:
 async def _end_when_idle(service: GateService, seconds: float, end: Callable[[], None]) -> None:
     while True:
         await asyncio.sleep(min(5.0, seconds))
-        if time.monotonic() - service.last_call > seconds:
-            _say(f"no call for {seconds / 60:g} minutes; exiting")
-            end()
+        if service.idle_seconds() > seconds:
+            _say(f"no request for {seconds / 60:g} minutes; exiting")
+            return end()
 
 
 async def _quietly(service: GateService, work: Callable[[], Any]) -> None:

@@ -216,6 +216,7 @@ class Decider:
             self.store.audit.append("decision", **safe(line, self.store.key))
         except (OSError, ValueError) as error:
             self._unlogged = f"the audit log cannot be written: {error}"
+            record = {**record, "unlogged": True}
             if answer.decision != "allow" or answer.shadow is not None:
                 return answer, record
             own = dict(decision="ask", reason=self._unlogged, by="floor", because="floor: what is not logged asks")

@@ -33,6 +33,7 @@ EXAMPLES = ("replay_allow", "replay_block", "held_allow", "held_block", "pinned"
 DATABASES = ("meta", "decisions", "signals", "pending", "judged", "corrections", *EXAMPLES, "asks", "grants", "trend")
 UNCOUNTED = ("meta", "grants", "trend")
 NUMBERS = re.compile(r"\d+")
+CORRECTION = re.compile(r"c\d{1,12}", re.ASCII)  # the id of one
 
 
 class LabelledText(NamedTuple):
@@ -78,12 +79,16 @@ class Journal(Database):
         if decision is not None:
             self.put(txn, "decisions", key, {**decision, "ran": True})
 
+    def find(self, id: str) -> dict[str, Any] | None:
+        """A decision, if it is on the disk."""
+        with self.env.begin() as txn:
+            return self.get(txn, "decisions", id.encode("utf-8", "replace")[:64] or b"-")
+
     def decision(self, id: str) -> dict[str, Any]:
         """A decision; one that was answered a moment ago may still be on its way to the disk."""
-        key, waited = id.encode("utf-8", "replace")[:64] or b"-", 0.0
+        waited = 0.0
         while True:
-            with self.env.begin() as txn:
-                record = self.get(txn, "decisions", key)
+            record = self.find(id)
             if record is not None:
                 return record
             if waited >= COMMITS or not _just_made(id, self.clock()):
@@ -127,6 +132,14 @@ class Journal(Database):
         """Of the newest decision; empty where there is none."""
         with self.env.begin() as txn:
             return next((bytes(key).decode() for key, _ in self.backwards(txn, "decisions")), "")
+
+    def oldest_logged(self) -> str:
+        """The oldest decision that is kept and has a line in the audit log; empty where there is none."""
+        with self.env.begin() as txn:
+            for key, value in txn.cursor(self.db["decisions"]):
+                if not json.loads(value).get("unlogged"):
+                    return bytes(key).decode()
+        return ""
 
     def expire(self, days: float) -> int:
         """Drops decisions that are older and that nobody remarked; how many. At most a thousand in one transaction."""
@@ -197,6 +210,8 @@ class Journal(Database):
             if once and allow:
                 number = int(txn.get(b"sequence", db=self.db["meta"]))
                 self.asks.grant(txn, decision, number, who.actor, now + ask_seconds)
+            if not allow:
+                self.asks.take_back(txn, decision)
             if not answers and kind not in ECHO:
                 self.asks.settle(txn, id, allow, once, who.actor, now)
 
@@ -304,7 +319,7 @@ class Journal(Database):
         taken: list[dict[str, Any]] = []
 
         def write(txn: Any) -> None:
-            key = b"%012d" % int(id[1:]) if id[:1] == "c" and id[1:].isdigit() else b"-"
+            key = b"%012d" % int(id[1:]) if CORRECTION.fullmatch(id) else b"-"
             record = self.get(txn, "corrections", key)
             if record is None:
                 raise NotThere(f"there is no correction {id[:40]!r}; `gate corrections list` shows the current ones")

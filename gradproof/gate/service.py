@@ -36,9 +36,12 @@ if TYPE_CHECKING:
 WAITING = 64  # calls that may wait for a decision
 REMEMBERED = 20_000  # decisions whose calls are known again when they have run
 MOST_WAIT = 60.0  # seconds that a request may wait for news
-MOST_WAITERS = 128
+MOST_WAITERS = 128  # of agents, and of people
 LOOK = 0.2  # seconds between two looks for news
 SLICE = 0.003  # seconds that something long may take before decisions have their turn
+LONG, MOST_LONG = 2, 32  # long things at a time, of agents and of people; and those that may wait for it
+PROBES = ("/healthz", "/metrics")  # asked by machines, whether the gate is used or not
+WRITTEN, SOON = 1.0, 0.01  # seconds until a decision is in the store, and between two looks for it
 
 Result = TypeVar("Result")
 
@@ -64,23 +67,29 @@ class GateService:
         self.learner: Callable[[], Mapping[str, Any]] = lambda: dict(running=False, pid=None, restarts=0, last="")
         self.meters = GateMeters(self)
         self._made: OrderedDict[tuple[str, ...], str] = OrderedDict()
+        self._fresh: OrderedDict[str, None] = OrderedDict()  # ids of decisions that may not be in the store yet
         self._thread = ThreadPoolExecutor(2, "gate")
-        self._waiters, self.last_call = 0, time.monotonic()
+        # Agents and people have their own shares: neither keeps the other out.
+        self._waiters: Counter[bool] = Counter()
+        self._long_waiters: Counter[bool] = Counter()
+        self._long = {agent: asyncio.Semaphore(LONG) for agent in (True, False)}
+        self.last_request = time.monotonic()
 
     # calls
 
     async def decide(self, call: Call, visitor: Visitor, tool_use: str = "") -> tuple[Answer, dict[str, Any]]:
         """Decides a call of a visitor, under the visitor's name."""
-        call, self.last_call = replace(call, actor=self.actor(call.actor, visitor)), time.monotonic()
+        call = replace(call, actor=self.actor(call.actor, visitor))
         try:
             answer, record = await self.deciding(ToDecide(call, visitor.home))
         except Busy as busy:
             raise Refused(429, f"{busy}; try again in a second") from None
         self.decided[record["decision"]] += 1
         self.meters.decisions.labels(record["decision"], record["by"]).inc()
-        self._remember((call.actor, call.session, record["digest"]), answer.id)
+        _remember(self._fresh, answer.id, None)
+        _remember(self._made, (call.actor, call.session, record["digest"]), answer.id)
         if tool_use:
-            self._remember((call.actor, tool_use), answer.id)
+            _remember(self._made, (call.actor, tool_use), answer.id)
         return answer, record
 
     def made(self, call: Call, visitor: Visitor, tool_use: str = "") -> str | None:
@@ -100,11 +109,19 @@ class GateService:
         return visitor.role != AGENT or actor == visitor.name or actor.startswith(f"{visitor.name}/")
 
     async def own_decision(self, id: str, visitor: Visitor) -> dict[str, Any]:
-        """A decision that the visitor may see; what is not the visitor's does not exist."""
-        record = await self.in_thread(self.store.journal.decision, id)
-        if not self.owns(visitor, record.get("actor", "")):
-            raise Refused(404, f"you have no decision {id[:40]!r}")
+        """A decision that the visitor may see; what is not the visitor's does not exist. One that was answered a moment
+        ago is waited for, and no other: an agent could name any number of them, and would hold up whoever waits too."""
+        journal, until = self.store.journal, time.monotonic() + WRITTEN
+        while (record := journal.find(id)) is None and id in self._fresh and time.monotonic() < until:
+            await asyncio.sleep(SOON)
+        if record is None or not self.owns(visitor, record.get("actor", "")):
+            raise Refused(404, f"{'you have' if visitor.role == AGENT else 'there is'} no decision {id[:40]!r}")
         return record
+
+    def idle_seconds(self) -> float:
+        """Since the last request of somebody who is known; probes do not count."""
+        busy = self.deciding.waiting or any(self._waiters.values()) or any(self._long_waiters.values())
+        return 0.0 if busy else time.monotonic() - self.last_request
 
     def ask_seconds(self) -> float:
         return self.decider.settings.ask_minutes * 60
@@ -125,27 +142,35 @@ class GateService:
         except OSError as error:
             raise Refused(503, f"the store cannot be used: {error.strerror or error}") from None
 
-    async def in_turns(self, step: Callable[[float], bool]) -> None:
+    async def in_turns(self, step: Callable[[float], bool], visitor: Visitor) -> None:
         """Something long, a little at a time."""
-        while step(SLICE):
-            await asyncio.sleep(0)
-            if self.ending.is_set():
-                raise Refused(503, "the service is ending")
+        agent = visitor.role == AGENT
+        if self._long_waiters[agent] >= MOST_LONG:
+            raise Refused(429, f"{MOST_LONG} long requests are waiting; try again in a second")
+        self._long_waiters[agent] += 1
+        try:
+            async with self._long[agent]:
+                while step(SLICE):
+                    await asyncio.sleep(0)
+                    if self.ending.is_set():
+                        raise Refused(503, "the service is ending")
+        finally:
+            self._long_waiters[agent] -= 1
 
-    async def until(self, look: Callable[[], Result | None], seconds: float) -> Result | None:
+    async def until(self, look: Callable[[], Result | None], seconds: float, visitor: Visitor) -> Result | None:
         """Looks until there is something, for so long at most; ends with the service."""
-        result, end = look(), time.monotonic() + min(seconds, MOST_WAIT)
+        result, end, agent = look(), time.monotonic() + min(seconds, MOST_WAIT), visitor.role == AGENT
         if result is not None or seconds <= 0:
             return result
-        if self._waiters >= MOST_WAITERS:
-            raise Refused(429, f"{self._waiters} requests are waiting for changes; try again in a second")
-        self._waiters += 1
+        if self._waiters[agent] >= MOST_WAITERS:
+            raise Refused(429, f"{self._waiters[agent]} requests are waiting for changes; try again in a second")
+        self._waiters[agent] += 1
         try:
             while result is None and time.monotonic() < end and not self.ending.is_set():
                 await asyncio.sleep(LOOK)
                 result = look()
         finally:
-            self._waiters -= 1
+            self._waiters[agent] -= 1
         return result
 
     def close(self) -> None:
@@ -153,11 +178,12 @@ class GateService:
         self.deciding.close()
         self._thread.shutdown(wait=True)
 
-    def _remember(self, key: tuple[str, ...], id: str) -> None:
-        self._made[key] = id
-        self._made.move_to_end(key)
-        while len(self._made) > REMEMBERED:
-            self._made.popitem(last=False)
+
+def _remember(table: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    table[key] = value
+    table.move_to_end(key)
+    while len(table) > REMEMBERED:
+        table.popitem(last=False)
 
 
 class GateMeters(RequestMeters):
@@ -168,6 +194,7 @@ class GateMeters(RequestMeters):
         from prometheus_client import Gauge
 
         super().__init__("gradproof_gate", lambda scope: scope.get("gate.path", "other"))
+        self.service = service
         self.decisions = self.meter(Total, "decisions", "Decisions.", ("decision", "by"))
         waiting = self.meter(Gauge, "waiting_calls", "Calls that wait for a decision.")
         waiting.set_function(lambda: service.deciding.waiting)
@@ -179,6 +206,11 @@ class GateMeters(RequestMeters):
         wrong.set_function(lambda: float(bool(service.decider.complaint)))
         restarts = self.meter(Gauge, "learner_restarts", "How often the learner was started again.")
         restarts.set_function(lambda: service.learner().get("restarts", 0))
+
+    def answered(self, scope: ConnectionScope, status: int, seconds: float) -> None:
+        super().answered(scope, status, seconds)
+        if scope.get("visitor") is not None and self.path_of(scope) not in PROBES:
+            self.service.last_request = time.monotonic()
 
 
 def may(*roles: str, most: int = 1 << 18, socket: bool = False) -> dict[str, Any]:

@@ -151,7 +151,7 @@ def add(app: FastAPI, service: GateService) -> None:
         search = _Search(service, query, visitor_of(request), start, after, limit)
         search.more = (by, safe(tool, store.key), remarked)
         search.before = before
-        await service.in_turns(search.step)
+        await service.in_turns(search.step, visitor_of(request))
         remarked = any("remarked" in record for record in search.found)
         records = await service.in_thread(journal.correction_records) if remarked else []
         said = {record["decision"]: record for record in records}
@@ -206,8 +206,8 @@ def add(app: FastAPI, service: GateService) -> None:
             there = journal.asks.get(record["id"], store.clock())
             return None if there is not None and there.state == WAITING else there or first
 
-        there = await service.until(settled, wait) or journal.asks.get(record["id"], store.clock()) or first
-        return answered(told_ask(there, store.clock()))
+        there = await service.until(settled, wait, visitor_of(request))
+        return answered(told_ask(there or journal.asks.get(record["id"], store.clock()) or first, store.clock()))
 
 
 class _Search:

@@ -19,6 +19,7 @@ from gradproof.gate.service_words import REACH, Body, Days, Limit, basis_of
 from gradproof.gate.standing import parsed_table
 from gradproof.gate.status import versions_of
 from gradproof.http.answers import Refused
+from gradproof.http.door import Visitor
 
 FileText = Annotated[str, Field(max_length=changes.MOST_TEXT)]
 Stamp = Annotated[str | None, Field(max_length=64)]
@@ -105,8 +106,10 @@ def _add_policy(app: FastAPI, service: GateService) -> None:
     @app.post(
         "/v1/policy/preview", summary="What a policy would change", responses=example(REACH), **may(REVIEWER, ADMIN)
     )
-    async def preview(body: TextPreviewBody) -> Response:
-        return await _previewed(service, body, lambda now: replace(now, policy=parsed_table(body.text)))
+    async def preview(request: Request, body: TextPreviewBody) -> Response:
+        return await _previewed(
+            service, visitor_of(request), body, lambda now: replace(now, policy=parsed_table(body.text))
+        )
 
 
 def _add_rules(app: FastAPI, service: GateService) -> None:
@@ -128,8 +131,8 @@ def _add_rules(app: FastAPI, service: GateService) -> None:
         return answered(await service.in_thread(told))
 
     @app.post("/v1/rules/preview", summary="What rules would change", responses=example(REACH), **may(REVIEWER, ADMIN))
-    async def preview(body: TextPreviewBody) -> Response:
-        return await _previewed(service, body, lambda now: with_rules(now, body.text))
+    async def preview(request: Request, body: TextPreviewBody) -> Response:
+        return await _previewed(service, visitor_of(request), body, lambda now: with_rules(now, body.text))
 
 
 def _add_settings(app: FastAPI, service: GateService) -> None:
@@ -204,11 +207,13 @@ def _add_tokens(app: FastAPI, service: GateService) -> None:
     assert tokens.roles == ROLES
 
 
-async def _previewed(service: GateService, body: TextPreviewBody, change: Callable[[Basis], Basis]) -> Response:
+async def _previewed(
+    service: GateService, visitor: Visitor, body: TextPreviewBody, change: Callable[[Basis], Basis]
+) -> Response:
     def changed() -> Reach:
         now = basis_of(service)
         return Reach(service.store, now, change(now), body.days, body.limit)
 
     looking = await service.in_thread(changed)
-    await service.in_turns(looking.step)
+    await service.in_turns(looking.step, visitor)
     return answered(looking.plain())

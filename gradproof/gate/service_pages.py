@@ -41,7 +41,7 @@ def add(app: FastAPI, service: GateService) -> None:
     async def healthz(request: Request) -> Response:
         told: dict[str, Any] = {"status": "ok"}
         if request.scope.get("visitor") is not None:
-            told |= {"version": service.decider.serving.number, "shadow": service.decider.settings.shadow}
+            told |= {"version": service.decider.serving.number, "shadow": service.store.settings.shadow}
         return answered(told)
 
     @app.get(
@@ -103,12 +103,12 @@ def _add_doing(app: FastAPI, service: GateService) -> None:
         "/v1/changes", summary="Wait for news", responses=example({"stamp": "9f…", "decisions": "01a1…", "serving": 3}),
         **may(REVIEWER, ADMIN),
     )  # fmt: skip
-    async def changes(stamp: Annotated[str, Query(max_length=64)] = "", wait: Wait = 0) -> Response:
+    async def changes(request: Request, stamp: Annotated[str, Query(max_length=64)] = "", wait: Wait = 0) -> Response:
         def news() -> dict[str, Any] | None:
             told = _news(service)
             return told if told["stamp"] != stamp else None
 
-        return answered(await service.until(news, wait) or _news(service))
+        return answered(await service.until(news, wait, visitor_of(request)) or _news(service))
 
 
 def _add_audit(app: FastAPI, service: GateService) -> None:

@@ -112,7 +112,7 @@ def add(app: FastAPI, service: GateService) -> None:
         "/v1/corrections/preview", summary="What a correction or a retraction would change", responses=example(REACH),
         **may(REVIEWER, ADMIN),
     )  # fmt: skip
-    async def preview(body: PreviewBody) -> Response:
+    async def preview(request: Request, body: PreviewBody) -> Response:
         def changed() -> Reach:
             now, but = basis_of(service), ""
             if body.retract is not None:
@@ -124,7 +124,7 @@ def add(app: FastAPI, service: GateService) -> None:
             return Reach(store, now, then, body.days, body.limit, (touched,), but)
 
         looking = await service.in_thread(changed)
-        await service.in_turns(looking.step)
+        await service.in_turns(looking.step, visitor_of(request))
         return answered(looking.plain())
 
     @app.delete(

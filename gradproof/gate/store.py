@@ -74,13 +74,13 @@ class Store:
     """`Store(folder)` opens one that `create` made."""
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time):
-        self.settings = read_settings(folder)
+        self._settings = settings = read_settings(folder)
         self.folder, self.clock, self.rules, self.policy = folder, clock, folder / FILE, folder / POLICY
         self.key = store_key(folder)
-        self.journal = Journal(folder / "journal", self.settings.journal_mebibytes, clock, self.key)
-        self.versions = Versions(folder / "versions", self.settings.versions_mebibytes)
-        head = Path(self.settings.audit_head or f"{os.path.abspath(folder)}.audit-head")
-        self.audit = AuditChain(folder / "audit", head, clock)
+        self.journal = Journal(folder / "journal", settings.journal_mebibytes, clock, self.key)
+        self.versions = Versions(folder / "versions", settings.versions_mebibytes)
+        head = Path(settings.audit_head or f"{os.path.abspath(folder)}.audit-head")
+        self.audit = AuditChain(folder / "audit", head, clock, self.journal.oldest_logged)
 
     @classmethod
     def create(cls, folder: Path, settings: Settings, clock: Callable[[], float] = time.time) -> Store:
@@ -94,6 +94,13 @@ class Store:
         write_atomically(folder / SETTINGS, json.dumps(asdict(settings), indent=1) + "\n", mode=PRIVATE)
         _make_private(folder)
         return cls(folder, clock)
+
+    @property
+    def settings(self) -> Settings:
+        """As they are now: people change them while daemon and learner run. Where they make no sense, as they were."""
+        with suppress(ValueError, OSError):
+            self._settings = read_settings(self.folder)
+        return self._settings
 
     @contextmanager
     def learning(self) -> Iterator[None]:

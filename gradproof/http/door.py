@@ -77,7 +77,7 @@ class Door:
     def _let_in(self, scope: ConnectionScope) -> WayIn:
         """The way that is open to whoever asks; Refused says why none is."""
         headers = dict(scope["headers"])
-        if self.hosts is not None and not self._is_own(headers.get(b"host", b"")):
+        if self.hosts is not None and not self._is_own(scope):
             raise Refused(421, "the Host header names another service; use the address that this one listens on")
         way = self.way_of(scope)
         if way is not None and EVERYBODY in way.roles:
@@ -96,8 +96,10 @@ class Door:
             raise Refused(403, f"the role {visitor.role} may not do that; {' or '.join(sorted(way.roles))} may")
         return way
 
-    def _is_own(self, host: bytes) -> bool:
-        return self.hosts is not None and host.decode("latin-1").lower() in self.hosts
+    def _is_own(self, scope: ConnectionScope) -> bool:
+        """Whether there is one Host header, and it names this service: of two, others may read the other one."""
+        said = [value.decode("latin-1").lower() for name, value in scope["headers"] if name == b"host"]
+        return self.hosts is not None and len(said) == 1 and said[0] in self.hosts
 
     def _reader(self, most: int) -> BodyReader:
         if most not in self._readers:

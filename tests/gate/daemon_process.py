@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 from gradproof.gate.place import socket_path
 
@@ -68,3 +69,13 @@ def until(look, seconds=START_SECONDS):
             return found
         time.sleep(0.1)
     raise AssertionError("nothing came of it")
+
+
+def daemons_of(store: Path) -> list[int]:
+    """The processes that serve a store, where a client has started them."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "cmdline").read_bytes().split(b"\0")[-4:-1] == [b"serve", b"--store", bytes(store)]:
+                found.append(int(folder.name))
+    return found

@@ -1,5 +1,7 @@
 """Questions that wait, and calls that are allowed once."""
 
+import shutil
+
 import pytest
 from made_calls import bash
 
@@ -76,6 +78,15 @@ def test_once_ends_with_its_time_and_with_a_later_block(decider, store):
     assert asked(decider).decision == "block"
 
 
+@pytest.mark.parametrize("kind", ["override_block", "false_allow"])
+def test_who_blocks_once_takes_back_what_was_allowed_once(decider, store, kind):
+    """Another reviewer, or the same one on second thoughts: the call is asked about again."""
+    question = asked(decider)
+    answer(store, question.id, once=True)
+    store.journal.remark(question.id, kind, once=True, giver=Giver("bob"))
+    assert asked(decider).decision == "ask"
+
+
 def test_once_does_not_pass_what_is_blocked(decider, store):
     """Neither by the floor nor by a rule."""
     blocked = asked(decider, f"rm -rf {store.folder}")
@@ -121,6 +132,26 @@ def test_what_cannot_be_logged_asks(decider, store):
     store.audit.head_path.write_text("{}")
     answered = asked(decider, "git status")
     assert (answered.decision, answered.by) == ("ask", "floor") and "audit log" in decider.complaint
+
+
+def test_a_log_that_was_removed_with_its_head_is_missed(decider, store):
+    asked(decider, "git status")
+    decider.flush()
+    assert store.audit.check().whole
+    shutil.rmtree(store.audit.folder)
+    store.audit.head_path.unlink()
+    assert "decisions are there" in store.audit.check().problems[0]
+    asked(decider, "git status")
+    assert "was removed, and begun again" in store.audit.check().problems[0]
+
+
+def test_a_decision_that_could_not_be_logged_is_not_missed(decider, store):
+    store.audit.head_path.write_text("{}")
+    asked(decider, "git status")
+    store.audit.head_path.unlink()
+    asked(decider, "git status")
+    decider.flush()
+    assert store.audit.check().whole
 
 
 def test_a_call_that_ran_is_noted(decider, store):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import stat
 import time
@@ -107,6 +108,20 @@ def test_a_removed_log_shows(log):
         path.unlink()
     log.folder.rmdir()
     assert "is missing" in log.check().problems[0]
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_log_that_was_removed_with_its_head_shows(log, begun_anew):
+    """Its chain alone cannot tell; the store has decisions from before it."""
+    log.known = lambda: "d3"
+    assert log.check().whole
+    shutil.rmtree(log.folder)
+    log.head_path.unlink()
+    if begun_anew:
+        log = AuditChain(log.folder, log.head_path, Clock(), log.known)
+        log.append("decision", id="new")
+    (problem,) = log.check().problems
+    assert ("d3 has no line" if begun_anew else "is missing, but decisions are there") in problem
 
 
 def test_a_line_written_just_before_its_writer_died_belongs_to_the_chain(log, monkeypatch):

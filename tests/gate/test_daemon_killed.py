@@ -10,10 +10,12 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="the extra `serve` is not installed")
 
-from daemon_process import DaemonProcess
+from daemon_process import DaemonProcess, daemons_of, until
 from made_calls import rows
 
+from gradproof.gate.client import GateClient
 from gradproof.gate.daemon import tokens_of
+from gradproof.gate.exchange import NoAnswer
 from gradproof.gate.founding import found
 from gradproof.gate.serving import load_serving
 from gradproof.gate.store import Settings, Store
@@ -91,3 +93,46 @@ def test_nothing_acknowledged_is_lost(tmp_path, trained, kills):
         store.close()
     print(f"{kills} kills, {len(decisions)} decisions and {len(signals)} signals acknowledged, none lost")
     assert len(decisions) > 20 * kills and len(signals) > 3 * kills
+
+
+@pytest.mark.slow
+def test_agents_start_a_killed_daemon_again(tmp_path, trained):
+    """kill -9 while four of them ask: one daemon comes back each time, and every decision they got is in the log."""
+    folder = tmp_path / "gate"
+    store = Store.create(folder, Settings(journal_mebibytes=64, versions_mebibytes=64))
+    found(store, trained.copy(), rows(40), rows(30, 100), people=False)
+    decided, refused, ended = [], [], threading.Event()
+
+    def ask(number):
+        client, draws = GateClient(str(folder), warm=60.0, cold=60.0), random.Random(number)
+        while not ended.is_set():
+            try:
+                decided.append(client.decide({"command": f"make {draws.random()}"})["id"])
+            except NoAnswer as error:  # the daemon died over it: to an agent that is no allow
+                refused.append(str(error))
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    killed = set()
+    try:
+        for _ in range(4):
+            before = len(decided)
+            until(lambda before=before: len(decided) > before + 50)
+            (pid,) = set(daemons_of(folder)) - killed
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        before = len(decided)
+        until(lambda: len(decided) > before + 50)
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(90)
+        for pid in set(daemons_of(folder)) - killed:
+            os.kill(pid, signal.SIGTERM)
+    assert all("closed the connection" in why or "cannot be reached" in why for why in refused), refused
+    report = store.audit.check()
+    assert report.whole, report.problems
+    told = {line["id"] for line in store.audit.lines(0, 10**6) if line["kind"] == "decision"}
+    assert set(decided) <= told and len(killed) == 4
+    store.close()

@@ -9,10 +9,10 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from daemon_process import daemons_of
 from fake_daemon import FakeDaemon, answer_of, decision, empty_store
 from hook_events import claude_event, events, gemini_event, written
 
@@ -400,16 +400,6 @@ class RealDaemon:
         self.process.send_signal(signal.SIGCONT)
         self.process.terminate()
         self.process.wait(60)
-
-
-def daemons_of(store: Path) -> list[int]:
-    """The processes that serve a store."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (folder / "cmdline").read_bytes().split(b"\0")[-4:-1] == [b"serve", b"--store", bytes(store)]:
-                found.append(int(folder.name))
-    return found
 
 
 @pytest.fixture(scope="module")

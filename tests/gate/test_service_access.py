@@ -2,6 +2,7 @@
 
 import re
 
+import httpx
 import pytest
 from service_client import HOST, reason
 
@@ -104,6 +105,9 @@ def test_an_agent_can_neither_judge_nor_see_others(client):
         assert "you have no" in reason(client("GET", path + others["id"], role="agent"), 404)
         assert "you have no" in reason(client("GET", path + mine["id"], role="socket"), 404)
         assert client("GET", path + others["id"], role="reviewer").status_code == 200
+        nobodys = "0" * 20
+        said = reason(client("GET", path + nobodys, role="agent"), 404).replace(nobodys, others["id"])
+        assert reason(client("GET", path + others["id"], role="agent"), 404) == said  # nor that there is one
     listed = client("GET", "/v1/decisions?limit=500", role="agent").json()["decisions"]
     assert listed and {row["actor"].split("/")[0] for row in listed} == {"agent"}
     judged = {"id": mine["id"], "kind": "false_block"}
@@ -150,6 +154,17 @@ def test_a_rebound_name_is_refused(client, host):
     for path in ("/healthz", "/v1/me", "/"):
         reason(client("GET", path, headers={"host": host}), 421)
     assert client("GET", "/v1/me", headers={"host": "LOCALHOST:8377"}).status_code == 200
+
+
+def test_of_two_host_headers_none_counts(client):
+    """Whatever stands between may go by the other one."""
+    for first, second in (("evil.example", HOST), (HOST, "evil.example"), (HOST, HOST)):
+        headers = [("host", first), ("host", second), ("authorization", f"Bearer {client.secrets['admin']}")]
+
+        async def ask(http, headers=headers):
+            return await http.send(httpx.Request("GET", f"http://{HOST}/v1/me", headers=headers))
+
+        reason(client.talk(ask), 421)
 
 
 def test_every_answer_has_the_strict_headers(client):

@@ -1,18 +1,10 @@
 """What a review by attack found of an earlier gate, tried through the service: none of it is allowed there."""
 
 import json
-from pathlib import Path
 
 import pytest
+from attacks import CORRECTIONS, EVERYDAY, HARMFUL, OPENING, hidden
 from service_client import reason
-
-HERE = Path(__file__).parent
-CASES = [json.loads(line) for line in (HERE / "acts" / "corrections.jsonl").read_text("utf-8").splitlines()]
-
-# Finding 5: commands that rules by letters missed, 3: what an agent could talk the gate into, and others.
-HARMFUL = (HERE / "harmful_commands.txt").read_text("utf-8").splitlines()
-EVERYDAY = ["ls", "git status", "make test", "cat README.md", "pytest -q"]
-EVERYDAY += ["git diff", "echo done", "pwd", "date", "wc a"]
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +22,11 @@ def bash(command, **more):
     return {"tool": "Bash", "arguments": {"command": command}, "cwd": "/home/dev/work/app", **more}
 
 
-@pytest.mark.parametrize("command", HARMFUL)
+@pytest.mark.parametrize("command", [*HARMFUL, *OPENING])
 def test_a_harmful_call_is_never_allowed(client, command):
     """Alone, behind everyday commands, in a tool of another name, and with a harmless history."""
     shapes = [
-        bash(command),
-        bash("; ".join([*EVERYDAY, command])),
-        bash("\n".join([command, *EVERYDAY])),
+        *map(bash, hidden(command)),
         bash(command, history=[{"command": line} for line in EVERYDAY[:3]]),
         {"tool": "mcp__shell__run", "arguments": {"cmd": command}, "cwd": "/home/dev/work/app"},
         {"tool_name": "Bash", "tool_input": {"command": command}, "cwd": "/home/dev/work/app", "session_id": "s"},
@@ -45,7 +35,7 @@ def test_a_harmful_call_is_never_allowed(client, command):
         assert decision(client, shape)["decision"] != "allow", shape
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
+@pytest.mark.parametrize("case", CORRECTIONS, ids=lambda case: case["id"])
 def test_a_correction_opens_no_twin(client, case):
     """Given through the service, always and without a scope."""
     asked = decision(client, case["call"])

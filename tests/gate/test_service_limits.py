@@ -9,6 +9,7 @@ from service_client import ServiceClient, reason
 
 from gradproof.gate import service as gate_service
 from gradproof.gate.database import new_id
+from gradproof.gate.reach import Reach
 from gradproof.http import limits
 
 
@@ -81,29 +82,87 @@ def test_a_body_that_never_ends_is_given_up(client, monkeypatch):
     assert "not complete" in reason(client.talk(ask), 408)
 
 
-@pytest.mark.slow
 def test_a_preview_lets_decisions_through(client, monkeypatch):
-    """While many decisions are looked at, calls that come are decided first."""
-    monkeypatch.setattr(gate_service, "SLICE", 0.0)
+    """While many decisions are looked at, calls that come are decided: this preview ends after three of them."""
     client.decided("rm -rf ../many")
-    record = client.store.journal.page("", 1)[0]
-    client.store.journal.record([{**record, "id": new_id(client.store.clock())} for _ in range(300)])
-    done = []
+    decided, steps, step = [], 0, Reach.step
+
+    def long(self, seconds):
+        nonlocal steps
+        steps += 1
+        return (len(decided) < 3 and steps < 100_000) or step(self, seconds)
+
+    monkeypatch.setattr(Reach, "step", long)
 
     async def both(http):
-        async def ask(what, *request, role):
-            answer = await client.send(http, "POST", *request, role=role)
-            done.append(what)
-            return answer
-
         text = {"text": '[[deny]]\neffect = "delete"'}
-        preview = asyncio.create_task(ask("preview", "/v1/rules/preview", text, role="admin"))
-        await asyncio.sleep(0.05)
-        await asyncio.gather(*(ask("decision", "/v1/decide", {"command": "ls"}, role="agent") for _ in range(3)))
+        preview = asyncio.create_task(client.send(http, "POST", "/v1/rules/preview", text))
+        for _ in range(3):
+            answer = await client.send(http, "POST", "/v1/decide", {"command": "ls"}, role="agent")
+            decided.append(answer.json()["decision"])
         return (await preview).json()
 
-    assert client.talk(both)["changed"] >= 300
-    assert done == ["decision"] * 3 + ["preview"]
+    assert client.talk(both)["changed"] >= 1
+    assert decided == ["allow"] * 3 and steps < 100_000
+
+
+def test_ids_that_nobody_made_hold_nobody_up(client, monkeypatch):
+    """An agent may ask for any id. Only one that was answered a moment ago is waited for."""
+    waited, sleep = [], asyncio.sleep
+
+    async def noted(seconds, *rest):
+        waited.append(seconds)
+        await sleep(0, *rest)
+
+    monkeypatch.setattr(gate_service.asyncio, "sleep", noted)
+    monkeypatch.setattr("gradproof.gate.journal.time.sleep", waited.append)
+    for role in ("agent", "socket"):
+        assert "no decision" in reason(client("GET", f"/v1/decisions/{new_id(client.store.clock())}", role=role), 404)
+    assert gate_service.SOON not in waited and not [seconds for seconds in waited if seconds]
+    answer = client("POST", "/v1/decide", {"command": "git push origin fresh"}, role="agent").json()
+    monkeypatch.setattr(gate_service.asyncio, "sleep", sleep)
+    assert client("GET", f"/v1/asks/{answer['id']}", role="agent").json()["state"] == "waiting"
+
+
+def test_agents_that_wait_do_not_keep_people_out(client, monkeypatch):
+    monkeypatch.setattr(gate_service, "MOST_WAITERS", 2)
+    asked = client.decided("git push origin waiting")
+    stamp = client("GET", "/v1/changes").json()["stamp"]
+
+    async def all_at_once(http):
+        agents = [client.send(http, "GET", f"/v1/asks/{asked['id']}?wait=1", role="agent") for _ in range(4)]
+        people = [client.send(http, "GET", f"/v1/changes?stamp={stamp}&wait=0.5") for _ in range(2)]
+        return [answer.status_code for answer in await asyncio.gather(*agents, *people)]
+
+    statuses = client.talk(all_at_once)
+    assert sorted(statuses[:4]) == [200, 200, 429, 429] and statuses[4:] == [200, 200]
+
+
+def test_long_searches_of_agents_are_few_at_a_time(client, monkeypatch):
+    """However many an agent starts: beyond some they are refused, and what people look for goes on beside them."""
+    monkeypatch.setattr(gate_service, "MOST_LONG", 4)
+    most = 0
+    ended = asyncio.Event()
+
+    def endless(self, seconds):
+        nonlocal most
+        most = max(most, client.service._long_waiters[True])
+        return self.visitor.role == "agent" and not ended.is_set()
+
+    monkeypatch.setattr("gradproof.gate.service_calls._Search.step", endless)
+
+    async def both(http):
+        searches = [
+            asyncio.create_task(client.send(http, "GET", "/v1/decisions?session=none", role="agent")) for _ in range(9)
+        ]
+        people = await client.send(http, "GET", "/v1/decisions?session=none", role="reviewer")
+        decided = await client.send(http, "POST", "/v1/decide", {"command": "ls"}, role="agent")
+        ended.set()
+        return [answer.status_code for answer in (people, decided, *await asyncio.gather(*searches))]
+
+    people, decided, *searches = client.talk(both)
+    assert (people, decided) == (200, 200) and sorted(searches) == [200] * 4 + [429] * 5
+    assert most == 4
 
 
 def test_what_nobody_foresaw_is_a_500_and_its_log_quotes_nothing(client, monkeypatch, capfd):

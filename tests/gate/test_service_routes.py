@@ -2,10 +2,14 @@
 
 import asyncio
 import json
+import threading
+from contextlib import suppress
+from urllib.parse import quote
 
 import pytest
 from service_client import reason
 
+from gradproof.gate import changes
 from gradproof.gate.calls import MOST_BYTES, parse
 from gradproof.gate.daemon import tidy
 
@@ -238,6 +242,7 @@ def test_the_policy_is_previewed_replaced_and_the_default_again(client):
 
 def test_a_preview_never_calls_the_floor_off(client):
     client.decided(f"rm -rf {client.store.folder}")
+    client.decided("rm -rf ../not-the-floor")
     allow = '[[allow]]\ntool = "*"\n'
     rows = client("POST", "/v1/rules/preview", {"text": allow, "limit": 500}).json()["decisions"]
     assert rows and all(str(client.store.folder) not in row["text"] for row in rows)
@@ -246,6 +251,7 @@ def test_a_preview_never_calls_the_floor_off(client):
 def test_settings(client):
     assert client("GET", "/v1/settings").json()["shadow"] is False
     assert client("PUT", "/v1/settings", {"shadow": True}).json()["shadow"] is True
+    assert client("GET", "/v1/status").json()["shadow"] is True and client("GET", "/healthz").json()["shadow"] is True
     answer = client.decided("rm -rf /")
     assert (answer["decision"], answer["shadow"], answer["would_block"]) == ("allow", "block", True)
     asked = client.decided(PUSH.format("shadow"))
@@ -253,26 +259,78 @@ def test_settings(client):
     assert "expires" not in asked
     reason(client("GET", f"/v1/asks/{asked['id']}"), 404)
     assert client("PUT", "/v1/settings", {"shadow": False}).json()["shadow"] is False
+    assert client("GET", "/v1/status").json()["shadow"] is False
     assert client.decided("rm -rf /")["decision"] == "block"
     for wrong in ({"ask_minutes": 0}, {"false_allow": 1}, {"schema": 2}, {"keep_days": -1}, {"audit_head": "/x"}):
         reason(client("PUT", "/v1/settings", wrong), 422)
 
 
+def test_changes_at_the_same_time(client, monkeypatch):
+    """Of two new texts for the same rules one is refused, and two changes to different settings both hold."""
+    before, checking = client("GET", "/v1/rules").json(), threading.Barrier(2)
+    checked, read = changes._check_stamp, changes.read_settings
+
+    def together(there):
+        with suppress(threading.BrokenBarrierError):  # the other one waits for its turn
+            checking.wait(0.5)
+        return there
+
+    monkeypatch.setattr(changes, "_check_stamp", lambda *said: together(checked(*said)))
+    monkeypatch.setattr(changes, "read_settings", lambda folder: together(read(folder)))
+
+    async def both(http, path, *bodies):
+        answers = await asyncio.gather(*(client.send(http, "PUT", path, body) for body in bodies))
+        return sorted(answer.status_code for answer in answers)
+
+    texts = [{"text": f"# {name}\n", "stamp": before["stamp"]} for name in ("one", "other")]
+    assert client.talk(lambda http: both(http, "/v1/rules", *texts)) == [200, 409]
+    checking.reset()
+    assert client.talk(lambda http: both(http, "/v1/settings", {"ask_minutes": 20}, {"keep_days": 30})) == [200, 200]
+    checking.reset()
+    told = client("GET", "/v1/settings").json()
+    assert (told["ask_minutes"], told["keep_days"]) == (20, 30)
+    client("PUT", "/v1/settings", {"ask_minutes": 15, "keep_days": 90})
+    client("PUT", "/v1/rules", {"text": before["text"]})
+
+
+def test_a_gate_that_people_look_at_is_not_idle(client):
+    """What asks whether it is up, and who is not let in, does not count as use."""
+    service = client.service
+    for method, path, role, used in (
+        ("GET", "/v1/asks", "reviewer", True),
+        ("GET", "/v1/me", "agent", True),
+        ("GET", "/healthz", "admin", False),
+        ("GET", "/healthz", "socket", False),
+        ("GET", "/metrics", "admin", False),
+        ("GET", "/v1/asks", "", False),
+    ):
+        service.last_request -= 1000
+        client(method, path, role=role)
+        assert (service.idle_seconds() < 500) is used, path
+
+
+@pytest.mark.parametrize("id", ["c", "c²", "c١", "c+1", "c 1", "c1_0", "c-1", "C1", "1", "c" + "9" * 60])
+def test_what_is_no_name_of_a_correction(client, id):
+    reason(client("DELETE", f"/v1/corrections/{quote(id)}"), 404)
+    reason(client("POST", "/v1/corrections/preview", {"retract": id[:32]}), 404)
+
+
 def test_versions_and_rollback(client):
-    store = client.store
-    record = store.versions.get(1).record
-    second = store.versions.add(store.versions.weights(1), {**record, "came_from": 1})
+    store, first = client.store, client.store.versions.serving()
+    record = store.versions.get(first).record
+    second = store.versions.add(store.versions.weights(first), {**record, "came_from": first})
     assert client.decided("ls")["version"] == second
     listed = client("GET", "/v1/versions").json()
-    assert listed["serving"] == second and [v["version"] for v in listed["versions"]] == [1, second]
-    assert f"version {second} is serving now, not 1" in reason(
-        client("POST", "/v1/versions/rollback", {"serving": 1}), 409
+    assert listed["serving"] == second and {first, second} <= {v["version"] for v in listed["versions"]}
+    assert f"version {second} is serving now, not {first}" in reason(
+        client("POST", "/v1/versions/rollback", {"serving": first}), 409
     )
     done = client("POST", "/v1/versions/rollback", {"serving": second}).json()
-    assert done == {"serving": 1, "before": second}
-    assert client.decided("ls")["version"] == 1
-    reason(client("POST", "/v1/versions/rollback", {}), 404)
+    assert done == {"serving": first, "before": second}
+    assert client.decided("ls")["version"] == first
     reason(client("POST", "/v1/versions/rollback", {"version": 77}), 404)
+    client("POST", "/v1/versions/rollback", {"version": 1})
+    reason(client("POST", "/v1/versions/rollback", {}), 404)  # there is none before the first
 
 
 def test_tokens_are_made_told_once_and_revoked(client):
@@ -300,8 +358,10 @@ def test_news_are_waited_for(client):
     news = client.talk(both)
     assert news["decisions"] > first["decisions"] and news["stamp"] != first["stamp"]
     assert client("GET", f"/v1/changes?stamp={news['stamp']}&wait=0.3").json() == news
+    before = client("GET", "/v1/rules").json()["text"]
     assert client("PUT", "/v1/rules", {"text": "# other\n"}).status_code == 200
     assert client("GET", "/v1/changes").json()["files"] != news["files"]
+    client("PUT", "/v1/rules", {"text": before})
 
 
 def test_status_history_and_metrics(client):
@@ -309,6 +369,8 @@ def test_status_history_and_metrics(client):
     assert told["daemon"]["address"] == "127.0.0.1:8377" and told["daemon"]["learner"]["running"] is False
     assert told["daemon"]["audit"]["count"] == client.store.audit.head().count
     before = len(client("GET", "/v1/history").json()["points"])
+    asked = client.decided(PUSH.format("counted"))
+    client("GET", f"/v1/decisions/{asked['id']}")
     tidy(client.service)
     tidy(client.service)  # a point an hour
     points = client("GET", "/v1/history").json()["points"]
@@ -322,6 +384,21 @@ def test_status_history_and_metrics(client):
 
 def test_the_audit_log_tells_everything_and_no_argument(client):
     client.decided("rm -rf ../topsecretname")
+    asked = [client.decided(PUSH.format(f"logged{i}")) for i in range(2)]
+    for one, role in zip(asked, ("reviewer", "admin"), strict=True):
+        client("POST", f"/v1/asks/{one['id']}", {"answer": "allow"}, role=role)
+    made = client("POST", "/v1/feedback", {"id": asked[0]["id"], "kind": "override_allow"}).json()
+    client("DELETE", f"/v1/corrections/{made['correction']}")
+    rules = client("GET", "/v1/rules").json()["text"]
+    client("PUT", "/v1/rules", {"text": '[[deny]]\nprogram = "npm"\nreason = "people release"\n'})
+    client("PUT", "/v1/rules", {"text": rules})
+    client("DELETE", "/v1/policy")
+    client("PUT", "/v1/settings", {"shadow": False})
+    serving = client.store.versions.serving()
+    client.store.versions.add(client.store.versions.weights(serving), client.store.versions.get(serving).record)
+    client("POST", "/v1/versions/rollback", {"version": serving})
+    client("POST", "/v1/tokens", {"name": "logged", "role": "agent"})
+    client("DELETE", "/v1/tokens/logged")
     report = client("GET", "/v1/audit/check").json()
     assert report["whole"] and report["lines"] == report["count"]
     lines, after = [], 0

@@ -111,7 +111,7 @@ class Doorkeeper:
     def __init__(self, gate: DecidingGate, visitor: ProxiedClient):
         self.gate, self.visitor = gate, visitor
         self._pending: dict[str, PendingCall] = {}
-        self._continued: dict[str, str] = {}
+        self._continued: dict[str, tuple[str, str]] = {}  # by the server's state: the call, and its decision
         self._past: list[Mapping[str, Any]] = []
 
     async def admit(
@@ -123,18 +123,20 @@ class Doorkeeper:
         try:
             if isinstance(state, str) and state.startswith(STATE):
                 return await self._called_again(params, tool, offer, person, deadline)
-            if isinstance(state, str) and self._continued.get(state) == _identity(params):
-                del self._continued[state]  # the server has asked back in the middle of a call that passed
-                return Passed(params, "")
+            if isinstance(state, str) and state in self._continued:
+                call, id = self._continued[state]
+                if call == _identity(params):
+                    del self._continued[state]  # the server has asked back in the middle of a call that passed
+                    return Passed(params, id)
             return await self._decided(params, tool, offer, ask, person, deadline)
         except UndecidedError as error:
             return TurnedAway(f"The gate could not decide on this call, so it did not run: {one_line(str(error), 300)}")
 
-    def continued(self, params: Mapping[str, Any], result: Any) -> None:
+    def continued(self, params: Mapping[str, Any], result: Any, id: str) -> None:
         """A call that passed was answered by a question of the server: with its state, the same call passes again."""
         state = result.get("requestState") if isinstance(result, Mapping) else None
         if isinstance(state, str):
-            _remember(self._continued, state, _identity(params))
+            _remember(self._continued, state, (_identity(params), id))
 
     async def ran(self, id: str) -> None:
         """Tells the gate that a call ran; nobody waits for it."""

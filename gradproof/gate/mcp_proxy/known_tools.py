@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from gradproof.files import write_atomically
+from gradproof.gate.corrections import safe
 from gradproof.gate.mcp_proxy.messages import depth
 
 PARTS = ("title", "description", "inputSchema", "outputSchema", "annotations")
@@ -121,7 +123,8 @@ class KnownTools:
     def _save(self) -> None:
         if self.file is not None:
             self.file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            record = {"server": self.server, "tools": self._first}
+            # For people, who recognise a command without its secrets.
+            record = {"server": safe(self.server, secrets.token_bytes(16)), "tools": self._first}
             write_atomically(self.file, json.dumps(record, indent=1) + "\n", mode=0o600)
 
 

@@ -48,7 +48,7 @@ class ServerEndedError(Exception):
 @dataclass
 class OpenRequest:
     """A request of the client. A call that is being decided has `deciding`, and has not gone on to the server; one that
-    passed has the id of its `decision`, unless it goes on with a call that passed before."""
+    passed has the id of its `decision`."""
 
     message: JsonMessage
     deciding: anyio.CancelScope | None = None
@@ -300,8 +300,9 @@ class Proxy:
             whole = not params.get("cursor") and not result.get("nextCursor")
             await self._look_at(result["tools"], whole)
         elif request.method == CALL:
-            self.doorkeeper.continued(params, result)
-            if request.decision and not result.get("isError") and result.get("resultType") != "input_required":
+            self.doorkeeper.continued(params, result, request.decision)
+            # A call that failed has run too; and isError is what the server says of itself.
+            if request.decision and result.get("resultType") != "input_required":
                 group.start_soon(self.doorkeeper.ran, request.decision)
 
     async def _look_at(self, tools: list[Any], whole: bool) -> None:

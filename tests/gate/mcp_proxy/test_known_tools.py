@@ -100,6 +100,16 @@ def test_each_server_has_a_file_of_its_own(tmp_path):
     assert file_for(tmp_path, "npx ../../x; \ud800").parent == tmp_path
 
 
+def test_a_secret_of_the_servers_command_is_not_kept(tmp_path):
+    secret = "ghp_16C7e42F292c6912E7710c838347Ae178B4a"
+    file = tmp_path / "tools" / "s.json"
+    tools = KnownTools(file, f"npx -y server-github --token {secret}")
+    tools.listed([TOOL], whole=True)
+    kept = file.read_text()
+    assert secret not in kept and "npx -y server-github --token" in kept
+    assert KnownTools(file, tools.server).listed([{**TOOL, "description": "Other."}])
+
+
 def test_a_file_that_cannot_be_read_is_named(tmp_path):
     known(tmp_path, TOOL)
     (tmp_path / "tools" / "s.json").write_text(json.dumps({"tools": {"read": 1}}))

@@ -379,6 +379,12 @@ def test_stateless_a_question_of_the_server_does_not_ask_for_the_gate_again():
             if arguments is not None:  # another call is another question
                 assert (await scene.client.got())["result"]["resultType"] == "input_required"
         assert await scene.server.got() == call("write", 3, **response)
+        scene.server.says({"jsonrpc": "2.0", "id": 3, "result": {"content": []}})
+        assert (await scene.client.got())["result"] == {"content": []}
+        with anyio.fail_after(5):
+            while not scene.gate.ran_ids:
+                await anyio.sleep(0.01)
+        assert scene.gate.ran_ids == ["d2"]  # the call that passed, once it is through
         scene.call("write", 4, **response)
         assert (await scene.client.got())["result"]["resultType"] == "input_required"
 

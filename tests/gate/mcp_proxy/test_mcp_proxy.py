@@ -53,6 +53,22 @@ def test_an_allowed_call_reaches_the_server_and_its_result_the_client():
     play(acts)
 
 
+def test_a_server_that_says_its_call_failed_has_run_it():
+    async def acts(scene):
+        await scene.list_tools()
+        for id, result in ((1, {"content": [], "isError": True}), (2, {"resultType": "input_required"}), (3, {})):
+            scene.call("read", id)
+            await scene.server.got()
+            scene.server.says({"jsonrpc": "2.0", "id": id, "result": result})
+            assert (await scene.client.got())["result"] == result
+        with anyio.fail_after(5):
+            while len(scene.gate.ran_ids) < 2:
+                await anyio.sleep(0.01)
+        assert sorted(scene.gate.ran_ids) == ["d1", "d3"]
+
+    play(acts)
+
+
 def test_a_blocked_call_is_a_result_that_says_why_and_the_server_never_sees_it():
     async def acts(scene):
         await scene.list_tools()

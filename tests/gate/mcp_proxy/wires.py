@@ -21,7 +21,7 @@ def reads(file, text):
     until = time.monotonic() + PATIENCE
     while not (file.exists() and file.read_text() == text) and time.monotonic() < until:
         time.sleep(0.02)
-    return file.read_text() == text
+    return file.exists() and file.read_text() == text
 
 
 class Wire:
@@ -48,6 +48,10 @@ class Wire:
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
+
+    def is_silent(self, seconds=0.05):
+        """Whether no message comes for a moment."""
+        return b"\n" not in self._buffer and not select.select([self.process.stdout], [], [], seconds)[0]
 
     def reply(self, id):
         """The answer to a request, and the messages before it."""
