@@ -195,10 +195,22 @@ def equivariant(trial: Trial, axis: str) -> Iterator[Evidence]:
         size = _norm(trial.reference[name]) or 1.0
         error = _norm(grads[name] - permuted(trial.grads[name], inputs.get(name)))
         yield trial.evidence("equivariant", error / size, trial.allowed[name] / size, value=name)
-    for output, expected, axes in zip(permuted_outputs, trial.accused[0], outputs.values(), strict=True):
+    sensitive = _sensitivity(trial)
+    for output, expected, axes, s in zip(permuted_outputs, trial.accused[0], outputs.values(), sensitive, strict=True):
         # A row's result may depend on its place only through the order of a sum.
-        bound = 64 * U * math.sqrt(expected.numel()) * float(expected.abs().max())
+        bound = 64 * U * (math.sqrt(expected.numel()) * float(expected.abs().max()) + s)
         yield trial.evidence("equivariant", _norm(output - permuted(expected, axes)), bound)
+
+
+def _sensitivity(trial: Trial) -> list[float]:
+    """‖J(x∘±1)‖ of each output: what rounding every input once, by one u, does to it in units of u. A softmax at a low
+    temperature, for one, makes much of little."""
+    generator = seeded(trial.seed, trial.name, trial.example.label, "sensitivity")
+    tangents = {}
+    for name, value in trial.subject.values.items():
+        sign = 2 * torch.randint(2, value.shape, generator=generator) - 1
+        tangents[name] = value * sign.to(value)
+    return [_norm(jv) for jv in witnesses.forward_mode(trial.subject, tangents)]
 
 
 CHECKS: Mapping[str, Callable[[Trial], Iterator[Evidence]]] = {

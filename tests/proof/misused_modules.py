@@ -415,7 +415,7 @@ RIGHT = {
     "a mask of its own": lambda: (OwnDropout(False), (x(),)),
     "a mask of uniform numbers": lambda: (OwnDropout(False, uniform), (x(),)),
     "noise": lambda: (Noisy(), (x(),)),
-    "a statistic of each call": lambda: (Normed(lambda x: torch.rand(()).item() + id(x)), (x(),)),
+    "a statistic of each call": lambda: (Normed(lambda x: object()), (x(),)),
     "a weight kept until it is updated": lambda: (KeptWeight(True), (x(),)),
     "a forward that depends on the calls before it": lambda: (Annealed(False), (x(),)),
     "row-major memory of its own": lambda: (

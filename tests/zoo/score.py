@@ -71,7 +71,10 @@ def entries(zoo_round):
 def score(zoo_round, seeds, device="cpu", jobs=1, only=None):
     """All trials, and the rates: by trial, and by module (all of its trials)."""
     wanted = [
-        (zoo_round, name, seed, device) for name in entries(zoo_round) if not only or name in only for seed in range(seeds)
+        (zoo_round, name, seed, device)
+        for name in entries(zoo_round)
+        if not only or name in only
+        for seed in range(seeds)
     ]
     if jobs == 1:
         recorded = [trial(*arguments) for arguments in wanted]
