@@ -320,8 +320,9 @@ class SyncedNorm(nn.BatchNorm1d):
         mean = Sum.apply(x.sum(0)) / count
         variance = Sum.apply(((x - mean) ** 2).sum(0)) / count
         with torch.no_grad():
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(variance * count / (count - 1), self.momentum)
+            unbiased = variance * count / (count - 1)
+            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
             self.num_batches_tracked += 1
         return (x - mean) * (variance + self.eps).rsqrt() * self.weight + self.bias
 
@@ -690,7 +691,7 @@ class Experts(nn.Module):
         y = x.new_zeros(len(x), 3)
         for expert, mask in zip(self.experts, (first, ~first), strict=True):
             if mask.any():
-                y = y.masked_scatter(mask[:, None], expert(x[mask]))
+                y = y.masked_scatter(mask[:, None], expert(x[mask]).to(y))
         return y
 
 
