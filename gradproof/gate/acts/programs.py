@@ -139,7 +139,8 @@ def execute_file(command: Command, file: Word, arguments: Sequence[Word]) -> Non
     says = deed.says if deed is not None else {}
     for word in arguments:
         if word.text in says:
-            command.act(*says[word.text], ActTarget("none", word.text))
+            effect, scope = says[word.text]
+            command.act(effect, scope, ActTarget("none", word.text))
     if not acts:
         command.act("execute", "unknown", why="a program without a name")
     for word in arguments:
