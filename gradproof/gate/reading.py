@@ -15,7 +15,8 @@ from typing import NamedTuple
 from gradproof.gate import MISSING_EXTRA, calls
 from gradproof.gate.acts.act import Act, unknown
 from gradproof.gate.acts.paths import Surroundings
-from gradproof.gate.acts.tools import is_shell, read_call
+from gradproof.gate.acts.shell_tools import is_shell
+from gradproof.gate.acts.tools import read_call
 from gradproof.gate.calls import Call
 from gradproof.gate.features import line
 from gradproof.gate.secrets import Redactor

@@ -28,7 +28,8 @@ from typing import Any, Literal
 
 from gradproof.gate import MISSING_EXTRA
 from gradproof.gate.acts.act import EFFECTS, SCOPES, Act
-from gradproof.gate.acts.tools import is_shell, leaves
+from gradproof.gate.acts.arguments import leaves
+from gradproof.gate.acts.shell_tools import is_shell
 
 FILE = "rules.toml"
 WAYS = ("exact", "prefix", "glob", "regex")

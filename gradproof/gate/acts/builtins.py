@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from gradproof.gate.acts.act import ActTarget
+from gradproof.gate.acts.command import READERS, Command, builtin
 from gradproof.gate.acts.paths import (
     TILDE,
     UNKNOWN,
@@ -15,7 +16,7 @@ from gradproof.gate.acts.paths import (
     is_descriptor,
     resolve,
 )
-from gradproof.gate.acts.programs import READERS, Command, builtin, execute_file
+from gradproof.gate.acts.programs import execute_file
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.shell_walk import INDEXED
 from gradproof.gate.acts.targets import fetch_and_run

@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.command import Command, reader
+from gradproof.gate.acts.deeds import marked
 from gradproof.gate.acts.filters import carried
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, here, marked, reader
+from gradproof.gate.acts.places import here
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url
 from gradproof.gate.acts.word import Word

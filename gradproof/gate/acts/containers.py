@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.command import Command, reader
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import UNKNOWN
-from gradproof.gate.acts.programs import Command, here, reader
+from gradproof.gate.acts.places import here
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word
 

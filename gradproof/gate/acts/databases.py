@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from gradproof.gate.acts.act import ActScope, ActTarget
+from gradproof.gate.acts.command import Command, reader
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback
-from gradproof.gate.acts.programs import Command, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.sql import DIALECTS, MOST_SQL, SQL_PER_WORK, WORK_OF_SQL, SqlAct, read_sql
 from gradproof.gate.acts.targets import of_url

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActTarget
+from gradproof.gate.acts.command import Command, reader
+from gradproof.gate.acts.deeds import apply
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import UNKNOWN, is_loopback, may_be_secret
-from gradproof.gate.acts.programs import Command, apply, here, reader
+from gradproof.gate.acts.places import here
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word
 

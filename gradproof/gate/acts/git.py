@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.command import Command, reader
+from gradproof.gate.acts.deeds import apply, assigned_parts
 from gradproof.gate.acts.knowledge import Deed, WordPart
 from gradproof.gate.acts.options import Parsed, parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN, resolve, secret
-from gradproof.gate.acts.programs import Command, apply, assigned_parts, here, reader
+from gradproof.gate.acts.places import here
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.variables import assigned

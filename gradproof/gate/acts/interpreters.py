@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import Act, ActTarget
+from gradproof.gate.acts.command import Command, reader
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import UNKNOWN, is_descriptor
-from gradproof.gate.acts.programs import Command, _argument, execute_file, here, reader, run
+from gradproof.gate.acts.places import act_on_argument, here
+from gradproof.gate.acts.programs import execute_file, run
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.unread import unread
 from gradproof.gate.acts.word import Word
@@ -168,7 +170,7 @@ def _module(command: Command, words: list[Word]) -> Output | None:
     command.verb = name.replace(UNKNOWN, "?")
     here(command, "execute")
     for word in words[1:]:
-        _argument(command, word, "execute")
+        act_on_argument(command, word, "execute")
     return None
 
 

@@ -7,10 +7,13 @@ import re
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActTarget, Effect
+from gradproof.gate.acts.command import READERS, Command, reader
+from gradproof.gate.acts.deeds import lead_out
+from gradproof.gate.acts.held_files import recipe_from
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import READERS, Command, _argument, here, lead_out, locate, reader, recipe_from
+from gradproof.gate.acts.places import act_on_argument, here, locate
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import fetch_and_run
 from gradproof.gate.acts.variables import assigned
@@ -235,7 +238,7 @@ def _executed(command: Command, verb: str) -> Output | None:
     elif parsed.positional and (verb == "init" or parsed.positional[0].text not in knowledge().programs):
         _packaged(command, parsed.positional[0])
         for word in parsed.positional[1:]:
-            _argument(command, word, "execute")
+            act_on_argument(command, word, "execute")
     else:
         return command.again(parsed.positional)
     return None
@@ -310,7 +313,7 @@ def npx(command: Command) -> Output | None:
     for word in words[:1]:
         _packaged(command, word)
     for word in words[1:]:
-        _argument(command, word, "execute")
+        act_on_argument(command, word, "execute")
     return None
 
 
@@ -340,7 +343,7 @@ def go_run(command: Command) -> Output | None:
         else:
             command.touch("execute", word)
     for word in parsed.positional[1:]:
-        _argument(command, word, "execute")
+        act_on_argument(command, word, "execute")
     return None
 
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 from warnings import catch_warnings, simplefilter
 
 from gradproof.gate.acts.act import Effect
+from gradproof.gate.acts.command import BUILTINS, Command
 from gradproof.gate.acts.paths import ACTIVE, TILDE, UNKNOWN
-from gradproof.gate.acts.programs import BUILTINS, Command, here, locate, run
+from gradproof.gate.acts.places import here, locate
+from gradproof.gate.acts.programs import run
 from gradproof.gate.acts.sql import read_sql
 from gradproof.gate.acts.unread import BYTES_PER_WORK, unread
 from gradproof.gate.acts.variables import assigned

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.command import Command, reader
+from gradproof.gate.acts.deeds import apply, sent_along
 from gradproof.gate.acts.knowledge import Deed
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN, is_loopback, secret
-from gradproof.gate.acts.programs import Command, apply, reader, sent_along
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word

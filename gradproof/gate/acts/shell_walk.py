@@ -520,7 +520,8 @@ class Walk:
 
     def redirect(self, node: Node, state: State, stdin: Output) -> Output:
         """`> f` writes, `< f` feeds, `<<<` feeds a text, `<(…)` is fed from a command."""
-        from gradproof.gate.acts.programs import Command, held
+        from gradproof.gate.acts.command import Command
+        from gradproof.gate.acts.held_files import held
         from gradproof.gate.acts.targets import touch
 
         operator = next((child.type for child in node.children if not child.is_named), ">")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from gradproof.gate.acts.act import ActScope, ActTarget, Effect
+from gradproof.gate.acts.command import Command, reader
+from gradproof.gate.acts.deeds import apply
+from gradproof.gate.acts.held_files import fetched_from
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import TILDE, UNKNOWN
-from gradproof.gate.acts.programs import Command, apply, fetched_from, here, locate, reader
+from gradproof.gate.acts.places import here, locate
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.targets import of_url, resolved
 from gradproof.gate.acts.word import Word

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 
 from gradproof.gate.acts.act import ActTarget
+from gradproof.gate.acts.command import Command
 from gradproof.gate.acts.knowledge import knowledge
 from gradproof.gate.acts.paths import TILDE, UNKNOWN, unglobbed
-from gradproof.gate.acts.programs import Command, here
+from gradproof.gate.acts.places import here
 from gradproof.gate.acts.shell import Reading
 from gradproof.gate.acts.shell_state import State
 from gradproof.gate.acts.targets import touch

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gradproof.gate.acts.act import ActScope, ActTarget
+from gradproof.gate.acts.command import Command, reader
 from gradproof.gate.acts.knowledge import Deed, knowledge
 from gradproof.gate.acts.options import parse
 from gradproof.gate.acts.paths import ACTIVE, STAR, UNKNOWN, is_loopback, may_be_secret, unglobbed
-from gradproof.gate.acts.programs import Command, reader
 from gradproof.gate.acts.shell_state import Output
 from gradproof.gate.acts.word import Word, below
 

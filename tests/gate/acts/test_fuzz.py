@@ -13,7 +13,7 @@ pytest.importorskip("tree_sitter_bash", reason="the extra `gate` is not installe
 from fuzzed_calls import Fuzz, real_calls
 
 from gradproof.gate.acts.shell_text import parser
-from gradproof.gate.acts.tools import is_shell
+from gradproof.gate.acts.shell_tools import is_shell
 from gradproof.gate.calls import parse
 from gradproof.gate.decider import Decider
 
