@@ -209,7 +209,7 @@ TABLE = "size,colour,label\n" + "".join(f"{i % 17},{'rgb'[i % 3]},{'yes' if i % 
         (["--data", "rare.csv", "--target", "label"], "class 'maybe' has 2 of the 82 rows"),
         (["--data", "nowhere.csv", "--target", "label"], "there is no file"),
         (["nowhere.toml"], "there is no config file"),
-        (["wrong.toml"], "model_options: there is no 'widht'"),
+        (["wrong.toml"], "model_options: there is no option 'widht'"),
     ],
 )
 def test_bad_configs_get_one_sentence_before_any_run(tmp_path, monkeypatch, arguments, sentence):

@@ -289,7 +289,7 @@ def listing(folder):
         (("bad.toml",), "bad.toml is not valid TOML"),
         (("bad.json",), "bad.json is not valid JSON"),
         (("half.toml",), "1.5"),
-        (("expert.toml",), "there is no 'expert' to set"),
+        (("expert.toml",), "there is no option 'expert'"),
         (("--data", "synthetic:rows=300", "--size", "huge"), "no MoE size 'huge'"),
         (("--steps", "0"), "steps = 0 must be at least 1"),
         (("--lr", "nan"), "lr = nan"),

@@ -679,7 +679,7 @@ def test_a_refuted_config_is_never_trained(tmp_path, tiny, monkeypatch):
         (dict(model_options=dict(expert=8)), "model_options: there is no option 'expert'; the options are experts"),
         (dict(model_options=dict(k=9)), "k = 9"),
         (dict(model_options=dict(inputs=5)), "model_options"),
-        (dict(model_options=dict(router="sheaf")), "model_options: there is no 'router' to set"),
+        (dict(model_options=dict(router="sheaf")), "model_options: there is no option 'router'"),
         (dict(model_options=dict(hidden="wide")), "model_options"),
         (dict(model_options=dict(k=1.5)), "k = 1.5|model_options"),
         (dict(model_options=dict(hidden=8.5)), "hidden|model_options"),
