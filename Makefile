@@ -6,7 +6,7 @@ BIN := .venv/bin
 
 .PHONY: demo test test-slow lint docs format clean
 
-demo: .venv/.ablate
+demo: .venv/.data,serve,gate,ablate
 	rm -rf runs/demo
 	$(BIN)/gradproof train --out runs/demo
 	$(BIN)/gradproof verify --html runs/demo/verify.html --json runs/demo/verify.json

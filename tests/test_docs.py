@@ -51,7 +51,7 @@ class Reader:
         """Runs a command and returns what a terminal would show of it; ID stands for the id that was printed last."""
         command = re.sub(r"\bID\b", self.id, command)
         printed = self._command(command)
-        printed = re.sub(r"gradproof: proving \d+ kernels? for this machine, once\n", "", printed)  # or was, before
+        printed = re.sub(r"gradproof: proving \d+ kernels? for this machine .*\n", "", printed)  # or was, before
         self.id = next(iter(re.findall(r'"id": "(\w+)"', printed)), self.id)
         return printed
 

@@ -86,7 +86,10 @@ def check(data: str, target: str | None, named: Sequence[str]) -> None:
     """What can be said of the data at once, before anything is written; `named` are other columns that must exist."""
     if synthetic_options(data) is not None:
         if target is not None or named:
-            raise ValueError("the synthetic set has its own target and metrics; omit --target and --metrics")
+            raise ValueError(
+                "the synthetic set has its own target and metrics;"
+                " name your table with --data, or omit --target and --metrics"
+            )
         return
     from gradproof.data.table import Table
 

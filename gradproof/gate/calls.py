@@ -130,7 +130,8 @@ def decoded(call: str | bytes) -> Mapping[str, Any]:
     except RecursionError:
         raise ValueError(f"the call is nested too deeply; at most {MOST_DEPTH} levels are read") from None
     except json.JSONDecodeError as error:
-        raise ValueError(f"the call is not valid JSON: {error.msg} at character {error.pos + 1}") from None
+        said = error.msg.removesuffix(" at")
+        raise ValueError(f"the call is not valid JSON: {said} at character {error.pos + 1}") from None
     if not isinstance(decoded, dict):
         raise ValueError(f"a call must be a JSON object with tool and arguments, not {_kind(decoded)}")
     return decoded
@@ -246,6 +247,8 @@ def _call(fields: Mapping[str, Any], past: bool) -> Call:
     tool, arguments = fields.get("tool"), fields.get("arguments", {})
     cwd, history = fields.get("cwd") or "", fields.get("history") or ()
     annotations = fields.get("annotations") or {}
+    if tool is None:
+        raise ValueError("a call must have a tool, or a command")
     if not isinstance(tool, str) or not tool or len(tool) > MOST_NAME:
         raise ValueError(f"the call's tool must be a name of 1 to {MOST_NAME} characters, not {_kind(tool)}")
     if not isinstance(arguments, Mapping):
@@ -266,7 +269,7 @@ def _call(fields: Mapping[str, Any], past: bool) -> Call:
 def _word(fields: Mapping[str, Any], key: str) -> str:
     value = fields.get(key) or ""
     if not isinstance(value, str) or len(value) > MOST_NAME:
-        raise ValueError(f"the call's {key} must be a text of at most {MOST_NAME} characters")
+        raise ValueError(f"the call's {key} must be text of at most {MOST_NAME} characters")
     return value
 
 

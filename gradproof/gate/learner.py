@@ -335,8 +335,8 @@ def told(done: Round) -> str:
     how = f"version {done.version} serves" + (f", with {done.way:.0%} of the change" if done.way < 1 else "")
     verdict = how if done.version else "the candidate was worse; keeping the serving version"
     return (
-        f"{done.signals} signals, {done.steps} steps, {done.seconds:.1f} s: {verdict}; held-back error"
-        f" {done.before.error:.4f} → {done.after.error:.4f}, pinned mistakes wrong"
+        f"{done.signals} signal{'s' * (done.signals != 1)}, {done.steps} steps, {done.seconds:.1f} s: {verdict};"
+        f" held-back error {done.before.error:.4f} → {done.after.error:.4f}, pinned mistakes wrong"
         f" {done.before.pinned_wrong} → {done.after.pinned_wrong}"
     )
 

@@ -102,13 +102,19 @@ def lines(record: dict[str, Any]) -> Iterator[str]:
     )
     counts = record["counts"]
     yield (
-        f"{counts['decisions']:,} decisions, {counts['signals']:,} signals, {counts['pending']:,} of them waiting to be"
-        f" learned, {counts['pinned']:,} mistakes pinned; {record['used']:.0%} of the journal used"
+        f"{_count(counts['decisions'], 'decision')}, {_count(counts['signals'], 'signal')},"
+        f" {counts['pending']:,} of them waiting to be learned, {_count(counts['pinned'], 'mistake')} pinned;"
+        f" {record['used']:.0%} of the journal used"
     )
     for version in record["versions"]:
         when = datetime.fromtimestamp(version["time"]).strftime("%Y-%m-%d %H:%M")
         yield (
-            f"{'*' if version['serving'] else ' '} version {version['version']}  {when}  {version['signals']} signals"
-            f"  held-back error {version['held_error']:.4f}"
+            f"{'*' if version['serving'] else ' '} version {version['version']}  {when}"
+            f"  {_count(version['signals'], 'signal')}  held-back error {version['held_error']:.4f}"
             f"  allow at p ≥ {version['allow_at']:.3g}, block below {version['block_below']:.3g}"
         )
+
+
+def _count(number: int, noun: str) -> str:
+    """`1 signal`, `1,200 signals`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

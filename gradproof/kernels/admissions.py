@@ -82,12 +82,13 @@ def choose(
 
 
 def announce(listed: list[Variant], shape: Shape) -> list[Variant]:
-    """Says so where kernels must be proven first, and returns them: it takes seconds, once for a machine."""
+    """Says so where kernels must be proven first, and returns them: it takes up to a minute, once for a size."""
     new = [
         v for v in listed if (key := _key(path_of(v, shape))) not in _judged and cache.load("admissions", key) is None
     ]
     if new:
-        say(f"proving {len(new)} kernel{'s' * (len(new) > 1)} for this machine, once")
+        counted = f"{len(new)} kernel{'s' * (len(new) > 1)}"
+        say(f"proving {counted} for this machine and model size, once; this can take a minute")
     return new
 
 

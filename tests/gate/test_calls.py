@@ -50,6 +50,13 @@ def test_bad_input_is_one_sentence(bad):
     assert "call" in said and "\n" not in said and len(said) < 300
 
 
+def test_what_is_said_of_bad_input():
+    with pytest.raises(ValueError, match=r"^a call must have a tool, or a command$"):
+        parse("{}")
+    with pytest.raises(ValueError, match=r"not valid JSON: Unterminated string starting at character 13$"):
+        parse('{"command": "ls')
+
+
 @given(st.binary(max_size=200))
 def test_no_bytes_end_it_otherwise(noise):
     """Whatever arrives, parse returns a Call or raises ValueError."""

@@ -468,7 +468,7 @@ def test_proving_is_announced_once(planted, monkeypatch):
     monkeypatch.setattr(admissions, "say", told.append)
     choose(SHAPE)
     choose(SHAPE)
-    assert told == ["proving 1 kernel for this machine, once"]
+    assert told == ["proving 1 kernel for this machine and model size, once; this can take a minute"]
 
 
 def test_a_cache_that_cannot_be_written_is_no_cache(planted, monkeypatch, tmp_path):
