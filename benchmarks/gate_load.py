@@ -1,12 +1,13 @@
-"""Load on the gate's daemon, by compiled load generators: `hey` at a fixed rate, `wrk` past saturation.
+"""Load on the gate's daemon, by the compiled load generator wrk.
 
-    apt-get install hey wrk
+    apt-get install wrk
     python benchmarks/gate_load.py [--seconds 120] [--rate 150] [--json FILE]
 
 Two parts, on a daemon of its own with the model of `gate init`:
 
-steady      150 decisions a second of ten kinds of calls, while people correct decisions and the learner trains; every
-            answer must be 200, and the 99th percentile below 50 ms; memory is read every five seconds
+steady      150 decisions a second of ten kinds of calls at random moments (64 connections, each pauses for an
+            exponential time after an answer), while people correct decisions and the learner trains; every answer
+            must be 200, and the 99th percentile below 50 ms; memory is read every five seconds
 saturated   256 connections that ask again as soon as they are answered; every answer must be 200 or 429, and the
             daemon must decide as ever afterwards
 """
@@ -14,7 +15,6 @@ saturated   256 connections that ask again as soon as they are answered; every a
 from __future__ import annotations
 
 import argparse
-import csv
 import http.client
 import json
 import os
@@ -50,6 +50,21 @@ function request()
   return wrk.format("POST", "/v1/decide", {["Authorization"] = "Bearer TOKEN"}, bodies[at])
 end
 """
+# Without pauses wrk asks again at once. The first request of a connection pauses too, so they do not begin together.
+PAUSES = """
+function delay()
+  return -math.log(1 - math.random()) * MEAN
+end
+"""
+FIGURES = """
+function done(summary, latency, requests)
+  local errors = summary.errors
+  local failed = errors.connect + errors.read + errors.write + errors.timeout
+  io.write(string.format("FIGURES %d %d %d %d %d %d %d\\n", summary.requests, errors.status, failed,
+    latency:percentile(50), latency:percentile(90), latency:percentile(99), latency.max))
+end
+"""
+CONNECTIONS = 64  # of the steady part
 
 
 class Daemon:
@@ -109,45 +124,47 @@ def gate(*words: str) -> str:
 
 
 def steady(daemon: Daemon, folder: Path, rate: int, seconds: int) -> dict[str, Any]:
-    """Every kind of call has a generator of its own, since hey sends one body."""
-    each = rate / len(CALLS)
-    workers, running = 3, []
-    for i, call in enumerate(CALLS):
-        body = folder / f"{i}.json"
-        body.write_text(json.dumps({**call, "cwd": "/home/ann/app"}))
-        command = ["hey", "-z", f"{seconds}s", "-c", str(workers), "-q", str(each / workers), "-m", "POST", "-o", "csv"]
-        command += ["-T", "application/json", "-H", f"Authorization: Bearer {daemon.tokens['agent']}", "-D", str(body)]
-        running.append(subprocess.Popen([*command, f"{daemon.url}/v1/decide"], stdout=subprocess.PIPE, text=True))
+    """At random moments, as independent agents ask; `rate` is what was reached."""
+    pause = 1000 * CONNECTIONS / (1.02 * rate)  # milliseconds; a little less, for an answer takes time too
+    script = script_of(daemon, PAUSES.replace("MEAN", f"{pause:.1f}"))
     people, worked = People(daemon), daemon.working()
     people.start()
-    memory = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        memory.append(daemon.memory())
-        time.sleep(min(5.0, max(0.1, end - time.monotonic())))
-    outputs = [process.communicate(timeout=60)[0] for process in running]
+    with wrk(daemon, folder, script, CONNECTIONS, seconds) as running:
+        memory, end = [], time.monotonic() + seconds
+        while time.monotonic() < end:
+            memory.append(daemon.memory())
+            time.sleep(min(5.0, max(0.1, end - time.monotonic())))
+        output = running.communicate(timeout=60)[0]
     people.end()
     worked = daemon.working() - worked
-    rows = [row for output in outputs for row in csv.DictReader(output.splitlines())]
-    times = sorted(1000 * float(row["response-time"]) for row in rows)
-    bad = [row["status-code"] for row in rows if row["status-code"] != "200"]
+    decided, refused, failed, *times = (int(n) for n in re.search(r"FIGURES (.+)", output)[1].split())  # type: ignore[index]
     status = daemon.ask("GET", "/v1/status")
     return {
         "seconds": seconds,
-        "decisions": len(rows),
-        "rate": len(rows) / seconds,
-        "cpu_ms_per_decision": round(1000 * worked / max(1, len(rows)), 2),  # with all that goes on beside
-        "errors": len(bad),
-        "p50_ms": quantile(times, 0.5),
-        "p90_ms": quantile(times, 0.9),
-        "p99_ms": quantile(times, 0.99),
-        "max_ms": times[-1],
+        "decisions": decided,
+        "rate": round(decided / seconds, 1),
+        "cpu_ms_per_decision": round(1000 * worked / max(1, decided), 2),  # with all that goes on beside
+        "errors": refused + failed,
+        **dict(zip(("p50_ms", "p90_ms", "p99_ms", "max_ms"), (n / 1000 for n in times), strict=True)),
         "feedback": people.given,
         "feedback_p99_ms": quantile(sorted(people.times), 0.99),
         "versions": status["serving"] - 1,
         "learner_restarts": status["daemon"]["learner"]["restarts"],
         "memory_mib": [round(size, 1) for size in memory],
     }
+
+
+def script_of(daemon: Daemon, more: str = "") -> str:
+    """What wrk asks, in turn: every kind of call."""
+    bodies = ", ".join(f"[==[{json.dumps({**call, 'cwd': '/home/ann/app'})}]==]" for call in CALLS)
+    return SCRIPT.replace("BODIES", bodies).replace("TOKEN", daemon.tokens["agent"]) + more + FIGURES
+
+
+def wrk(daemon: Daemon, folder: Path, script: str, connections: int, seconds: int) -> subprocess.Popen[str]:
+    file = folder / "load.lua"
+    file.write_text(script)
+    command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--timeout", "10s", "-s", str(file), daemon.url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
 class People(threading.Thread):
@@ -189,11 +206,8 @@ class People(threading.Thread):
 def saturated(daemon: Daemon, folder: Path, seconds: int) -> dict[str, Any]:
     """As fast as it goes."""
     before = counts(daemon)
-    bodies = ", ".join(f"[==[{json.dumps({**call, 'cwd': '/home/ann/app'})}]==]" for call in CALLS)
-    script = folder / "saturated.lua"
-    script.write_text(SCRIPT.replace("BODIES", bodies).replace("TOKEN", daemon.tokens["agent"]))
-    command = ["wrk", "-t1", "-c256", f"-d{seconds}s", "--timeout", "10s", "-s", str(script), daemon.url]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    with wrk(daemon, folder, script_of(daemon), 256, seconds) as running:
+        said = running.communicate(timeout=seconds + 60)[0]
     statuses = {status: count - before.get(status, 0) for status, count in counts(daemon).items()}
     statuses = {status: int(count) for status, count in statuses.items() if count}
     sockets = re.search(r"Socket errors: connect (\d+), read (\d+), write (\d+), timeout (\d+)", said)

@@ -1,7 +1,7 @@
 """The gate over HTTP: code shared by all routes, and the app.
 
 One event loop decides, in turn: a decision takes a millisecond or two, less than handing it to a thread. What waits is
-bounded; beyond that a call is answered 429 at once. What people say waits for the disk, in a thread. What looks at many
+bounded; beyond that a call is answered 429, after a moment. What people say waits for the disk, in a thread. What looks at many
 decisions takes turns with the decisions.
 """
 
@@ -42,6 +42,7 @@ SLICE = 0.003  # seconds that something long may take before decisions have thei
 LONG, MOST_LONG = 2, 32  # long things at a time, of agents and of people; and those that may wait for it
 PROBES = ("/healthz", "/metrics")  # asked by machines, whether the gate is used or not
 WRITTEN, SOON = 1.0, 0.01  # seconds until a decision is in the store, and between two looks for it
+HELD_UP = 0.25  # seconds before a call that finds no place is refused
 
 Result = TypeVar("Result")
 
@@ -83,6 +84,8 @@ class GateService:
         try:
             answer, record = await self.deciding(ToDecide(call, visitor.home))
         except Busy as busy:
+            # Whoever asks again at once would otherwise take the time that decisions need.
+            await asyncio.sleep(HELD_UP)
             raise Refused(429, f"{busy}; try again in a second") from None
         self.decided[record["decision"]] += 1
         self.meters.decisions.labels(record["decision"], record["by"]).inc()
@@ -151,7 +154,8 @@ class GateService:
         try:
             async with self._long[agent]:
                 while step(SLICE):
-                    await asyncio.sleep(0)
+                    # A call takes several rounds of the loop; with a slice in each of them it would wait for all.
+                    await asyncio.sleep(SLICE)
                     if self.ending.is_set():
                         raise Refused(503, "the service is ending")
         finally:
