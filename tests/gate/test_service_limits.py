@@ -30,7 +30,7 @@ def test_a_visitor_has_a_rate_and_others_are_not_held_up(own):
 
 
 def test_past_saturation_calls_are_refused_and_the_rest_answered(client, monkeypatch):
-    """Where deciding takes long, what may wait is bounded: the others hear 429 at once, and no call is lost."""
+    """Where deciding takes long, what may wait is bounded: the others hear 429, and no call is lost."""
     decided = client.decider.decided
 
     def slow(call, home=""):
