@@ -191,6 +191,9 @@ def test_page_with_its_slow_parts(page, tmp_path):
         ("finished in … s\n80.0%", "finished in 17 s\n80.1%", True),
         ("finished in … s\n80.0%", "finished in 17 s\n50.1%", False),
         ("one\n…\nfour", "one\ntwo\nthree\nfour", True),
+        ("…\nfour", "three\nfour", True),
+        ("…\nfour", "four", True),
+        ("…\nfour", "forty-four", False),
         ("", "a warning", False),
     ],
 )

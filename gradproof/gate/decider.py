@@ -84,6 +84,8 @@ class Decider:
         self._settings = Watched(store.folder / SETTINGS, lambda _: read_settings(store.folder), "settings")
         self._trust, self._until_look, self._unlogged = store.journal.trust(), LOOK_AGAIN, ""
         self._recorder = DecisionWriter(store.journal, lambda: self._settings.value.ask_minutes * 60)
+        # What is loaded when it is first needed, such as what programs do, is not on the first call's time.
+        self.peek(Call("Bash", {"command": "ls"}))
 
     def decide(self, call: Call, home: str = "") -> Answer:
         """Decides one call that `calls.parse` read, and records it. `home` is that of who makes the call, where that is
