@@ -83,8 +83,9 @@ def _marked(marks: dict[str, str], line: int, language: str, text: str, title: s
 def agrees(expected: str, printed: str) -> bool:
     """Whether a command printed what the page shows.
 
-    `…` or `...` matches anything; where it comes first, also nothing. Any white space counts as one space. Integers and words must be equal. Numbers with
-    decimals may differ by 5%, those below 1e-4 in e notation, which are rounding errors, by a factor of 100.
+    `…` or `...` matches anything; where it comes first, also nothing. Any white space counts as one space. Integers and
+    words must be equal. Numbers with decimals may differ by 5%, those below 1e-4 in e notation, which are rounding
+    errors, by a factor of 100.
     """
     wanted, got = " ".join(expected.split()), " ".join(printed.split())
     numbers: list[str] = []

@@ -1,8 +1,8 @@
 """The gate over HTTP: code shared by all routes, and the app.
 
 One event loop decides, in turn: a decision takes a millisecond or two, less than handing it to a thread. What waits is
-bounded; beyond that a call is answered 429, after a moment. What people say waits for the disk, in a thread. What looks at many
-decisions takes turns with the decisions.
+bounded; beyond that a call is answered 429, after a moment. What people say waits for the disk, in a thread. What looks
+at many decisions takes turns with the decisions.
 """
 
 from __future__ import annotations

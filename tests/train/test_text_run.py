@@ -120,7 +120,11 @@ def test_the_score_is_the_mean_over_bytes():
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"vocabulary": 9}, "there is no option 'vocabulary'"), ({"context": 1}, "at least 2"), ({"heads": 1.5}, "must be int")],
+    [
+        ({"vocabulary": 9}, "there is no option 'vocabulary'"),
+        ({"context": 1}, "at least 2"),
+        ({"heads": 1.5}, "must be int"),
+    ],
 )
 def test_refuses_options_that_the_data_decides(options, said):
     with pytest.raises(ValueError, match=said):
