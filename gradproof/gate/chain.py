@@ -184,7 +184,7 @@ class AuditChain:
                 expected, mac = first, ""  # what comes before is not known: the chain is taken up again
             unfinished = path == segments[-1][1]  # what its writer had no time to finish was never acknowledged
             for number, line in enumerate(_whole_lines(path) if unfinished else _lines(path), 1):
-                known = "" if known.encode() in line else known
+                known = "" if f'"{known}"'.encode() in line else known
                 said, expected, mac = self._check_line(line, expected, mac)
                 if said:
                     problems.append(f"{path.name}, line {number}: {said}")

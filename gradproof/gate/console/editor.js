@@ -54,7 +54,11 @@ export class Editor {
   /** Unsaved text survives a look at another page. */
   show() {
     if (this.dirty()) return undefined;
-    return load(this.loading, () => get(this.path), (record) => { fill(this.loading); this.frame.hidden = false; this.open(record); });
+    return load(this.loading, () => get(this.path), (record) => {
+      fill(this.loading);
+      this.frame.hidden = false;
+      if (!this.dirty()) this.open(record); // somebody may have begun to type meanwhile
+    });
   }
 
   dirty() {
