@@ -570,12 +570,13 @@ class Walk:
         for node in targets:
             if node.type != "file_redirect" or any(child.type == "<" for child in node.children):
                 continue
+            appends = _appends(node)  # once: a redirection may have hundreds of destinations
             for destination in node.children_by_field_name("destination"):
                 for path in resolved(self.reading, self.expand.word(destination, state, quiet=True), state):
                     if output.fetched:
                         state.fetched[path] = output.fetched
                     elif output.text is not None:
-                        kept = state.written.get(path, "") if _appends(node) else ""
+                        kept = state.written.get(path, "") if appends else ""
                         state.written[path] = (kept + output.text)[:MOST_HELD]
 
     # words

@@ -266,3 +266,13 @@ def test_the_end_of_a_piece_with_errors_is_searched_for_harm():
     lines = ("sh << 'END'", "# usage: truncate-slot [options] <planner>", "apropos find", "npm ci", "npm run lint")
     script = "\n".join((*lines, "pkill -9 -u root", "npm test", "npm run build", "END "))
     assert outcome(at((script * 8).rstrip())) == outcome(at(script * 12)) == "block"
+
+
+def test_a_redirection_with_many_destinations_is_looked_at_once(monkeypatch):
+    """The parser takes the words behind `>&4111` for further destinations; looking through all of them for each took
+    100 ms."""
+    seen, appends = [], shell_walk._appends
+    monkeypatch.setattr(shell_walk, "_appends", lambda node: seen.append(node) or appends(node))
+    read(at("if sudo echo x >&4111" + " 1111" * 300))
+    read(at("echo x >&4111" + " 1111" * 300))
+    assert 0 < len(seen) <= 4
