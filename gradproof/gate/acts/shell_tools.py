@@ -102,6 +102,8 @@ def shell_tool(reading: Reading, tool: str, arguments: Mapping[str, Any], state:
                 _words(reading, [given, *args], state, stdin)
             else:  # what no program is called is meant for a shell
                 reading.shell(" ".join((given, *map(shlex.quote, args))), state, stdin)
+                if args:  # the tool may as well run it without them
+                    reading.shell(given, reading.state())
         else:
             reading.shell(given, state, stdin)
         name = base_name(tool)  # a tool that is called like a program may be given its words alone

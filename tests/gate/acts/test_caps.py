@@ -276,3 +276,8 @@ def test_a_redirection_with_many_destinations_is_looked_at_once(monkeypatch):
     read(at("if sudo echo x >&4111" + " 1111" * 300))
     read(at("echo x >&4111" + " 1111" * 300))
     assert 0 < len(seen) <= 4
+
+
+def test_a_command_that_its_arguments_complete_is_read_alone_too():
+    """`x <` cannot be read; with a word from `args` behind it, it can."""
+    assert outcome(at("x],<", args=["data"])) == "ask"
