@@ -1,7 +1,8 @@
 """Mesh: this process among its ranks, and the messages between them.
 
 The groups are those of a torch DeviceMesh; gloo carries what is on a CPU, NCCL what is on a GPU. Along an axis of one
-rank nothing is sent. An operation that fails because another rank is gone raises RankLost.
+rank nothing is sent. An operation that fails because another rank is gone raises RankLost. Ranks of one host that
+compute on its processor share out its cores.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.device_mesh import init_device_mesh
 
+from gradproof.ranks.cores import compute_first, own_place, share_out
 from gradproof.ranks.mesh_shape import AXES, MeshShape, share
 from gradproof.ranks.pulse import SILENCE, Pulse, RankLost
 from gradproof.ranks.traffic import Traffic, of_all_reduce
@@ -78,6 +80,10 @@ class Mesh:
         self.heard: Tensor | None = None  # the sum of all wishes
         self.traffic = Traffic()
         self._turns = 0
+        if device == "cpu" and self.size > 1:
+            share_out(self.texts(own_place()), self.rank, torch.get_num_threads())
+            compute_first()
+            self.traffic.clear()
 
     @property
     def spread(self) -> bool:
