@@ -39,7 +39,8 @@ class Peaks(NamedTuple):
 def interleaved(
     contestants: Mapping[str, Callable[[], object]], device: str, rounds: int, seconds: float
 ) -> dict[str, Timing]:
-    """Each round runs each contestant once, for a block of at least four steps that takes about 40 ms or more.
+    """Each round runs each contestant once, for a block of at least four steps that takes about 40 ms or more. Every
+    other round goes backwards: what one contestant leaves, a hot device or a full cache, does not meet the same one.
 
     After `seconds` no further round is begun, but there are at least three (or `rounds`, if that is less).
     """
@@ -49,8 +50,8 @@ def interleaved(
     for done in range(rounds):
         if done >= LEAST_ROUNDS and time.perf_counter() - started > seconds:
             break
-        for name, run in contestants.items():
-            blocks[name].append(_milliseconds(run, device, steps[name]) / steps[name])
+        for name in list(contestants)[:: -1 if done % 2 else 1]:
+            blocks[name].append(_milliseconds(contestants[name], device, steps[name]) / steps[name])
     return {name: summary(blocks[name], steps[name]) for name in contestants}
 
 
