@@ -45,7 +45,8 @@ def forward(
     decayed_P = decayed_B.repeat_interleave(ALIGNMENT)
     p_P = torch.where(decayed_P, p_P * (1 - rate * weight_decay), p_P)
     m_P = m_P + (1 - betas[0]) * (g_P - m_P)
-    v_P = betas[1] * v_P + (1 - betas[1]) * g_P * g_P
+    # With one coefficient: in float32, β₂ and 1 − β₂ do not add up to 1, and v would be 1.3e-5 too large in the end.
+    v_P = v_P + (1 - betas[1]) * (g_P * g_P - v_P)
     # In float64: in the first steps 1 − βᵗ is small, and float32 would move all parameters by 3e-5 too much or too
     # little.
     correction1, correction2 = ((1 - beta ** count.double()).to(p_P.dtype) for beta in betas)

@@ -242,3 +242,15 @@ def test_the_formula_in_float32(normal):
     zero_P, flags_B, one = torch.zeros(128), torch.zeros(2, dtype=torch.bool), torch.ones(())
     after, _ = adamw.forward(zero_P, g_P.float(), zero_P, zero_P, flags_B, one, torch.tensor(0.5), eps=0.0)
     assert (after.p_P + 0.5 * g_P.sign()).abs().max() <= 3e-7
+
+
+def test_the_second_moment_is_no_larger_than_the_squares():
+    """Of gradients that stay the same, v/(1 − β₂ᵗ) is their square. β₂ and 1 − β₂ as two float32 numbers, which do not
+    add up to 1, make it 1e-6 too large after 200 steps, in all of a model's parameters alike."""
+    g_P = 0.5 + torch.rand(64, generator=torch.Generator().manual_seed(0))
+    p_P, m_P, v_P = torch.zeros(3, 64)
+    for count in range(1, 201):
+        given = dict(decayed_B=torch.zeros(1, dtype=torch.bool), count=torch.tensor(float(count)), rate=1e-3)
+        (p_P, m_P, v_P), _ = adamw.forward(p_P, g_P, m_P, v_P, **given)
+    wide_P = v_P.double() / (1 - 0.999**200)
+    assert (wide_P / g_P.double() ** 2 - 1).mean().abs() < 1e-7
