@@ -126,3 +126,5 @@ class GradientSum:
         own_P = self.params.grad_P[bucket.piece(self.mesh.at("data"))]
         if rows_RP.data_ptr() != own_P.data_ptr():
             own_P.copy_(rows_RP[0] if len(rows_RP) == 1 else rows_RP.sum(0))
+            if rows_RP.is_cpu:  # gloo's thread may hold on to it until it gets a turn
+                rows_RP.untyped_storage().resize_(0)
