@@ -72,9 +72,11 @@ def _decide_lines(decider: Decider) -> bool:
     """Answers line by line; True where every line was a call."""
     from gradproof.gate.calls import parse
 
+    if sys.stdin.isatty():
+        print("gradproof: type one call as JSON per line; end with Ctrl-D", file=sys.stderr, flush=True)
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through all of it for garbage takes as long as fifty decisions
-    good, complaint = True, ""
+    good, complaint, number = True, "", 0
     for number, line in _lines():
         try:
             answer = decider.decide(parse(line))
@@ -86,6 +88,8 @@ def _decide_lines(decider: Decider) -> bool:
         if decider.complaint not in ("", complaint):
             print(f"gradproof: {decider.complaint}", file=sys.stderr, flush=True)
         complaint = decider.complaint
+    if number == 0:
+        print("gradproof: no call was given, neither as an argument nor on standard input", file=sys.stderr)
     decider.flush()
     return good
 

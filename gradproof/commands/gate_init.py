@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -87,7 +88,10 @@ def _init(
     settings = Settings(**({**asdict(before), **given} if before is not None else given))
     warn(folder)
     trained = None
-    if before is None:
+    if before is not None:
+        changed = "only the given settings were changed" if settings != before else "nothing was changed"
+        print(f"gradproof: {folder} was already a gate; {changed}", file=sys.stderr)
+    else:
         say("reading the training calls")
         rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)
         rows += rows_of(old) if old is not None else []

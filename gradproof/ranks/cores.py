@@ -1,9 +1,9 @@
 """Cores: ranks of one host share out its processor cores, and what computes goes before what sends.
 
-Left alone, the scheduler puts two ranks on one core now and then while another core has nothing to do, and all ranks wait
-for the slower one. And gloo's thread asks for data again and again while another thread, which it keeps from running,
-holds the connection. As a batch thread it no longer interrupts those that compute. On two cores a step of nano with
-4,096 rows takes 20.5 ms without this, 18 with the second part and 16.5 with both (docs/ranks.md).
+Left alone, the scheduler puts two ranks on one core now and then while another core has nothing to do, and all ranks
+wait for the slower one. And gloo's thread asks for data again and again while another thread, which it keeps from
+running, holds the connection; as a batch thread it no longer interrupts those that compute. On two cores a step of nano
+with 4,096 rows takes 20.5 ms without this, 18 with the second part and 16.5 with both.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class AdamW:
             flat, narrow = self.of(piece), None if narrow_P is None else narrow_P[piece.at]
             if kernel is not reference:
                 kernel.step(*flat, self.count, self.rate, divisor, skip, narrow_P=narrow, **self.options)
-            elif self.m_P.is_cuda:  # torch's own has β₂ and 1 − β₂ in float32: v is off by 1.3e-5, far above its roundings
+            elif self.m_P.is_cuda:  # torch's own has β₂ and 1 − β₂ in float32: v is off by 1.3e-5, above its roundings
                 rate = self.lr if self.m_P.dtype == torch.float64 else self.rate
                 after, _ = reference.forward(*flat, self.count, rate, divisor, skip, **self.options)
                 for own_P, new_P in zip((flat[0], flat[2], flat[3]), after, strict=True):

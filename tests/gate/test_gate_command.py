@@ -134,6 +134,16 @@ def test_what_cannot_start_says_why(run, store, args, says):
     assert store.journal.counts() == before
 
 
+def test_no_call_is_said(run):
+    """A pipe may be empty, which is no error."""
+    for given in (b"", b"\n \n"):
+        assert run("decide", given=given) == (
+            0,
+            [],
+            ["gradproof: no call was given, neither as an argument nor on standard input"],
+        )
+
+
 def test_no_store_is_one_sentence(tmp_path):
     result = CliRunner().invoke(app, ["gate", "status", "--store", str(tmp_path / "none")])
     assert result.exit_code == 2 and "gradproof gate init" in result.stderr
@@ -161,8 +171,10 @@ def test_status_learn_and_rollback(run, store):
 def test_shadow_mode_is_a_setting(run, store):
     """`gate init` begins and ends it on a gate that is there; other settings stay."""
     call = json.dumps({**CALL, "arguments": {"command": "rm -rf /"}})
-    code, out, _ = run("init", "--shadow")
+    code, out, told = run("init", "--shadow")
     assert code == 0 and "shadow mode: nothing is blocked" in out[1]
+    assert told == [f"gradproof: {store.folder} was already a gate; only the given settings were changed"]
+    assert run("init", "--shadow")[2] == [f"gradproof: {store.folder} was already a gate; nothing was changed"]
     answer = json.loads(run("decide", call)[1][0])
     assert (answer["decision"], answer["shadow"]) == ("allow", "block") and "deletes /" in answer["reason"]
     assert json.loads("\n".join(run("init", "--size", "17", "--json", "-")[1]))["shadow"] is True
