@@ -73,7 +73,7 @@ def _decide_lines(decider: Decider) -> bool:
     from gradproof.gate.calls import parse
 
     if sys.stdin.isatty():
-        print("gradproof: type one call as JSON per line; end with Ctrl-D", file=sys.stderr, flush=True)
+        print("gradproof: type one call per line, as JSON; Ctrl-D ends the input", file=sys.stderr, flush=True)
     gc.collect()
     gc.freeze()  # what is loaded stays: looking through all of it for garbage takes as long as fifty decisions
     good, complaint, number = True, "", 0

@@ -89,8 +89,8 @@ def _init(
     warn(folder)
     trained = None
     if before is not None:
-        changed = "only the given settings were changed" if settings != before else "nothing was changed"
-        print(f"gradproof: {folder} was already a gate; {changed}", file=sys.stderr)
+        changed = "only its settings were changed" if settings != before else "nothing was changed"
+        print(f"gradproof: there is already a gate in {folder}; {changed}", file=sys.stderr)
     else:
         say("reading the training calls")
         rows = founding_rows.read_rows(data) if data is not None else founding.starter_rows(seed)

@@ -58,8 +58,6 @@ def train_on_ranks(
             f"--device cuda: each rank needs a GPU of its own, and this machine has {torch.cuda.device_count()}; "
             "start fewer ranks or use --device cpu"
         )
-    if config.threads:
-        torch.set_num_threads(config.threads)  # which the mesh looks at when it shares out the cores
     joined = join(config.device, config.timeout)
     shape = MeshShape.parse(config.mesh) if config.mesh else MeshShape(data=dist.get_world_size())
     mesh = Mesh(shape, config.device, config.timeout)

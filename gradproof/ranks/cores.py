@@ -29,26 +29,26 @@ def own_place() -> str:
 
 def share_out(places: Sequence[str], rank: int, threads: int) -> None:
     """Gives this rank its part of the cores, if others of `places` have the same ones and each part has as many as a
-    rank has threads. Whoever has given each rank its own cores already is left alone."""
+    rank has threads. If each rank has been given cores of its own already, nothing changes."""
     beside = [other for other, place in enumerate(places) if place == places[rank]]
     cores = [int(core) for core in places[rank].split()[1:]]
     own = cores[share(len(cores), beside.index(rank), len(beside))]
     if len(beside) == 1 or len(cores) // len(beside) < threads:
         return
-    for thread, _ in _threads():
+    for thread, _ in own_threads():
         with suppress(OSError):
             os.sched_setaffinity(thread, own)
 
 
 def compute_first() -> None:
     """What moves gloo's messages waits until a core has nothing else to do, or its turn has come."""
-    for thread, name in _threads():
+    for thread, name in own_threads():
         if name == SENDS:
             with suppress(OSError):
                 os.sched_setscheduler(thread, os.SCHED_BATCH, os.sched_param(0))
 
 
-def _threads() -> Iterator[tuple[int, str]]:
+def own_threads() -> Iterator[tuple[int, str]]:
     """The threads of this process, with their names."""
     for thread in THREADS.iterdir() if THREADS.is_dir() else ():
         with suppress(OSError):

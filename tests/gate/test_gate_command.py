@@ -173,8 +173,8 @@ def test_shadow_mode_is_a_setting(run, store):
     call = json.dumps({**CALL, "arguments": {"command": "rm -rf /"}})
     code, out, told = run("init", "--shadow")
     assert code == 0 and "shadow mode: nothing is blocked" in out[1]
-    assert told == [f"gradproof: {store.folder} was already a gate; only the given settings were changed"]
-    assert run("init", "--shadow")[2] == [f"gradproof: {store.folder} was already a gate; nothing was changed"]
+    assert told == [f"gradproof: there is already a gate in {store.folder}; only its settings were changed"]
+    assert run("init", "--shadow")[2] == [f"gradproof: there is already a gate in {store.folder}; nothing was changed"]
     answer = json.loads(run("decide", call)[1][0])
     assert (answer["decision"], answer["shadow"]) == ("allow", "block") and "deletes /" in answer["reason"]
     assert json.loads("\n".join(run("init", "--size", "17", "--json", "-")[1]))["shadow"] is True

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch
 
-from gradproof.ranks.cores import _threads, own_place, share_out
+from gradproof.ranks.cores import SENDS, own_place, own_threads, share_out
 from gradproof.ranks.mesh import Mesh
 from gradproof.ranks.mesh_shape import MeshShape
 
@@ -55,7 +55,7 @@ def test_all_threads_of_the_process_move(given):
 
 def _placed():
     mesh = Mesh(MeshShape(data=2))
-    senders = [os.sched_getscheduler(thread) for thread, name in _threads() if name == "gloo_tcp_loop"]
+    senders = [os.sched_getscheduler(thread) for thread, name in own_threads() if name == SENDS]
     Mesh(MeshShape(data=2)).close()  # a second one changes nothing
     mesh.close()
     return own_place(), senders, os.sched_getscheduler(0), mesh.traffic.sent, torch.get_num_threads()
